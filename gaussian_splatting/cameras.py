@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pinhole cameras: one pose, one size and one set of intrinsics each, and nothing global.
+
+Axes are COLMAP's: x right, y down, z forward. Image coordinates have their origin at the corner
+of the image, so the middle of a 640 x 480 image is (320, 240) and the middle of its first pixel
+(0.5, 0.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Camera:
+    """A posed pinhole camera and the photograph it took.
+
+    Attributes:
+        name: Image name exactly as the reconstruction stored it (may contain folders).
+        width: Image width in pixels at which this camera renders.
+        height: Image height in pixels.
+        fx: Horizontal focal length in pixels.
+        fy: Vertical focal length in pixels.
+        cx: Principal point x in pixels from the left edge.
+        cy: Principal point y in pixels from the top edge.
+        rotation: World-to-camera rotation. (3, 3) float64
+        translation: World-to-camera translation in world units. (3,) float64
+        image_path: The photograph on disk; None for a camera without one.
+    """
+
+    name: str
+    width: int
+    height: int
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+    rotation: np.ndarray
+    translation: np.ndarray
+    image_path: Path | None = None
+
+    @property
+    def center(self) -> np.ndarray:
+        """Camera centre in world units. (3,) float64"""
+        return -self.rotation.T @ self.translation
+
+    @property
+    def tan_half_fov(self) -> tuple[float, float]:
+        """Tangents of half the horizontal and vertical field of view."""
+        return self.width / (2 * self.fx), self.height / (2 * self.fy)
+
+    def resized(self, width: int, height: int) -> Camera:
+        """The same view at another size: intrinsics scale with the image."""
+        sx, sy = width / self.width, height / self.height
+        return replace(
+            self,
+            width=width,
+            height=height,
+            fx=self.fx * sx,
+            fy=self.fy * sy,
+            cx=self.cx * sx,
+            cy=self.cy * sy,
+        )
+
+
+def camera_extent(cameras: Sequence[Camera]) -> float:
+    """Extent E of a capture: 1.1 times the largest distance of a camera from their mean.
+
+    Args:
+        cameras: Training cameras; at least one.
+
+    Returns:
+        E in world units. It scales position learning rates and the signed distance field.
+    """
+    centers = np.stack([camera.center for camera in cameras])
+    return float(1.1 * np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())

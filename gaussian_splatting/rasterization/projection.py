@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Projection of Gaussians to splats as a differentiable torch operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.rasterization.projection_kernels import (
+    SPLAT_HEADER,
+    channel_struct,
+    project_backward,
+    project_forward,
+)
+from gaussian_splatting.rasterization.view import make_view
+from sugar_utils.warp_launch import as_array, launch
+
+MIN_STRIP = 2048
+"""Gaussians per launch below which another strip costs more than it gives."""
+
+
+@dataclass(frozen=True)
+class ChannelLayout:
+    """First column of each blended quantity; None where it is absent."""
+
+    rgb: int | None
+    depth: int | None
+    normal: int | None
+    features: int | None
+    n_features: int
+
+    @classmethod
+    def of(cls, *, rgb: bool, depth: bool, normal: bool, n_features: int) -> ChannelLayout:
+        """Pack the requested quantities without gaps: 3, 1, 2 and ``n_features`` columns."""
+        column, starts = 0, []
+        for wanted, width in ((rgb, 3), (depth, 1), (normal, 2), (n_features > 0, n_features)):
+            starts.append(column if wanted else None)
+            column += width if wanted else 0
+        return cls(*starts, n_features=n_features)
+
+    @property
+    def total(self) -> int:
+        """Number of blended channels."""
+        widths = ((self.rgb, 3), (self.depth, 1), (self.normal, 2), (self.features, None))
+        return sum((w or self.n_features) for start, w in widths if start is not None)
+
+
+@dataclass
+class Projection:
+    """Splats of one camera, before any pixel is touched.
+
+    Attributes:
+        means2d: Centres. (N, 2) pixels, the middle of the first pixel is (0, 0); differentiable
+        splats: Rows as described in ``projection_kernels``. (N, 9 + C); differentiable
+        radii: Three standard deviations, rounded up; 0 for culled Gaussians. (N,) int32 pixels
+        depths: View-axis depth of every Gaussian, culled ones too. (N,) world units
+        tile_rects: First and past-the-last tile in x, then in y. (N, 4) int32
+        tile_counts: Tiles touched. (N,) int32
+        layout: Which channel is where.
+        camera: The camera projected to.
+    """
+
+    means2d: Tensor
+    splats: Tensor
+    radii: Tensor
+    depths: Tensor
+    tile_rects: Tensor
+    tile_counts: Tensor
+    layout: ChannelLayout
+    camera: Camera
+
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, view, channels, n_channels, means, quats, scales, opacities, sh_dc, sh_rest,
+                features):  # fmt: skip
+        n, device = means.shape[0], means.device
+        means2d_splats = torch.zeros(n, SPLAT_HEADER + n_channels, device=device)
+        radii = torch.empty(n, dtype=torch.int32, device=device)
+        depths = torch.empty(n, device=device)
+        rects = torch.empty(n, 4, dtype=torch.int32, device=device)
+        counts = torch.empty(n, dtype=torch.int32, device=device)
+        inputs = [t.detach().float().contiguous() for t in
+                  (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
+        means, quats, scales, opacities, sh_dc, sh_rest, features = inputs
+        launch(
+            project_forward,
+            n,
+            [
+                view, channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
+                as_array(scales, wp.vec3), opacities, as_array(sh_dc, wp.vec3),
+                as_array(sh_rest, wp.vec3), features, means2d_splats, radii, depths,
+                as_array(rects, wp.vec4i), counts,
+            ],
+            device=device,
+            min_items=MIN_STRIP,
+        )  # fmt: skip
+        means2d = means2d_splats[:, :2].contiguous()
+        ctx.view, ctx.channels = view, channels
+        ctx.save_for_backward(
+            means, quats, scales, opacities, sh_dc, sh_rest, features, radii, means2d_splats
+        )
+        ctx.mark_non_differentiable(radii, depths, rects, counts)
+        return means2d, means2d_splats, radii, depths, rects, counts
+
+    @staticmethod
+    def backward(ctx, d_means2d, d_splats, *_):
+        means, quats, scales, opacities, sh_dc, sh_rest, features, radii, splats = (
+            ctx.saved_tensors
+        )
+        grads = [torch.zeros_like(t) for t in
+                 (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
+        d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
+        launch(
+            project_backward,
+            means.shape[0],
+            [
+                ctx.view, ctx.channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
+                as_array(scales, wp.vec3), as_array(sh_rest, wp.vec3), radii, splats,
+                as_array(d_means2d.contiguous(), wp.vec2), d_splats.contiguous(),
+                as_array(d_means, wp.vec3), as_array(d_quats, wp.vec4),
+                as_array(d_scales, wp.vec3), d_opacities, as_array(d_sh_dc, wp.vec3),
+                as_array(d_sh_rest, wp.vec3), d_features,
+            ],
+            device=means.device,
+            min_items=MIN_STRIP,
+        )  # fmt: skip
+        return (None, None, None, *grads)
+
+
+def project(
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    rgb: bool = True,
+    depth: bool = False,
+    normal: bool = False,
+    features: Tensor | None = None,
+    sh_degree: int = 3,
+) -> Projection:
+    """Project Gaussians to a camera and compute the values their splats carry.
+
+    A Gaussian with a non-finite position, shape or opacity is culled.
+
+    Args:
+        gaussians: N activated Gaussians; quaternions are taken as unit and not normalised.
+        camera: Any pinhole camera, principal point anywhere.
+        rgb: Carry the spherical-harmonics colour of the viewing direction, clamped at 0.
+        depth: Carry the depth of the centre along the view axis.
+        normal: Carry x and y of the camera-space normal, flipped towards the camera.
+        features: Free values to blend. (N, F) or None
+        sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest`` holds.
+
+    Returns:
+        The projection; gradients flow back to every attribute of ``gaussians`` and ``features``.
+
+    Raises:
+        ValueError: If nothing is to be blended, or ``sh_rest`` is too short for ``sh_degree``.
+    """
+    n_features = 0 if features is None else features.shape[1]
+    layout = ChannelLayout.of(rgb=rgb, depth=depth, normal=normal, n_features=n_features)
+    if layout.total == 0:
+        raise ValueError("nothing to render: ask for rgb, depth, normal or features")
+    if rgb and gaussians.sh_rest.shape[1] < (sh_degree + 1) ** 2 - 1:
+        raise ValueError(
+            f"sh_degree {sh_degree} needs {(sh_degree + 1) ** 2 - 1} coefficients in sh_rest, "
+            f"got {gaussians.sh_rest.shape[1]}"
+        )
+    channels = channel_struct(
+        {
+            "rgb": -1 if layout.rgb is None else layout.rgb,
+            "depth": -1 if layout.depth is None else layout.depth,
+            "normal": -1 if layout.normal is None else layout.normal,
+            "features": -1 if layout.features is None else layout.features,
+            "n_features": n_features,
+            "sh_degree": sh_degree,
+        }
+    )
+    if features is None:
+        features = gaussians.means.new_zeros(len(gaussians), 0)
+    outputs = _Project.apply(
+        make_view(camera), channels, layout.total, *gaussians.tensors(), features
+    )
+    return Projection(*outputs, layout=layout, camera=camera)

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warp kernels that turn 3D Gaussians into 2D splats, and their hand-written adjoint.
+
+One source for CPU and CUDA. A splat is one row of floats:
+
+    0 1     centre in pixels; the middle of pixel (column, row) is at (column, row)
+    2 3 4   conic: inverse covariance xx, xy, yy in 1/px^2
+    5       opacity
+    6       largest exponent at which the splat still reaches alpha = 1/255
+    7 8     half extents in pixels of the region where it does; negative where there is none
+    9 ...   blended channels: colour, depth, normal x and y, then free features
+
+EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, section 4).
+"""
+
+from typing import Any
+
+import warp as wp
+
+from gaussian_splatting.rasterization.spherical_harmonics import (
+    sh_basis,
+    sh_direction_gradient,
+    vec16,
+)
+from gaussian_splatting.rasterization.view import ALPHA_MIN, LOW_PASS, NEAR, TILE, View
+
+wp.set_module_options({"enable_backward": False})
+
+SPLAT_HEADER = 9
+HEADER = wp.constant(SPLAT_HEADER)
+INVERSE_ALPHA_MIN = wp.constant(1.0 / ALPHA_MIN)
+NEAR_PLANE = wp.constant(NEAR)
+BLUR = wp.constant(LOW_PASS)
+TILE_SIDE = wp.constant(float(TILE))
+UNBOUNDED = wp.constant(1.0e9)
+
+mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
+
+
+@wp.struct
+class Channels:
+    """Which channels a splat carries and in which column (-1: absent)."""
+
+    rgb: int
+    depth: int
+    normal: int
+    features: int
+    n_features: int
+    sh_degree: int
+
+
+@wp.func
+def rotation_matrix(q: wp.vec4) -> wp.mat33:
+    """Rotation of a unit quaternion stored as wxyz."""
+    w = q[0]
+    x = q[1]
+    y = q[2]
+    z = q[3]
+    return wp.mat33(
+        1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y),
+        2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x),
+        2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y),
+    )  # fmt: skip
+
+
+@wp.func
+def rotation_gradient(q: wp.vec4, g: wp.mat33) -> wp.vec4:
+    """Gradient with respect to the quaternion, given the one with respect to its matrix."""
+    w = q[0]
+    x = q[1]
+    y = q[2]
+    z = q[3]
+    gw = x * (g[2, 1] - g[1, 2]) + y * (g[0, 2] - g[2, 0]) + z * (g[1, 0] - g[0, 1])
+    gx = (
+        y * (g[0, 1] + g[1, 0]) + z * (g[0, 2] + g[2, 0]) + w * (g[2, 1] - g[1, 2])
+        - 2.0 * x * (g[1, 1] + g[2, 2])
+    )  # fmt: skip
+    gy = (
+        x * (g[0, 1] + g[1, 0]) + z * (g[1, 2] + g[2, 1]) + w * (g[0, 2] - g[2, 0])
+        - 2.0 * y * (g[0, 0] + g[2, 2])
+    )  # fmt: skip
+    gz = (
+        x * (g[0, 2] + g[2, 0]) + y * (g[1, 2] + g[2, 1]) + w * (g[1, 0] - g[0, 1])
+        - 2.0 * z * (g[0, 0] + g[1, 1])
+    )  # fmt: skip
+    return wp.vec4(2.0 * gw, 2.0 * gx, 2.0 * gy, 2.0 * gz)
+
+
+@wp.func
+def smallest_axis(s: wp.vec3) -> int:
+    """Index of the smallest scale; the first one on ties."""
+    axis = int(0)
+    if s[1] < s[axis]:
+        axis = 1
+    if s[2] < s[axis]:
+        axis = 2
+    return axis
+
+
+@wp.func
+def column(m: wp.mat33, j: int) -> wp.vec3:
+    return wp.vec3(m[0, j], m[1, j], m[2, j])
+
+
+@wp.func
+def clamped_tangents(t: wp.vec3, view: View) -> wp.vec2:
+    """Camera-space x and y at which the projection is linearised."""
+    return wp.vec2(
+        wp.clamp(t[0] / t[2], view.x_min, view.x_max) * t[2],
+        wp.clamp(t[1] / t[2], view.y_min, view.y_max) * t[2],
+    )
+
+
+@wp.func
+def projection_jacobian(t: wp.vec3, txy: wp.vec2, view: View) -> mat23:
+    iz = 1.0 / t[2]
+    return mat23(
+        view.fx * iz, 0.0, -view.fx * txy[0] * iz * iz,
+        0.0, view.fy * iz, -view.fy * txy[1] * iz * iz,
+    )  # fmt: skip
+
+
+@wp.func
+def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
+    """R diag(s): its square is the covariance."""
+    return wp.mat33(
+        r[0, 0] * s[0], r[0, 1] * s[1], r[0, 2] * s[2],
+        r[1, 0] * s[0], r[1, 1] * s[1], r[1, 2] * s[2],
+        r[2, 0] * s[0], r[2, 1] * s[1], r[2, 2] * s[2],
+    )  # fmt: skip
+
+
+@wp.func
+def sh_color(
+    i: int,
+    direction: wp.vec3,
+    degree: int,
+    sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=wp.vec3),
+) -> wp.vec3:
+    """Colour before the clamp at zero."""
+    basis = sh_basis(direction, degree)
+    color = basis[0] * sh_dc[i, 0] + wp.vec3(0.5, 0.5, 0.5)
+    for k in range(1, (degree + 1) * (degree + 1)):
+        color += basis[k] * sh_rest[i, k - 1]
+    return color
+
+
+@wp.func
+def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
+    """First and one past the last tile along one axis.
+
+    The 3DGS footprint, the square ``p +- radius``, decides which tiles a splat may touch; those
+    among them that alpha >= 1/255 does not reach are left out, which changes nothing in the image.
+    """
+    limit = float(n)
+    lo = wp.clamp((p - radius) / TILE_SIDE, 0.0, limit)
+    hi = wp.clamp((p + radius + TILE_SIDE - 1.0) / TILE_SIDE, 0.0, limit)
+    tight_lo = wp.clamp(wp.floor(wp.ceil(p - extent) / TILE_SIDE), 0.0, limit)
+    tight_hi = wp.clamp(wp.floor(wp.floor(p + extent) / TILE_SIDE) + 1.0, 0.0, limit)
+    return wp.vec2i(wp.max(int(lo), int(tight_lo)), wp.min(int(hi), int(tight_hi)))
+
+
+@wp.kernel
+def project_forward(
+    first: int,
+    view: View,
+    channels: Channels,
+    means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4),
+    scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float),
+    sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=wp.vec3),
+    features: wp.array2d(dtype=float),
+    splats: wp.array2d(dtype=float),
+    radii: wp.array(dtype=int),
+    depths: wp.array(dtype=float),
+    tile_rects: wp.array(dtype=wp.vec4i),
+    tile_counts: wp.array(dtype=int),
+):
+    i = first + wp.tid()
+    radii[i] = 0
+    tile_counts[i] = 0
+    tile_rects[i] = wp.vec4i(0, 0, 0, 0)
+    mean = means[i]
+    t = view.rotation * mean + view.translation
+    depths[i] = t[2]
+    if not (t[2] > NEAR_PLANE):
+        return
+    scale = scales[i]
+    opacity = opacities[i]
+    rotation = rotation_matrix(quats[i])
+    txy = clamped_tangents(t, view)
+    v = projection_jacobian(t, txy, view) * view.rotation * scaled_rotation(rotation, scale)
+    a = v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2] + BLUR
+    b = v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2]
+    c = v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2] + BLUR
+    det = a * c - b * b
+    # Written so that a NaN anywhere in the position, shape or opacity culls the Gaussian.
+    if not (det > 0.0 and det < 1.0e30 and wp.isfinite(opacity)):
+        return
+    px = view.fx * t[0] / t[2] + view.cx - 0.5
+    py = view.fy * t[1] / t[2] + view.cy - 0.5
+    middle = 0.5 * (a + c)
+    radius = wp.ceil(3.0 * wp.sqrt(middle + wp.sqrt(wp.max(0.1, middle * middle - det))))
+    limit = float(0.0)
+    extent_x = float(-1.0e6)
+    extent_y = float(-1.0e6)
+    if opacity * INVERSE_ALPHA_MIN > 1.0:
+        # A hair more than the exact bound: the pixel test decides, this only saves work.
+        limit = wp.log(INVERSE_ALPHA_MIN * opacity) * 1.0001 + 1.0e-4
+        extent_x = wp.sqrt(2.0 * limit * a) + 1.0e-3
+        extent_y = wp.sqrt(2.0 * limit * c) + 1.0e-3
+    square_x = tile_range(px, radius, UNBOUNDED, view.tiles_x)
+    square_y = tile_range(py, radius, UNBOUNDED, view.tiles_y)
+    if square_x[1] <= square_x[0] or square_y[1] <= square_y[0]:
+        return
+    radii[i] = int(wp.min(radius, 1.0e9))
+    tiles_x = tile_range(px, radius, extent_x, view.tiles_x)
+    tiles_y = tile_range(py, radius, extent_y, view.tiles_y)
+    if tiles_x[1] > tiles_x[0] and tiles_y[1] > tiles_y[0]:
+        tile_rects[i] = wp.vec4i(tiles_x[0], tiles_x[1], tiles_y[0], tiles_y[1])
+        tile_counts[i] = (tiles_x[1] - tiles_x[0]) * (tiles_y[1] - tiles_y[0])
+    splats[i, 0] = px
+    splats[i, 1] = py
+    splats[i, 2] = c / det
+    splats[i, 3] = -b / det
+    splats[i, 4] = a / det
+    splats[i, 5] = opacity
+    splats[i, 6] = limit
+    splats[i, 7] = extent_x
+    splats[i, 8] = extent_y
+    if channels.rgb >= 0:
+        direction = wp.normalize(mean - view.center)
+        color = sh_color(i, direction, channels.sh_degree, sh_dc, sh_rest)
+        for k in range(3):
+            splats[i, HEADER + channels.rgb + k] = wp.max(color[k], 0.0)
+    if channels.depth >= 0:
+        splats[i, HEADER + channels.depth] = t[2]
+    if channels.normal >= 0:
+        normal = column(rotation, smallest_axis(scale))
+        facing = wp.sign(wp.dot(normal, view.center - mean))
+        normal_view = view.rotation * normal * facing
+        splats[i, HEADER + channels.normal] = normal_view[0]
+        splats[i, HEADER + channels.normal + 1] = normal_view[1]
+    for k in range(channels.n_features):
+        splats[i, HEADER + channels.features + k] = features[i, k]
+
+
+@wp.func
+def color_gradient(
+    i: int,
+    offset: wp.vec3,
+    channels: Channels,
+    splats: wp.array2d(dtype=float),
+    d_splats: wp.array2d(dtype=float),
+    sh_rest: wp.array2d(dtype=wp.vec3),
+    d_sh_dc: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=wp.vec3),
+) -> wp.vec3:
+    """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
+    d_color = wp.vec3()
+    for k in range(3):
+        # A colour clamped at zero has no gradient.
+        if splats[i, HEADER + channels.rgb + k] > 0.0:
+            d_color[k] = d_splats[i, HEADER + channels.rgb + k]
+    length = wp.length(offset)
+    direction = offset / length
+    basis = sh_basis(direction, channels.sh_degree)
+    d_sh_dc[i, 0] = basis[0] * d_color
+    d_basis = vec16()
+    for k in range(1, (channels.sh_degree + 1) * (channels.sh_degree + 1)):
+        d_sh_rest[i, k - 1] = basis[k] * d_color
+        d_basis[k] = wp.dot(sh_rest[i, k - 1], d_color)
+    d_direction = sh_direction_gradient(direction, channels.sh_degree, d_basis)
+    return (d_direction - direction * wp.dot(direction, d_direction)) / length
+
+
+@wp.func
+def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.vec3:
+    """Gradient of the 2D covariance (xx, xy counted twice, yy) from that of its inverse.
+
+    For K = cov^-1 and a symmetric G = dL/dK, dL/dcov = -K G K.
+    """
+    k00 = splats[i, 2]
+    k01 = splats[i, 3]
+    k11 = splats[i, 4]
+    g00 = d[0]
+    g01 = 0.5 * d[1]
+    g11 = d[2]
+    m00 = k00 * g00 + k01 * g01
+    m01 = k00 * g01 + k01 * g11
+    m10 = k01 * g00 + k11 * g01
+    m11 = k01 * g01 + k11 * g11
+    return wp.vec3(
+        -(m00 * k00 + m01 * k01), -(m00 * k01 + m01 * k11), -(m10 * k01 + m11 * k11)
+    )
+
+
+@wp.kernel
+def project_backward(
+    first: int,
+    view: View,
+    channels: Channels,
+    means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4),
+    scales: wp.array(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=wp.vec3),
+    radii: wp.array(dtype=int),
+    splats: wp.array2d(dtype=float),
+    d_means2d: wp.array(dtype=wp.vec2),
+    d_splats: wp.array2d(dtype=float),
+    d_means: wp.array(dtype=wp.vec3),
+    d_quats: wp.array(dtype=wp.vec4),
+    d_scales: wp.array(dtype=wp.vec3),
+    d_opacities: wp.array(dtype=float),
+    d_sh_dc: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=wp.vec3),
+    d_features: wp.array2d(dtype=float),
+):
+    """Adjoint of :func:`project_forward`; outputs come in as zeros and rows of culled ones stay so.
+
+    As in the 3DGS rasterizer, a camera-space x (or y) clamped by the linearisation limits counts
+    as a constant.
+    """
+    i = first + wp.tid()
+    if radii[i] == 0:
+        return
+    mean = means[i]
+    scale = scales[i]
+    q = quats[i]
+    t = view.rotation * mean + view.translation
+    iz = 1.0 / t[2]
+    rotation = rotation_matrix(q)
+    txy = clamped_tangents(t, view)
+    jacobian = projection_jacobian(t, txy, view)
+    projection = jacobian * view.rotation
+    scaled = scaled_rotation(rotation, scale)
+    v = projection * scaled
+
+    d_cov = conic_gradient(i, splats, wp.vec3(d_splats[i, 2], d_splats[i, 3], d_splats[i, 4]))
+    d_v = mat23()
+    for k in range(3):
+        d_v[0, k] = 2.0 * (d_cov[0] * v[0, k] + d_cov[1] * v[1, k])
+        d_v[1, k] = 2.0 * (d_cov[1] * v[0, k] + d_cov[2] * v[1, k])
+    d_scaled = wp.transpose(projection) * d_v
+    d_jacobian = d_v * wp.transpose(scaled) * wp.transpose(view.rotation)
+
+    d_t = wp.vec3(
+        view.fx * iz * d_means2d[i][0],
+        view.fy * iz * d_means2d[i][1],
+        -iz * iz * (view.fx * t[0] * d_means2d[i][0] + view.fy * t[1] * d_means2d[i][1]),
+    )
+    d_t[2] = d_t[2] - iz * iz * (view.fx * d_jacobian[0, 0] + view.fy * d_jacobian[1, 1])
+    d_t[2] = d_t[2] + 2.0 * iz * iz * iz * (
+        view.fx * txy[0] * d_jacobian[0, 2] + view.fy * txy[1] * d_jacobian[1, 2]
+    )
+    if t[0] * iz >= view.x_min and t[0] * iz <= view.x_max:
+        d_t[0] = d_t[0] - view.fx * iz * iz * d_jacobian[0, 2]
+    if t[1] * iz >= view.y_min and t[1] * iz <= view.y_max:
+        d_t[1] = d_t[1] - view.fy * iz * iz * d_jacobian[1, 2]
+    if channels.depth >= 0:
+        d_t[2] = d_t[2] + d_splats[i, HEADER + channels.depth]
+
+    d_rotation = scaled_rotation(d_scaled, scale)
+    d_scale = wp.vec3()
+    for k in range(3):
+        d_scale[k] = wp.dot(column(d_scaled, k), column(rotation, k))
+    if channels.normal >= 0:
+        axis = smallest_axis(scale)
+        facing = wp.sign(wp.dot(column(rotation, axis), view.center - mean))
+        d_normal_view = wp.vec3(
+            d_splats[i, HEADER + channels.normal], d_splats[i, HEADER + channels.normal + 1], 0.0
+        )
+        d_normal = wp.transpose(view.rotation) * d_normal_view * facing
+        for k in range(3):
+            d_rotation[k, axis] = d_rotation[k, axis] + d_normal[k]
+
+    d_mean = wp.transpose(view.rotation) * d_t
+    if channels.rgb >= 0:
+        d_mean += color_gradient(
+            i, mean - view.center, channels, splats, d_splats, sh_rest, d_sh_dc, d_sh_rest
+        )
+    d_means[i] = d_mean
+    d_quats[i] = rotation_gradient(q, d_rotation)
+    d_scales[i] = d_scale
+    d_opacities[i] = d_splats[i, 5]
+    for k in range(channels.n_features):
+        d_features[i, k] = d_splats[i, HEADER + channels.features + k]
+
+
+def channel_struct(values: dict[str, int]) -> Any:
+    """Fill the kernel argument that says which channel sits where."""
+    channels = Channels()
+    for name, value in values.items():
+        setattr(channels, name, value)
+    return channels

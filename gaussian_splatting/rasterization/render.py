@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one render call: Gaussians and a camera in, named images out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.rasterization.blending import blend
+from gaussian_splatting.rasterization.projection import ChannelLayout, project
+
+NORMAL_EPS = 1e-12
+"""Keeps the square root of :func:`complete_normals` differentiable at grazing angles."""
+
+
+@dataclass
+class RenderOutput:
+    """What a render call was asked for; the rest is None.
+
+    Attributes:
+        image: Colour over the background, not clamped above 1. (H, W, 3)
+        depth: Blended view-axis depth, not divided by alpha. (H, W) world units
+        normal: Unit camera-space normals towards the camera (z <= 0). (H, W, 3)
+        features: Blended free features over a zero background. (H, W, F)
+        alpha: 1 minus the transmittance left at the end of the ray. (H, W)
+        radii: Screen radius, 0 for Gaussians that were culled. (N,) int32 pixels
+        means2d: Projected centres; call ``retain_grad()`` before a backward pass to read the
+            pixel-space gradients that densification needs. (N, 2) pixels
+    """
+
+    image: Tensor | None
+    depth: Tensor | None
+    normal: Tensor | None
+    features: Tensor | None
+    alpha: Tensor
+    radii: Tensor
+    means2d: Tensor
+
+    @property
+    def visible(self) -> Tensor:
+        """Gaussians that were not culled. (N,) bool"""
+        return self.radii > 0
+
+
+def complete_normals(xy: Tensor) -> Tensor:
+    """Give blended normals their z component: unit length, facing the camera.
+
+    Args:
+        xy: Blended x and y in camera axes. (..., 2)
+
+    Returns:
+        (x, y, -sqrt(1 - min(1, x^2 + y^2))). (..., 3) The gradient is cut where the square
+        root would make it infinite.
+    """
+    remainder = 1.0 - (xy * xy).sum(dim=-1, keepdim=True)
+    return torch.cat([xy, -remainder.clamp_min(NORMAL_EPS).sqrt()], dim=-1)
+
+
+def _background(
+    layout: ChannelLayout, color: Tensor | None, depth_behind: Tensor | float, like: Tensor
+) -> Tensor:
+    behind = torch.zeros(layout.total, device=like.device)
+    if layout.rgb is not None and color is not None:
+        behind[layout.rgb : layout.rgb + 3] = color.to(behind)
+    if layout.depth is not None:
+        behind[layout.depth] = depth_behind
+    return behind
+
+
+def rasterize(
+    gaussians: Gaussians,
+    camera: Camera,
+    background: Tensor | None = None,
+    *,
+    rgb: bool = True,
+    depth: bool = False,
+    normal: bool = False,
+    features: Tensor | None = None,
+    sh_degree: int = 3,
+    farthest_depth_behind: bool = False,
+) -> RenderOutput:
+    """Render everything asked for in one pass.
+
+    .. note::
+        Every channel costs pixel memory and time in both directions; ask for depth and normals
+        only in iterations whose losses use them.
+
+    Args:
+        gaussians: N activated Gaussians with unit quaternions. N may be 0.
+        camera: Camera to render, at its own size and intrinsics.
+        background: Colour behind everything; black when None. (3,)
+        rgb: Render the spherical-harmonics colour.
+        depth: Render depth along the view axis.
+        normal: Render normals (smallest axis of each Gaussian, towards the camera).
+        features: Free per-Gaussian values to blend. (N, F)
+        sh_degree: Spherical-harmonics degree, 0 to 3.
+        farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
+            depth image (as a constant) instead of 0.
+
+    Returns:
+        Named images and the per-Gaussian by-products.
+    """
+    projection = project(
+        gaussians,
+        camera,
+        rgb=rgb,
+        depth=depth,
+        normal=normal,
+        features=features,
+        sh_degree=sh_degree,
+    )
+    layout = projection.layout
+    depth_behind: Tensor | float = 0.0
+    if farthest_depth_behind and len(gaussians):
+        depth_behind = projection.depths.max()
+    pixels, transmittance = blend(
+        projection, _background(layout, background, depth_behind, gaussians.means)
+    )
+
+    def columns(start: int | None, width: int) -> Tensor | None:
+        return None if start is None else pixels[..., start : start + width]
+
+    depth_image = columns(layout.depth, 1)
+    normal_xy = columns(layout.normal, 2)
+    return RenderOutput(
+        image=columns(layout.rgb, 3),
+        depth=None if depth_image is None else depth_image.squeeze(-1),
+        normal=None if normal_xy is None else complete_normals(normal_xy),
+        features=columns(layout.features, layout.n_features),
+        alpha=1.0 - transmittance,
+        radii=projection.radii,
+        means2d=projection.means2d,
+    )

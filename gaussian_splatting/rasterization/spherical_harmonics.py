@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real spherical harmonics up to degree 3 as Warp functions, with their gradients.
+
+Signs and constants are those that 3DGS files use: colour = max(0, sum_k Y_k(direction) c_k + 0.5).
+"""
+
+import warp as wp
+
+vec16 = wp.types.vector(length=16, dtype=wp.float32)
+
+C0 = wp.constant(0.28209479177387814)
+C1 = wp.constant(0.4886025119029199)
+C2_0 = wp.constant(1.0925484305920792)
+C2_2 = wp.constant(0.31539156525252005)
+C2_4 = wp.constant(0.5462742152960396)
+C3_0 = wp.constant(0.5900435899266435)
+C3_1 = wp.constant(2.890611442640554)
+C3_2 = wp.constant(0.4570457994644658)
+C3_3 = wp.constant(0.3731763325901154)
+C3_5 = wp.constant(1.445305721320277)
+
+
+@wp.func
+def sh_basis(d: wp.vec3, degree: int) -> vec16:
+    """Values of the 16 basis functions; those above ``degree`` are zero."""
+    y = vec16()
+    y[0] = C0
+    if degree > 0:
+        y[1] = -C1 * d[1]
+        y[2] = C1 * d[2]
+        y[3] = -C1 * d[0]
+    if degree > 1:
+        xx = d[0] * d[0]
+        yy = d[1] * d[1]
+        zz = d[2] * d[2]
+        y[4] = C2_0 * d[0] * d[1]
+        y[5] = -C2_0 * d[1] * d[2]
+        y[6] = C2_2 * (2.0 * zz - xx - yy)
+        y[7] = -C2_0 * d[0] * d[2]
+        y[8] = C2_4 * (xx - yy)
+        if degree > 2:
+            y[9] = -C3_0 * d[1] * (3.0 * xx - yy)
+            y[10] = C3_1 * d[0] * d[1] * d[2]
+            y[11] = -C3_2 * d[1] * (4.0 * zz - xx - yy)
+            y[12] = C3_3 * d[2] * (2.0 * zz - 3.0 * xx - 3.0 * yy)
+            y[13] = -C3_2 * d[0] * (4.0 * zz - xx - yy)
+            y[14] = C3_5 * d[2] * (xx - yy)
+            y[15] = -C3_0 * d[0] * (xx - 3.0 * yy)
+    return y
+
+
+@wp.func
+def sh_direction_gradient(d: wp.vec3, degree: int, g: vec16) -> wp.vec3:
+    """Gradient of sum_k g_k Y_k(d) with respect to the (unnormalised) direction ``d``."""
+    x = d[0]
+    y = d[1]
+    z = d[2]
+    gx = float(0.0)
+    gy = float(0.0)
+    gz = float(0.0)
+    if degree > 0:
+        gy -= C1 * g[1]
+        gz += C1 * g[2]
+        gx -= C1 * g[3]
+    if degree > 1:
+        gx += C2_0 * (y * g[4] - z * g[7]) + 2.0 * x * (C2_4 * g[8] - C2_2 * g[6])
+        gy += C2_0 * (x * g[4] - z * g[5]) - 2.0 * y * (C2_4 * g[8] + C2_2 * g[6])
+        gz += -C2_0 * (y * g[5] + x * g[7]) + 4.0 * C2_2 * z * g[6]
+    if degree > 2:
+        xx = x * x
+        yy = y * y
+        zz = z * z
+        gx += (
+            -6.0 * C3_0 * x * y * g[9]
+            + C3_1 * y * z * g[10]
+            + 2.0 * C3_2 * x * y * g[11]
+            - 6.0 * C3_3 * x * z * g[12]
+            - C3_2 * (4.0 * zz - 3.0 * xx - yy) * g[13]
+            + 2.0 * C3_5 * x * z * g[14]
+            - 3.0 * C3_0 * (xx - yy) * g[15]
+        )
+        gy += (
+            -3.0 * C3_0 * (xx - yy) * g[9]
+            + C3_1 * x * z * g[10]
+            - C3_2 * (4.0 * zz - xx - 3.0 * yy) * g[11]
+            - 6.0 * C3_3 * y * z * g[12]
+            + 2.0 * C3_2 * x * y * g[13]
+            - 2.0 * C3_5 * y * z * g[14]
+            + 6.0 * C3_0 * x * y * g[15]
+        )
+        gz += (
+            C3_1 * x * y * g[10]
+            - 8.0 * C3_2 * y * z * g[11]
+            + C3_3 * (6.0 * zz - 3.0 * xx - 3.0 * yy) * g[12]
+            - 8.0 * C3_2 * x * z * g[13]
+            + C3_5 * (xx - yy) * g[14]
+        )
+    return wp.vec3(gx, gy, gz)

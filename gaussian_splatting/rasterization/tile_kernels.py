@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU tile kernels: C++ bodies in ``native/`` compiled by Warp for a given number of channels."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+
+import warp as wp
+
+from sugar_utils.warp_launch import NATIVE_OPTIONS
+
+wp.set_module_options(NATIVE_OPTIONS)
+
+_NATIVE = Path(__file__).parent / "native"
+_ints = wp.array(dtype=int)
+_floats = wp.array(dtype=float)
+
+
+def _source(name: str) -> str:
+    return (_NATIVE / f"{name}.inc").read_text(encoding="utf-8")
+
+
+@wp.func_native(_source("bin_splats"))
+def _bin_splats_body(
+    n: int,
+    n_tiles: int,
+    tiles_x: int,
+    depths_: wp.array(dtype=float),
+    rects_: wp.array(dtype=wp.vec4i),
+    first_slot_: wp.array(dtype=int),
+    offsets_: wp.array(dtype=int),
+    ids_: wp.array(dtype=int),
+    slot_of_: wp.array(dtype=int),
+    order_: wp.array(dtype=int),
+    spare_: wp.array(dtype=int),
+    cursor_: wp.array(dtype=int),
+): ...
+
+
+@wp.kernel
+def bin_splats(
+    first: int,
+    n: int,
+    n_tiles: int,
+    tiles_x: int,
+    depths: wp.array(dtype=float),
+    rects: wp.array(dtype=wp.vec4i),
+    first_slot: wp.array(dtype=int),
+    offsets: wp.array(dtype=int),
+    ids: wp.array(dtype=int),
+    slot_of: wp.array(dtype=int),
+    order: wp.array(dtype=int),
+    spare: wp.array(dtype=int),
+    cursor: wp.array(dtype=int),
+):
+    """Sort all (tile, splat) pairs by tile, then depth; one work item does it all."""
+    _bin_splats_body(
+        n, n_tiles, tiles_x, depths, rects, first_slot, offsets, ids, slot_of, order, spare, cursor
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def tile_kernels(n_channels: int) -> SimpleNamespace:
+    """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats with ``n_channels`` channels."""
+    common = f"constexpr int CHANNELS = {n_channels};\n" + _source("common")
+
+    @wp.func_native(common + _source("blend_forward"))
+    def forward_body(
+        tile: int,
+        width: int,
+        height: int,
+        tiles_x: int,
+        offsets_: wp.array(dtype=int),
+        ids_: wp.array(dtype=int),
+        splats_: wp.array2d(dtype=float),
+        background_: wp.array(dtype=float),
+        image_: wp.array3d(dtype=float),
+        transmittance_: wp.array2d(dtype=float),
+        last_: wp.array2d(dtype=int),
+    ): ...
+
+    @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
+    def forward(
+        first: int,
+        width: int,
+        height: int,
+        tiles_x: int,
+        offsets: wp.array(dtype=int),
+        ids: wp.array(dtype=int),
+        splats: wp.array2d(dtype=float),
+        background: wp.array(dtype=float),
+        image: wp.array3d(dtype=float),
+        transmittance: wp.array2d(dtype=float),
+        last: wp.array2d(dtype=int),
+    ):
+        forward_body(
+            first + wp.tid(), width, height, tiles_x, offsets, ids, splats, background,
+            image, transmittance, last,
+        )  # fmt: skip
+
+    @wp.func_native(common + _source("blend_backward"))
+    def backward_body(
+        tile: int,
+        width: int,
+        height: int,
+        tiles_x: int,
+        offsets_: wp.array(dtype=int),
+        ids_: wp.array(dtype=int),
+        slot_of_: wp.array(dtype=int),
+        splats_: wp.array2d(dtype=float),
+        background_: wp.array(dtype=float),
+        transmittance_: wp.array2d(dtype=float),
+        last_: wp.array2d(dtype=int),
+        d_image_: wp.array3d(dtype=float),
+        d_transmittance_: wp.array2d(dtype=float),
+        slots_: wp.array2d(dtype=float),
+    ): ...
+
+    @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
+    def backward(
+        first: int,
+        width: int,
+        height: int,
+        tiles_x: int,
+        offsets: wp.array(dtype=int),
+        ids: wp.array(dtype=int),
+        slot_of: wp.array(dtype=int),
+        splats: wp.array2d(dtype=float),
+        background: wp.array(dtype=float),
+        transmittance: wp.array2d(dtype=float),
+        last: wp.array2d(dtype=int),
+        d_image: wp.array3d(dtype=float),
+        d_transmittance: wp.array2d(dtype=float),
+        slots: wp.array2d(dtype=float),
+    ):
+        backward_body(
+            first + wp.tid(), width, height, tiles_x, offsets, ids, slot_of, splats, background,
+            transmittance, last, d_image, d_transmittance, slots,
+        )  # fmt: skip
+
+    header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
+
+    @wp.func_native(header + "typedef unsigned long long size;\n" + _source("sum_slots"))
+    def sum_slots_body(
+        i: int,
+        first_slot_: wp.array(dtype=int),
+        slots_: wp.array2d(dtype=float),
+        d_means2d_: wp.array2d(dtype=float),
+        d_splats_: wp.array2d(dtype=float),
+    ): ...
+
+    @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
+    def sum_slots(
+        first: int,
+        first_slot: wp.array(dtype=int),
+        slots: wp.array2d(dtype=float),
+        d_means2d: wp.array2d(dtype=float),
+        d_splats: wp.array2d(dtype=float),
+    ):
+        sum_slots_body(first + wp.tid(), first_slot, slots, d_means2d, d_splats)
+
+    return SimpleNamespace(forward=forward, backward=backward, sum_slots=sum_slots)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launching Warp kernels on torch tensors, on every core of the CPU or on the tensor's GPU.
+
+Kernels launched here take the index of their first work item as first argument. On the CPU the
+items are cut into strips that a thread pool works through (a Warp launch releases the GIL and
+itself runs on one core); on a GPU one launch covers them all, on torch's current stream. No
+kernel of ours lets two work items write one address, so the bits do not depend on the cutting.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import warp as wp
+from torch import Tensor
+
+wp.config.log_level = wp.LOG_WARNING
+
+STRIPS_PER_THREAD = 8
+"""Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""
+
+NATIVE_OPTIONS = {
+    "enable_backward": False,
+    "cpu_compiler_flags": "-march=native -ffp-contract=fast -fno-slp-vectorize -fno-vectorize",
+}
+"""Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there."""
+
+
+@functools.lru_cache(maxsize=4)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="warp")
+
+
+def as_array(tensor: Tensor, dtype: Any = None) -> Any:
+    """Describe a contiguous tensor to Warp without copying it.
+
+    Args:
+        tensor: Any contiguous tensor; gradients are not tracked.
+        dtype: Warp type of one element; the tensor's own scalar type when None.
+    """
+    return wp.from_torch(tensor.detach(), dtype=dtype, requires_grad=False, return_ctype=True)
+
+
+def run_strips(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
+    """Call ``work(first, count)`` over all items from a pool of torch's number of threads."""
+    threads = torch.get_num_threads()
+    n_strips = min(threads * STRIPS_PER_THREAD, max(1, n_items // min_items))
+    if threads == 1 or n_strips == 1:
+        work(0, n_items)
+        return
+    edges = [n_items * i // n_strips for i in range(n_strips + 1)]
+    strips = [(a, b - a) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    for future in [_pool(threads).submit(work, *strip) for strip in strips]:
+        future.result()
+
+
+def launch(
+    kernel: Any,
+    n_items: int,
+    inputs: Sequence[Any],
+    *,
+    device: torch.device,
+    min_items: int = 1,
+) -> None:
+    """Run ``kernel(first, *inputs)`` for ``n_items`` items; zero items are a no-op.
+
+    Args:
+        kernel: Warp kernel whose first argument is the index of its first item.
+        n_items: Number of work items.
+        inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
+        device: Where the tensors live.
+        min_items: Least number of items worth a strip of its own on the CPU.
+    """
+    if n_items == 0:
+        return
+    arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
+    if device.type == "cpu":
+        _load_once(kernel)
+        run_strips(
+            lambda first, count: wp.launch(kernel, count, [first, *arguments], device="cpu"),
+            n_items,
+            min_items=min_items,
+        )
+        return
+    stream = wp.stream_from_torch(torch.cuda.current_stream(device))
+    wp.launch(kernel, n_items, [0, *arguments], stream=stream)
+
+
+@functools.lru_cache(maxsize=None)
+def _load_once(kernel: Any) -> None:
+    """Compile before the pool starts: Warp's module loader is not made for several threads."""
+    wp.load_module(kernel.module, device="cpu")
