@@ -38,7 +38,7 @@ def build_tile_lists(projection: Projection) -> TileLists:
     counts, device = projection.tile_counts, projection.tile_counts.device
     if device.type != "cpu":
         raise UserError(
-            f"tensors are on {device}, but this version blends on the CPU only; use --device cpu"
+            f"tensors are on {device}, but this version renders on the CPU only"
         )
     n = counts.shape[0]
     across, down = n_tiles(projection.camera)

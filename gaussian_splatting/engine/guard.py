@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that stop training within the iteration in which its numbers went bad.
+
+Every check costs one synchronisation with the device when all is well; ``check_step`` does all
+those of an iteration with a single one. What exactly is wrong is looked up only after a check
+failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sugar_utils.errors import TrainingError
+
+MAX_SCALE_IN_EXTENTS = 1e4
+_ROW_LIMIT = 3
+_KEPT = "the last good checkpoint is kept"
+
+
+def check_losses(terms: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:
+    """Stop on a loss term that is not a finite number.
+
+    Args:
+        terms: Scalars by name, on one device.
+        iteration: For the message.
+        camera_name: For the message.
+
+    Raises:
+        TrainingError: Names the first bad term and its value.
+    """
+    if _all_finite(_loss_probes(terms)):
+        return
+    for name, value in terms.items():
+        number = float(value.detach())
+        if not math.isfinite(number):
+            raise TrainingError(
+                f"loss term {name} is {number} {_where(iteration, camera_name)}; {_KEPT}: "
+                "look at this image and its pose, or continue from it with lower learning rates"
+            )
+
+
+def check_gradients(named: Mapping[str, Tensor | None], iteration: int, camera_name: str) -> None:
+    """Stop on a gradient that is not finite.
+
+    Args:
+        named: Gradients by parameter name, (N, ...) each and on one device; None means absent.
+        iteration: For the message.
+        camera_name: For the message.
+
+    Raises:
+        TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
+    """
+    if _all_finite(_sum_probes(named)):
+        return
+    for name, tensor in named.items():
+        rows = None if tensor is None else _bad_rows(tensor)
+        if rows is not None and len(rows) > 0:
+            raise TrainingError(
+                f"gradient of {name} is not finite in {len(rows)} of {_n_rows(tensor)} rows "
+                f"(first: {_list_rows(rows)}) {_where(iteration, camera_name)}; {_KEPT}: "
+                "look at this image and its pose, or continue from it with lower learning rates"
+            )
+
+
+def check_scales(log_scales: Tensor, extent: float, iteration: int, camera_name: str) -> None:
+    """Stop on Gaussians that are not finite or exceed the scene beyond all measure.
+
+    Args:
+        log_scales: Logarithms of the standard deviations. (N, 3)
+        extent: Size E of the capture in world units; not positive means unknown.
+        iteration: For the message.
+        camera_name: For the message.
+
+    Raises:
+        TrainingError: A scale is above ``MAX_SCALE_IN_EXTENTS`` times the extent, or not finite.
+    """
+    if _all_finite(_scale_probes(log_scales, extent)):
+        return
+    values = log_scales.detach()
+    bad = _outside(values, _log_limit(extent)).reshape(len(values), -1).any(dim=1)
+    rows = bad.nonzero().flatten()
+    worst = float(values[rows].float().max())
+    limit = f"{MAX_SCALE_IN_EXTENTS:g} times the scene extent {extent:g}"
+    raise TrainingError(
+        f"scales out of bounds: log_scales reaches {worst:g}, bad in {len(rows)} of "
+        f"{len(values)} rows (first: {_list_rows(rows)}), the limit is {limit}, "
+        f"{_where(iteration, camera_name)}; "
+        f"{_KEPT}: continue from it with a lower scale learning rate, or check the scene's poses"
+    )
+
+
+def check_visible(radii: Tensor, iteration: int, camera_name: str) -> None:
+    """Stop when a training view shows no Gaussian.
+
+    Args:
+        radii: Radii in pixels, 0 where invisible. (N,)
+        iteration: For the message.
+        camera_name: For the message.
+
+    Raises:
+        TrainingError: None is visible.
+    """
+    if not _all_finite(_visible_probes(radii)):
+        raise TrainingError(
+            f"none of the {len(radii)} Gaussians is visible {_where(iteration, camera_name)}; "
+            f"{_KEPT}: check the pose of this camera, or leave its image out"
+        )
+
+
+def check_population(n_gaussians: int, iteration: int, event: str = "pruning") -> None:
+    """Stop when no Gaussians are left.
+
+    Args:
+        n_gaussians: How many there are.
+        iteration: For the message.
+        event: What removed them.
+
+    Raises:
+        TrainingError: There are none.
+    """
+    if n_gaussians < 1:
+        raise TrainingError(
+            f"no Gaussians left after {event} at iteration {iteration}; {_KEPT}: "
+            "start from a model with more opaque Gaussians (more vanilla iterations, or another "
+            "--iteration_to_load)"
+        )
+
+
+def check_step(
+    *,
+    losses: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
+    log_scales: Tensor,
+    extent: float,
+    radii: Tensor,
+    iteration: int,
+    camera_name: str,
+) -> None:
+    """All checks of one iteration with a single synchronisation; arguments as in each of them.
+
+    Call it after the backward passes and before the optimiser's step, so that bad numbers never
+    reach the parameters.
+
+    Raises:
+        TrainingError: The first check that fails: visibility, losses, gradients, scales.
+    """
+    probes = [
+        *_visible_probes(radii),
+        *_loss_probes(losses),
+        *_sum_probes(gradients),
+        *_scale_probes(log_scales, extent),
+    ]
+    if _all_finite(probes):
+        return
+    check_visible(radii, iteration, camera_name)
+    check_losses(losses, iteration, camera_name)
+    check_gradients(gradients, iteration, camera_name)
+    check_scales(log_scales, extent, iteration, camera_name)
+
+
+def _all_finite(probes: list[Tensor]) -> bool:
+    """Whether all scalars are finite: the one synchronisation."""
+    return not probes or bool(torch.stack(probes).isfinite().all())
+
+
+def _loss_probes(terms: Mapping[str, Tensor]) -> list[Tensor]:
+    return [value.detach().reshape(()).float() for value in terms.values()]
+
+
+def _sum_probes(named: Mapping[str, Tensor | None]) -> list[Tensor]:
+    """Sums, finite only if every entry is. A sum that overflows is cleared by the closer look."""
+    tensors = (tensor for tensor in named.values() if tensor is not None and tensor.numel() > 0)
+    return [tensor.detach().sum(dtype=torch.float32) for tensor in tensors]
+
+
+def _log_limit(extent: float) -> float:
+    return math.log(MAX_SCALE_IN_EXTENTS * extent) if extent > 0 else math.inf
+
+
+def _outside(values: Tensor, limit: float) -> Tensor:
+    return ~(values <= limit) | ~values.isfinite()
+
+
+def _scale_probes(log_scales: Tensor, extent: float) -> list[Tensor]:
+    """Infinite where the largest or smallest entry is out of bounds; maxima propagate NaN."""
+    if log_scales.numel() == 0:
+        return []
+    lowest, highest = log_scales.detach().aminmax()
+    bad = _outside(torch.stack([lowest, highest]), _log_limit(extent)).any()
+    return [torch.where(bad, math.inf, 0.0)]
+
+
+def _visible_probes(radii: Tensor) -> list[Tensor]:
+    return [torch.where((radii.detach() > 0).any(), 0.0, math.inf)]
+
+
+def _n_rows(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() > 0 else 1
+
+
+def _bad_rows(tensor: Tensor) -> Tensor:
+    """Indices of rows that hold something not finite."""
+    if tensor.numel() == 0:
+        return torch.empty(0, dtype=torch.int64)
+    bad = ~tensor.detach().isfinite()
+    return bad.reshape(_n_rows(tensor), -1).any(dim=1).nonzero().flatten()
+
+
+def _list_rows(rows: Tensor) -> str:
+    return ", ".join(str(row) for row in rows[:_ROW_LIMIT].tolist())
+
+
+def _where(iteration: int, camera_name: str) -> str:
+    return f"at iteration {iteration}, camera {camera_name}"

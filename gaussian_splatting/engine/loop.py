@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop that every stage runs in."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.checkpoint import CheckpointStore
+from gaussian_splatting.engine.guard import check_step
+from gaussian_splatting.engine.order import CameraOrder
+from gaussian_splatting.engine.report import Reporter
+from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
+from gaussian_splatting.engine.signals import StopRequest
+from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.images import ImageStore
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+
+SIGNAL_EXIT = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
+
+
+class Interrupted(UserError):
+    """The user asked the run to stop; it is saved."""
+
+    def __init__(self, message: str, signal_name: str) -> None:
+        super().__init__(message)
+        self.exit_code = SIGNAL_EXIT.get(signal_name, 130)
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """When the loop does what; all numbers are absolute iterations.
+
+    Attributes:
+        first: First iteration.
+        last: Last iteration, inclusive.
+        seed: Random seed of the run.
+        log_interval: Iterations between two log lines.
+        checkpoint_interval: Iterations between two checkpoints; None for milestones only.
+        checkpoint_milestones: Further checkpoints, which are never thinned out.
+        keep_checkpoints: How many interval checkpoints to keep; None for all.
+        test_iterations: When to measure the held-out views.
+        export_iterations: When to write what other programs read, besides the last iteration.
+    """
+
+    first: int
+    last: int
+    seed: int = 0
+    log_interval: int = 200
+    checkpoint_interval: int | None = 1000
+    checkpoint_milestones: tuple[int, ...] = ()
+    keep_checkpoints: int | None = None
+    test_iterations: tuple[int, ...] = ()
+    export_iterations: tuple[int, ...] = ()
+
+    def checkpoint_due(self, iteration: int) -> bool:
+        """Whether a checkpoint follows this iteration."""
+        on_interval = self.checkpoint_interval and iteration % self.checkpoint_interval == 0
+        return bool(on_interval) or iteration in self.checkpoint_milestones
+
+    def log_due(self, iteration: int) -> bool:
+        """Whether this iteration is logged."""
+        return iteration % self.log_interval == 0 or iteration == self.first
+
+
+class Trainer:
+    """Runs a stage from its first iteration (or a checkpoint) to its last.
+
+    Args:
+        stage: What is optimised.
+        config: When to do what.
+        train_cameras: Views to learn from, at least one.
+        test_cameras: Held-out views, possibly none.
+        images: Decoded photographs.
+        run: Where everything is written.
+        console: Where everything is said.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        config: LoopConfig,
+        train_cameras: Sequence[Camera],
+        test_cameras: Sequence[Camera],
+        images: ImageStore,
+        run: RunDirectory,
+        console: Console,
+    ) -> None:
+        self._stage = stage
+        self._config = config
+        self._cameras = list(train_cameras)
+        self._images = images
+        self._run = run
+        self._console = console
+        self._order = CameraOrder(len(self._cameras), config.seed, stage.name)
+        self._store = CheckpointStore(
+            run.path, config.keep_checkpoints, config.checkpoint_milestones, config.last
+        )
+        self._losses: list[float] = []
+        self._views = (list(test_cameras), self._cameras)
+
+    def run(self, plan: ResumePlan) -> Path:
+        """Train, and return the final checkpoint.
+
+        Raises:
+            TrainingError: If numbers went bad; the last good checkpoint stays.
+            Interrupted: If the user asked to stop; a checkpoint was saved.
+        """
+        start = self._config.first if plan.payload is None else self._restore(plan)
+        self._run.record("running")
+        resumed_at = None if plan.payload is None else start
+        reporter = Reporter(
+            self._stage, self._console, self._run.tensorboard, resumed_at, self._views
+        )
+        progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
+        with reporter, StopRequest() as stop, progress as bar:
+            for iteration in range(start, self._config.last + 1):
+                reporter.enter_phase(self._stage.phase(iteration))
+                terms = self._step(iteration)
+                if self._config.log_due(iteration):
+                    self._losses.append(float(terms["loss"]))
+                    reporter.log(iteration, terms)
+                show = bar.due or iteration == self._config.last
+                fields = reporter.fields(terms) if show else None
+                bar.update(iteration, fields=fields)
+                self._after_step(iteration, reporter)
+                if stop.requested and iteration < self._config.last:
+                    self._interrupt(iteration, stop.requested)
+        self._run.record("finished", timings=reporter.summary())
+        return self._store.path(self._config.last)
+
+    def _step(self, iteration: int) -> dict[str, Tensor]:
+        stage, step = self._stage, iteration - self._config.first
+        camera = self._cameras[self._order.index(step)]
+        stage.begin(iteration)
+        target = self._photograph(camera)
+        self._images.prefetch(self._cameras[self._order.index(step + 1)])
+        result = stage.accumulate(iteration, camera, target)
+        check_step(
+            losses=result.terms,
+            gradients=stage.model.optimizer.gradients(),
+            log_scales=stage.model.cloud.log_scales,
+            extent=stage.extent,
+            radii=result.radii,
+            iteration=iteration,
+            camera_name=camera.name,
+        )
+        stage.apply(iteration)
+        return result.terms
+
+    def _photograph(self, camera: Camera) -> Tensor:
+        pixels = self._images.get(camera).to(self._stage.model.device, non_blocking=True)
+        return pixels.to(torch.float32) / 255.0
+
+    def _after_step(self, iteration: int, reporter: Reporter) -> None:
+        last = iteration == self._config.last
+        if iteration in self._config.test_iterations or last:
+            reporter.evaluate(iteration, self._images)
+        if iteration in self._config.export_iterations or last:
+            self._stage.export(iteration)
+        if self._config.checkpoint_due(iteration) or last:
+            self._save(iteration)
+
+    def _save(self, iteration: int) -> Path:
+        step = iteration - self._config.first
+        path = self._store.save(
+            iteration,
+            {
+                **self._stage.model.state(),
+                "train_losses": list(self._losses),
+                "epoch": self._order.epoch(step),
+                "iteration": iteration,
+                "resume": {
+                    "settings": self._run.settings,
+                    "stage": self._stage.extra_state(),
+                },
+            },
+        )
+        self._store.prune()
+        self._console.info(f"saved {path}")
+        return path
+
+    def _restore(self, plan: ResumePlan) -> int:
+        payload: dict[str, Any] = plan.payload
+        self._stage.model.restore(payload)
+        self._stage.restore_extra(payload.get("resume", {}).get("stage", {}))
+        self._losses = list(payload["train_losses"])
+        self._console.info(f"continuing after iteration {payload['iteration']} of {plan.source}")
+        return payload["iteration"] + 1
+
+    def _interrupt(self, iteration: int, signal_name: str) -> None:
+        path = self._save(iteration)
+        command = shlex.join([Path(sys.executable).name, *sys.argv])
+        raise Interrupted(
+            f"stopped by {signal_name} after iteration {iteration}, saved as {path}; "
+            f"continue with: {command}",
+            signal_name,
+        )

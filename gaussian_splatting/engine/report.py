@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows while it trains: progress fields, TensorBoard, held-out views."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.evaluation import evaluate
+from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.tensorboard import RunLogger
+from gaussian_splatting.images import ImageStore
+from gaussian_splatting.rasterization import RenderOutput
+from sugar_utils.console import Console
+from sugar_utils.memory import format_bytes, memory_usage, reset_peak
+
+N_PICTURED_VIEWS = 3
+
+
+class Reporter:
+    """Collects and shows the figures of one run; a context manager.
+
+    Args:
+        stage: The stage that runs.
+        console: Where lines go.
+        tensorboard_dir: Where event files go.
+        first_iteration: Where a continued run goes on, so that events written beyond it before
+            are hidden; None for a fresh run.
+        views: Test and training cameras. Metrics are of the test cameras; pictures too, or of
+            training cameras where nothing is held out.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        console: Console,
+        tensorboard_dir: Path,
+        first_iteration: int | None,
+        views: tuple[Sequence[Camera], Sequence[Camera]],
+    ) -> None:
+        self._stage = stage
+        self._console = console
+        self._test_cameras, train_cameras = views
+        pictured = self._test_cameras or train_cameras
+        stride = max(1, len(pictured) // N_PICTURED_VIEWS)
+        self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
+        self._logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
+        self._phase: str | None = None
+        self._phase_started = time.perf_counter()
+        self._phases: dict[str, dict[str, float]] = {}
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._leave_phase()
+        self._logger.close()
+
+    def enter_phase(self, phase: str) -> None:
+        """Start a new peak-memory measurement when the schedule enters another phase."""
+        if phase == self._phase:
+            return
+        self._leave_phase()
+        self._phase, self._phase_started = phase, time.perf_counter()
+        reset_peak(self._stage.model.device)
+
+    def fields(self, terms: dict[str, Tensor]) -> dict[str, str]:
+        """Short texts for the progress display; reads the terms off the device."""
+        shown = {name: f"{float(value):.4f}" for name, value in terms.items()}
+        shown["gaussians"] = f"{len(self._stage.model):,}"
+        shown["memory"] = format_bytes(memory_usage(self._stage.model.device).current)
+        return shown
+
+    def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
+        """Write scalars and histograms of one iteration."""
+        model = self._stage.model
+        usage = memory_usage(model.device)
+        self._logger.scalars(
+            {
+                **{f"Loss/{name}": value for name, value in terms.items()},
+                **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
+                "Gaussians/count": float(len(model)),
+                f"Memory/{usage.kind}_GiB": usage.current / 2**30,
+                f"Memory/peak_{self._phase}_GiB": usage.peak / 2**30,
+            },
+            iteration,
+        )
+        cloud = model.cloud.detached()
+        self._logger.histograms(
+            {
+                "Parameters/means": cloud.means,
+                "Parameters/opacity": cloud.opacity_logits.sigmoid(),
+                "Parameters/scales": cloud.log_scales.exp(),
+                "Parameters/sh_dc": cloud.sh_dc,
+                "Parameters/sh_rest": cloud.sh_rest,
+                "Parameters/quats": cloud.quats,
+            },
+            iteration,
+        )
+
+    def evaluate(self, iteration: int, images: ImageStore) -> None:
+        """Measure the held-out views and picture a few of them."""
+
+        def render(camera: Camera) -> Tensor:
+            return self._stage.render(camera, geometry=False).image
+
+        with torch.no_grad():
+            if self._test_cameras:
+                # Rounded to 8 bits, so that the figures are those of images saved and measured
+                # by any other program.
+                result = evaluate(render, self._test_cameras, images.get, quantise=True)
+                self._logger.scalars(
+                    {"Test/L1": result.l1, "Test/PSNR": result.psnr, "Test/SSIM": result.ssim},
+                    iteration,
+                )
+                self._console.info(
+                    f"iteration {iteration}: {len(self._test_cameras)} held-out views, "
+                    f"PSNR {result.psnr:.2f} dB, SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"
+                )
+            metrics: dict[str, list[float]] = {}
+            for camera in self._pictured:
+                output = self._stage.render(camera, geometry=True)
+                self._picture(camera, output, images.get(camera), iteration)
+                for name, value in self._stage.view_metrics(camera, output).items():
+                    metrics.setdefault(name, []).append(value)
+            means = {name: sum(values) / len(values) for name, values in metrics.items()}
+            self._logger.scalars({f"Test/{name}": v for name, v in means.items()}, iteration)
+            for name, value in means.items():
+                self._console.info(f"iteration {iteration}: {name} {value:.4f}")
+
+    def summary(self) -> dict[str, Any]:
+        """Seconds and peak bytes of each phase run so far."""
+        self._leave_phase()
+        return self._phases
+
+    def _picture(
+        self, camera: Camera, output: RenderOutput, photograph: Tensor, iteration: int
+    ) -> None:
+        farthest = output.depth.max().clamp_min(1e-9)
+        pictures = {
+            "photograph": photograph,
+            "render": output.image.clamp(0, 1),
+            "depth": (output.depth / farthest)[..., None].expand(-1, -1, 3),
+            # The usual colours: x right is red, y up green, towards the camera blue.
+            "normal": (output.normal * output.normal.new_tensor([1, -1, -1]) + 1) / 2,
+        }
+        self._logger.images(
+            {f"{camera.name}/{name}": pixels for name, pixels in pictures.items()}, iteration
+        )
+
+    def _leave_phase(self) -> None:
+        if self._phase is None:
+            return
+        seconds = time.perf_counter() - self._phase_started
+        peak = memory_usage(self._stage.model.device).peak
+        earlier = self._phases.get(self._phase, {"seconds": 0.0, "peak_bytes": 0})
+        self._phases[self._phase] = {
+            "seconds": earlier["seconds"] + seconds,
+            "peak_bytes": max(earlier["peak_bytes"], peak),
+        }
+        self._phase = None

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening a run: decide about its folder first, then start the log in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
+from sugar_utils.console import Console
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run treats its folder and its checkpoints; none of it changes the result.
+
+    Attributes:
+        resume: ``auto``, ``none``, or a checkpoint file or folder.
+        overwrite: Replace another run in the folder.
+        keep_checkpoints: Interval checkpoints to keep; None for all.
+    """
+
+    resume: str = "auto"
+    overwrite: bool = False
+    keep_checkpoints: int | None = 3
+
+
+@dataclass
+class Session:
+    """An open run.
+
+    Attributes:
+        run: Its folder.
+        plan: Whether to start, continue or skip it.
+        console: Prints, and writes the folder's log.
+    """
+
+    run: RunDirectory
+    plan: ResumePlan
+    console: Console
+
+
+@dataclass
+class Notices:
+    """Keeps what is noticed before there is a console, and passes it on afterwards."""
+
+    messages: list[str] = field(default_factory=list)
+
+    def __call__(self, message: str) -> None:
+        self.messages.append(message)
+
+
+@contextmanager
+def open_session(
+    run: RunDirectory, options: RunOptions, final: int, notices: Notices, title: str
+) -> Iterator[Session]:
+    """Plan the run, open its log and print the resolved configuration.
+
+    Args:
+        run: The folder and the settings that decide the result.
+        options: What to do with what the folder holds.
+        final: Last iteration of the run.
+        notices: Messages of the preparation, printed first.
+        title: Heading of the configuration table.
+    """
+    plan = run.plan(options.resume, options.overwrite, final, notices)
+    with Console(run.log) as console:
+        console.table(title, _flat(run.settings))
+        for message in notices.messages:
+            console.info(message)
+        yield Session(run, plan, console)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", value))
+    return rows

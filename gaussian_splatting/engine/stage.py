@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training stage is: the thing that is optimised and the terms that pull at it.
+
+A stage never owns a loop; :class:`gaussian_splatting.engine.loop.Trainer` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.rasterization import RenderOutput
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one view said.
+
+    Attributes:
+        terms: Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
+        radii: Screen radii, 0 for Gaussians the view did not see. (N,) int32
+    """
+
+    terms: dict[str, Tensor]
+    radii: Tensor
+
+
+class Stage(Protocol):
+    """One optimisation, step by step.
+
+    Attributes:
+        name: What the console calls it, for example ``"coarse dn_consistency"``.
+        model: The Gaussians and their optimiser.
+        extent: Camera extent in world units.
+    """
+
+    name: str
+    model: TrainableCloud
+    extent: float
+
+    def phase(self, iteration: int) -> str:
+        """Name of the part of the schedule an iteration belongs to; memory is reported by it."""
+        ...
+
+    def begin(self, iteration: int) -> None:
+        """Set learning rates, prune, refresh neighbours: all that comes before rendering."""
+        ...
+
+    def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+        """Evaluate all loss terms of one view and add their gradients to the parameters.
+
+        Args:
+            iteration: Absolute iteration.
+            camera: The view.
+            target: Its photograph. (H, W, 3) float32 in [0, 1]
+        """
+        ...
+
+    def apply(self, iteration: int) -> None:
+        """Change the parameters: densification where there is any, then the optimiser step."""
+        ...
+
+    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+        """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
+        ...
+
+    def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
+        """Further figures of an evaluated view, rendered with geometry; may be empty."""
+        ...
+
+    def extra_state(self) -> dict[str, Any]:
+        """What resuming needs beyond parameters and moments; tensors and primitives."""
+        ...
+
+    def restore_extra(self, state: dict[str, Any]) -> None:
+        """Take :meth:`extra_state` back; parameters and moments are restored already."""
+        ...
+
+    def export(self, iteration: int) -> None:
+        """Write what other programs read, at the iterations the loop was told to export."""
+        ...

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command-line flags of the vanilla trainer and of runs in general, declared once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gaussian_splatting.densification import DensificationConfig
+from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.schedule import LearningRates
+from gaussian_splatting.training import VanillaOptions
+from gaussian_splatting.vanilla import VanillaConfig
+from sugar_utils.errors import UserError
+from sugar_utils.flags import (
+    IntList,
+    boolean,
+    integer,
+    non_negative_float,
+    positive_float,
+    positive_int,
+)
+
+_RATES = LearningRates()
+_RULES = DensificationConfig()
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of every training run: checkpoints, resuming, seed, schedule."""
+    group = parser.add_argument_group("run")
+    group.add_argument("--resume", default="auto", metavar="{auto,none,PATH}",
+                       help="auto: go on where an unfinished run with the same settings stopped; "
+                            "none: start anew; PATH: continue this checkpoint")
+    group.add_argument("--overwrite", type=boolean, default=False,
+                       help="replace a run with other settings in the output folder")
+    group.add_argument("--keep_checkpoints", type=positive_int, default=3,
+                       help="interval checkpoints to keep; milestones always stay")
+    group.add_argument("--random_seed", type=integer, default=0,
+                       help="the same seed and flags give the same result")
+    group.add_argument("--schedule_scale", type=positive_float, default=1.0,
+                       help="multiply every milestone, interval and length of the schedule, for "
+                            "quick runs; 1 is the paper's")  # fmt: skip
+
+
+def run_options(args: argparse.Namespace) -> RunOptions:
+    """Typed form of :func:`add_run_flags`, as far as it concerns the folder."""
+    return RunOptions(
+        resume=args.resume, overwrite=args.overwrite, keep_checkpoints=args.keep_checkpoints
+    )
+
+
+def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
+    """All flags of the vanilla trainer, spelled as in the reference implementation."""
+    add = parser.add_argument
+    add("-s", "--source_path", type=Path, required=True, help="scene folder")
+    add("-m", "--model_path", type=Path, required=True, help="folder to write")
+    add("-i", "--images", default="images", help="folder of the photographs in the scene folder")
+    add("-r", "--resolution", type=float, default=-1.0,
+        help="-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels")
+    add("-w", "--white_background", action="store_true", help="render on white instead of black")
+    add("--eval", action="store_true", help="hold out every 8th view")
+    add("--iterations", type=positive_int, default=None,
+        help="number of iterations; not touched by --schedule_scale (default: 30000 scaled)")
+    add("--sh_degree", type=int, default=3, choices=(0, 1, 2, 3), help="highest colour degree")
+    add("--init_ply", type=Path, default=None,
+        help="start from this PLY, Gaussians or coloured points, instead of the scene's points")
+    add("--max_gaussians", type=positive_int, default=None,
+        help="densification never goes beyond this number")
+    add("--test_iterations", action=IntList, default=[7_000, 30_000],
+        help="when to measure held-out views")
+    add("--save_iterations", action=IntList, default=[7_000, 30_000],
+        help="when to write a PLY, besides the end")
+    add("--checkpoint_iterations", action=IntList, default=[],
+        help="further iterations whose checkpoints are kept")
+    add("--checkpoint_interval", type=positive_int, default=1000,
+        help="iterations between checkpoints to resume from")
+    add("--start_checkpoint", type=Path, default=None, help="same as --resume PATH")
+    _add_optimisation_flags(parser)
+    _add_inert_flags(parser)
+    add_run_flags(parser)  # fmt: skip
+
+
+def _add_optimisation_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("optimisation").add_argument
+    add("--position_lr_init", type=positive_float, default=_RATES.position_init)
+    add("--position_lr_final", type=positive_float, default=_RATES.position_final)
+    add("--position_lr_max_steps", type=positive_int, default=_RATES.position_steps)
+    add("--feature_lr", type=positive_float, default=_RATES.sh)
+    add("--opacity_lr", type=positive_float, default=_RATES.opacity)
+    add("--scaling_lr", type=positive_float, default=_RATES.scale)
+    add("--rotation_lr", type=positive_float, default=_RATES.rotation)
+    add("--percent_dense", type=positive_float, default=_RULES.percent_dense)
+    add("--lambda_dssim", type=non_negative_float, default=0.2)
+    add("--densification_interval", type=positive_int, default=_RULES.interval)
+    add("--opacity_reset_interval", type=positive_int, default=_RULES.opacity_reset_interval)
+    add("--densify_from_iter", type=positive_int, default=_RULES.start)
+    add("--densify_until_iter", type=positive_int, default=_RULES.stop)
+    add("--densify_grad_threshold", type=positive_float, default=_RULES.gradient_threshold)
+    add("--random_background", action="store_true", help="a random background per iteration")
+
+
+_INERT = {
+    "position_lr_delay_mult": "it is inert in the reference as well",
+    "data_device": "photographs stay in memory as bytes and go to the device one at a time",
+    "ip": "there is no network viewer",
+    "port": "there is no network viewer",
+    "debug_from": "non-finite numbers are detected in every iteration",
+}
+
+
+def _add_inert_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the reference that old commands carry; using one says that it does nothing."""
+    add = parser.add_argument_group("accepted for old commands, without effect").add_argument
+    for name, reason in _INERT.items():
+        add(f"--{name}", default=None, help=reason)
+    add("--quiet", action="store_true", help="output that is not a terminal is short anyway")
+    add("--detect_anomaly", action="store_true", help=_INERT["debug_from"])
+
+
+def inert_notices(args: argparse.Namespace) -> list[str]:
+    """One line for each flag given that has no effect."""
+    used = [name for name in _INERT if getattr(args, name) is not None]
+    lines = [f"--{name} has no effect: {_INERT[name]}" for name in used]
+    if args.detect_anomaly:
+        lines.append(f"--detect_anomaly has no effect: {_INERT['debug_from']}")
+    if args.quiet:
+        lines.append("--quiet has no effect: output that is not a terminal is short anyway")
+    return lines
+
+
+def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
+    """Typed settings of the optimisation, the schedule scaled."""
+    if args.lambda_dssim > 1:
+        raise UserError(f"--lambda_dssim {args.lambda_dssim} must lie between 0 and 1")
+    config = VanillaConfig(
+        iterations=args.iterations or max(1, round(30_000 * args.schedule_scale)),
+        rates=LearningRates(
+            position_init=args.position_lr_init,
+            position_final=args.position_lr_final,
+            position_steps=args.position_lr_max_steps,
+            sh=args.feature_lr,
+            opacity=args.opacity_lr,
+            scale=args.scaling_lr,
+            rotation=args.rotation_lr,
+        ),
+        densification=DensificationConfig(
+            start=args.densify_from_iter,
+            stop=args.densify_until_iter,
+            interval=args.densification_interval,
+            gradient_threshold=args.densify_grad_threshold,
+            percent_dense=args.percent_dense,
+            opacity_reset_interval=args.opacity_reset_interval,
+            max_gaussians=args.max_gaussians,
+        ),
+        sh_degree=args.sh_degree,
+        dssim_weight=args.lambda_dssim,
+        white_background=args.white_background,
+        random_background=args.random_background,
+        seed=args.random_seed,
+    )
+    return config.with_schedule(args.schedule_scale)
+
+
+def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
+    """Typed form of :func:`add_vanilla_flags`."""
+    run = run_options(args)
+    if args.start_checkpoint is not None:
+        run = RunOptions(str(args.start_checkpoint), run.overwrite, run.keep_checkpoints)
+    return VanillaOptions(
+        scene_path=args.source_path,
+        output=args.model_path,
+        images_dir=args.images,
+        resolution=args.resolution,
+        eval_split=args.eval,
+        config=vanilla_config(args),
+        init_ply=args.init_ply,
+        checkpoint_interval=args.checkpoint_interval,
+        checkpoint_iterations=tuple(args.checkpoint_iterations),
+        test_iterations=tuple(args.test_iterations),
+        save_iterations=tuple(args.save_iterations),
+        run=run,
+        notices=tuple(inert_notices(args)),
+    )

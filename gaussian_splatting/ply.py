@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PLY files of Gaussians and of coloured points, as 3DGS programs exchange them.
+
+A Gaussian cloud has 62 float properties: position, unused normals, spherical harmonics (band 0,
+then the other bands channel by channel), opacity logit, log scales and quaternion (wxyz).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from plyfile import PlyData, PlyElement, PlyParseError
+
+from gaussian_splatting.cloud import GaussianCloud
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+
+MAX_SH_DEGREE = 3
+_N_REST = 3 * ((MAX_SH_DEGREE + 1) ** 2 - 1)
+_REQUIRED = {"f_dc": 3, "scale": 3, "rot": 4}
+_CHUNK_ROWS = 16_384
+
+GAUSSIAN_PROPERTIES = (
+    *("x", "y", "z", "nx", "ny", "nz"),
+    *(f"f_dc_{i}" for i in range(3)),
+    *(f"f_rest_{i}" for i in range(_N_REST)),
+    "opacity",
+    *(f"scale_{i}" for i in range(3)),
+    *(f"rot_{i}" for i in range(4)),
+)
+
+
+def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
+    """Write a cloud with the 62 float32 properties of 3DGS, complete or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+
+    def rows(tensor: torch.Tensor) -> np.ndarray:
+        return tensor.detach().flatten(start_dim=1).to("cpu", torch.float32).numpy()
+
+    table = np.zeros((len(cloud), len(GAUSSIAN_PROPERTIES)), dtype="<f4")
+    table[:, 0:3] = rows(cloud.means)
+    table[:, 6:9] = rows(cloud.sh_dc)
+    n_stored = cloud.sh_rest.shape[1]
+    rest = table[:, 9 : 9 + _N_REST].reshape(len(cloud), 3, _N_REST // 3)
+    rest[:, :, :n_stored] = cloud.sh_rest.detach().transpose(1, 2).to("cpu", torch.float32).numpy()
+    table[:, 9 : 9 + _N_REST] = rest.reshape(len(cloud), _N_REST)
+    table[:, 54:55] = rows(cloud.opacity_logits)
+    table[:, 55:58] = rows(cloud.log_scales)
+    table[:, 58:62] = rows(cloud.quats)
+    record = np.dtype([(name, "<f4") for name in GAUSSIAN_PROPERTIES])
+    _write_vertices(path, table.view(record).reshape(-1))
+
+
+def _write_vertices(path: Path, vertices: np.ndarray) -> None:
+    data = PlyData([PlyElement.describe(vertices, "vertex")], text=False, byte_order="<")
+    with atomic_path(path) as temporary:
+        data.write(str(temporary))
+
+
+def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> GaussianCloud:
+    """Read a Gaussian cloud written by any 3DGS program.
+
+    Properties are found by name. Spherical harmonics below degree 3 are padded with zeros, other
+    properties and the normals are ignored. Rows with numbers that are not finite are dropped, and
+    quaternions of length zero become the identity. The smoothing filter of a Mip-Splatting cloud
+    (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2 and opacities
+    shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
+
+    Args:
+        path: The PLY file.
+        notify: Is told about dropped rows and fused filters.
+
+    Returns:
+        The cloud on the CPU, float32, degree 3.
+
+    Raises:
+        UserError: The file is missing, damaged or not a Gaussian cloud.
+    """
+    vertices = _read_vertices(path)
+    rest = _numbered(vertices, "f_rest")
+    _check_gaussian_properties(path, vertices, len(rest))
+    f_dc, scale, rot = (_numbered(vertices, prefix) for prefix in _REQUIRED)
+    extra = ["filter_3D"] if "filter_3D" in vertices.dtype.names else []
+    names = ["x", "y", "z", *f_dc, "opacity", *scale, *rot, *rest, *extra]
+    table = _columns(vertices, names)
+    finite = np.isfinite(table).all(axis=1)
+    if not finite.all():
+        n_dropped = int((~finite).sum())
+        notify(f"{path}: dropped {n_dropped} of {len(table)} Gaussians with NaN or infinity")
+        table = table[finite]
+    if len(table) == 0:
+        raise UserError(f"{path}: holds no Gaussians; choose another checkpoint")
+
+    opacity, log_scales, quats = table[:, 6:7], table[:, 7:10], table[:, 10:14]
+    if extra:
+        notify(f"{path}: fused the 3D smoothing filter of Mip-Splatting into scales and opacities")
+        opacity, log_scales = _fuse_filter(opacity, log_scales, table[:, -1:])
+    quats[~quats.any(axis=1)] = (1, 0, 0, 0)
+    n_bands = len(rest) // 3
+    sh_rest = np.zeros((len(table), _N_REST // 3, 3), dtype=np.float32)
+    stored = table[:, 14 : 14 + len(rest)].reshape(len(table), 3, n_bands)
+    sh_rest[:, :n_bands] = stored.transpose(0, 2, 1)
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+
+    return GaussianCloud(
+        means=tensor(table[:, 0:3]),
+        sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
+        sh_rest=torch.from_numpy(sh_rest),
+        opacity_logits=tensor(opacity),
+        log_scales=tensor(log_scales),
+        quats=tensor(quats),
+    )
+
+
+def _read_vertices(path: Path) -> np.ndarray:
+    """The vertex element of a PLY file. (N,) structured"""
+    if not path.is_file():
+        raise UserError(f"{path}: no such PLY file; check the path")
+    try:
+        data = PlyData.read(str(path))
+    except PlyParseError as error:
+        raise UserError(
+            f"{path}: damaged or truncated PLY ({error}); copy or export the file again"
+        ) from error
+    # plyfile trusts the header: numbers that make no sense surface as any of these.
+    except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise UserError(
+            f"{path}: cannot be read as PLY ({error}); export the file again"
+        ) from error
+    if "vertex" not in data:
+        found = ", ".join(element.name for element in data.elements) or "none"
+        raise UserError(f"{path}: has no element 'vertex' (it has: {found}); use another file")
+    return data["vertex"].data
+
+
+def _numbered(vertices: np.ndarray, prefix: str) -> list[str]:
+    """Properties ``prefix_0``, ``prefix_1``, ... in the order of their numbers."""
+    found = [name for name in vertices.dtype.names if re.fullmatch(rf"{prefix}_\d+", name)]
+    return sorted(found, key=lambda name: int(name.rsplit("_", 1)[1]))
+
+
+def _check_gaussian_properties(path: Path, vertices: np.ndarray, n_rest: int) -> None:
+    wanted = ["x", "y", "z", "opacity"]
+    wanted += [f"{prefix}_{i}" for prefix, count in _REQUIRED.items() for i in range(count)]
+    missing = [name for name in wanted if name not in vertices.dtype.names]
+    if missing:
+        hint = "export it as an uncompressed 3DGS PLY"
+        if missing == ["scale_2"]:
+            hint = "it is a 2D Gaussian cloud; train it with 3D Gaussians"
+        elif "f_dc_0" in missing and "red" in vertices.dtype.names:
+            hint = "it is a point cloud, not Gaussians; use point_cloud/iteration_N/point_cloud.ply"
+        raise UserError(f"{path}: lacks the properties {', '.join(missing)}; {hint}")
+    lists = [name for name in wanted if vertices.dtype[name].kind == "O"]
+    if lists:
+        raise UserError(f"{path}: {lists[0]} is a list; export it as an uncompressed 3DGS PLY")
+    degrees = {3 * ((degree + 1) ** 2 - 1): degree for degree in range(MAX_SH_DEGREE + 1)}
+    if n_rest not in degrees:
+        raise UserError(
+            f"{path}: {n_rest} properties f_rest_*, but spherical harmonics of degree 0 to "
+            f"{MAX_SH_DEGREE} have {', '.join(map(str, degrees))}; export it with degree 3"
+        )
+
+
+def _columns(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Named properties side by side. (N, len(names)) float32
+
+    Taken a few thousand rows at a time: a whole column would pull every cache line of the file
+    through the processor once per property.
+    """
+    table = np.empty((len(vertices), len(names)), dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(vertices), _CHUNK_ROWS):
+            rows = np.array(vertices[start : start + _CHUNK_ROWS])
+            for column, name in enumerate(names):
+                table[start : start + len(rows), column] = rows[name]
+    return table
+
+
+def _fuse_filter(
+    logits: np.ndarray, log_scales: np.ndarray, filter_std: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and log scales of Gaussians convolved with an isotropic filter.
+
+    Args:
+        logits: (N, 1)
+        log_scales: (N, 3)
+        filter_std: Standard deviation of the filter, world units. (N, 1)
+    """
+    logits, log_scales = logits.astype(np.float64), log_scales.astype(np.float64)
+    variances = np.exp(2 * log_scales) + filter_std.astype(np.float64) ** 2
+    fused = 0.5 * np.log(variances)
+    log_opacity = -np.logaddexp(0, -logits)
+    log_opacity += (log_scales - fused).sum(axis=1, keepdims=True)
+    # At f = 0 rounding could lift an opacity of nearly 1 to 1, whose logit is infinite.
+    unfiltered = filter_std == 0
+    log_odds = log_opacity - np.log(-np.expm1(np.minimum(log_opacity, -1e-12)))
+    return np.where(unfiltered, logits, log_odds), fused
+
+
+def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
+    """Write coloured points as 3DGS does (x y z, zero normals, red green blue), atomically.
+
+    Args:
+        path: The PLY file.
+        points: (N, 3) world units
+        colors: (N, 3) uint8
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
+    fields += [(name, "u1") for name in ("red", "green", "blue")]
+    vertices = np.zeros(len(points), dtype=fields)
+    for axis, name in enumerate(("x", "y", "z")):
+        vertices[name] = points[:, axis]
+    for channel, name in enumerate(("red", "green", "blue")):
+        vertices[name] = colors[:, channel]
+    _write_vertices(path, vertices)
+
+
+def read_point_ply(
+    path: Path, notify: Callable[[str], None] = print
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read coloured points, for example to start training from.
+
+    Args:
+        path: PLY with x y z and, best, red green blue (8 bits, or floats from 0 to 1).
+        notify: Is told about missing colours and dropped rows.
+
+    Returns:
+        Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.
+
+    Raises:
+        UserError: The file is missing, damaged or has no positions.
+    """
+    vertices = _read_vertices(path)
+    names = vertices.dtype.names
+    missing = [name for name in ("x", "y", "z") if name not in names]
+    if missing:
+        raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
+    points = _columns(vertices, ["x", "y", "z"])
+    color_names = next(
+        (
+            trio
+            for trio in (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
+            if all(name in names for name in trio)
+        ),
+        None,
+    )
+    if color_names is None:
+        notify(f"{path}: has no colours; the points start grey")
+        colors = np.full(points.shape, 128, dtype=np.uint8)
+    else:
+        raw = np.stack([np.asarray(vertices[name]) for name in color_names], axis=1)
+        if raw.dtype.kind == "f":
+            raw = np.rint(np.nan_to_num(raw) * 255)
+        elif raw.dtype.itemsize > 1 and raw.max(initial=0) > 255:
+            raw = raw // 257
+        colors = np.clip(raw, 0, 255).astype(np.uint8)
+    finite = np.isfinite(points).all(axis=1)
+    if not finite.all():
+        notify(
+            f"{path}: dropped {int((~finite).sum())} of {len(points)} points with NaN or infinity"
+        )
+    return points[finite], colors[finite]

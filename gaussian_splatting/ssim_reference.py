@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structural similarity in plain torch: the definition that faster versions are held against.
+
+Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural
+Similarity", IEEE TIP 2004, with the choices of 3D Gaussian splatting: an 11 x 11 Gaussian window
+of sigma 1.5, each channel by itself, zeros outside the image, C1 = 0.01^2, C2 = 0.03^2, and the
+mean over all pixels and channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+WINDOW_SIZE = 11
+WINDOW_SIGMA = 1.5
+C1 = 1e-4
+C2 = 9e-4
+
+
+def gaussian_window(dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """The window along one axis, summing to 1; the 2D window is its outer product. (11,)"""
+    middle = WINDOW_SIZE // 2
+    weights = [math.exp(-((i - middle) ** 2) / (2 * WINDOW_SIGMA**2)) for i in range(WINDOW_SIZE)]
+    total = sum(weights)
+    return torch.tensor([weight / total for weight in weights], dtype=dtype, device=device)
+
+
+def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
+    """Similarity around every pixel.
+
+    Args:
+        image: Float image; gradients reach it (and the target). (H, W, C)
+        target: The image to compare with. (H, W, C)
+
+    Returns:
+        Values in [-1, 1]. (H, W, C)
+
+    Raises:
+        ValueError: The images differ in shape or are not (H, W, C).
+    """
+    if image.dim() != 3 or image.shape != target.shape:
+        raise ValueError(
+            f"SSIM compares (H, W, C) images of one shape, got {tuple(image.shape)} and "
+            f"{tuple(target.shape)}"
+        )
+    x = image.permute(2, 0, 1)
+    y = target.to(image.dtype).permute(2, 0, 1)
+    moments = _blur(torch.cat([x, y, x * x, y * y, x * y]))
+    mean_x, mean_y, mean_xx, mean_yy, mean_xy = moments.chunk(5)
+    variances = (mean_xx - mean_x**2) + (mean_yy - mean_y**2)
+    covariance = mean_xy - mean_x * mean_y
+    luminance = (2 * mean_x * mean_y + C1) / (mean_x**2 + mean_y**2 + C1)
+    structure = (2 * covariance + C2) / (variances + C2)
+    return (luminance * structure).permute(1, 2, 0)
+
+
+def ssim_reference(image: Tensor, target: Tensor) -> Tensor:
+    """Mean similarity over all pixels and channels; arguments as ``ssim_map_reference``. ()"""
+    return ssim_map_reference(image, target).mean()
+
+
+def _blur(channels: Tensor) -> Tensor:
+    """Window average along both axes with zeros outside. (B, H, W) -> (B, H, W)"""
+    window = gaussian_window(channels.dtype, channels.device)
+    middle = WINDOW_SIZE // 2
+    batch = channels[:, None]
+    rows = conv2d(batch, window.view(1, 1, 1, -1), padding=(0, middle))
+    return conv2d(rows, window.view(1, 1, -1, 1), padding=(middle, 0))[:, 0]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vanilla 3DGS run from scene folder to checkpoint directory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.session import Notices, RunOptions, open_session
+from gaussian_splatting.images import ImageStore, VanillaSize
+from gaussian_splatting.ply import read_gaussian_ply, read_point_ply
+from gaussian_splatting.reference_layout import (
+    point_cloud_path,
+    write_cameras_json,
+    write_cfg_args,
+    write_input_ply,
+)
+from gaussian_splatting.scene import Scene, load_scene
+from gaussian_splatting.vanilla import VanillaConfig, VanillaStage, initial_cloud
+from sugar_utils.errors import UserError
+
+CHECKPOINT_FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True)
+class VanillaOptions:
+    """A vanilla run.
+
+    Attributes:
+        scene_path: Scene folder.
+        output: Checkpoint directory to write.
+        images_dir: Folder of the photographs inside the scene folder.
+        resolution: Size rule: -1, a divisor (1, 2, 4, 8) or a width in pixels.
+        eval_split: Hold out every 8th view.
+        config: What decides the optimisation.
+        init_ply: Start from this PLY (Gaussians or points) instead of the scene's points.
+        log_interval: Iterations between log lines.
+        checkpoint_interval: Iterations between checkpoints to resume from; None for none.
+        checkpoint_iterations: Further checkpoints.
+        test_iterations: When to measure held-out views.
+        save_iterations: When to write a PLY, besides the end.
+        run: Treatment of an occupied folder.
+        notices: Lines to print at the start.
+    """
+
+    scene_path: Path
+    output: Path
+    images_dir: str = "images"
+    resolution: float = -1
+    eval_split: bool = False
+    config: VanillaConfig = field(default_factory=VanillaConfig)
+    init_ply: Path | None = None
+    log_interval: int = 100
+    checkpoint_interval: int | None = 1000
+    checkpoint_iterations: tuple[int, ...] = ()
+    test_iterations: tuple[int, ...] = (7_000, 30_000)
+    save_iterations: tuple[int, ...] = (7_000, 30_000)
+    run: RunOptions = field(default_factory=RunOptions)
+    notices: tuple[str, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result."""
+        return {
+            "scene": str(self.scene_path.resolve()),
+            "images": self.images_dir,
+            "resolution": self.resolution,
+            "eval": self.eval_split,
+            "init_ply": None if self.init_ply is None else str(self.init_ply.resolve()),
+            **asdict(self.config),
+        }
+
+
+def train_vanilla(options: VanillaOptions) -> Path:
+    """Train 3DGS on a scene.
+
+    Returns:
+        The PLY of the last iteration. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    notices, config = Notices([*options.notices]), options.config
+    scene = load_scene(
+        options.scene_path,
+        size_rule=VanillaSize(options.resolution),
+        images_dir=options.images_dir,
+        eval_split=options.eval_split,
+        white_background=config.white_background,
+        seed=config.seed,
+        notify=notices,
+    )
+    cloud = _start(scene, options, notices)
+    run = RunDirectory(options.output / CHECKPOINT_FOLDER, options.identity())
+    result = point_cloud_path(options.output, config.iterations)
+    with open_session(run, options.run, config.iterations, notices, "vanilla 3DGS") as session:
+        console = session.console
+        console.info(scene.description)
+        if session.plan.finished and result.is_file():
+            console.info(f"finished already: {result}")
+            return result
+        _write_layout(scene, options)
+        with ImageStore(config.white_background) as images:
+            Trainer(
+                VanillaStage(cloud, config, scene.extent, options.output),
+                _loop(options),
+                scene.train_cameras,
+                scene.test_cameras,
+                images,
+                run,
+                console,
+            ).run(session.plan)
+        console.info(f"finished: {result}")
+    return result
+
+
+def _loop(options: VanillaOptions) -> LoopConfig:
+    return LoopConfig(
+        first=1,
+        last=options.config.iterations,
+        seed=options.config.seed,
+        log_interval=options.log_interval,
+        checkpoint_interval=options.checkpoint_interval,
+        checkpoint_milestones=options.checkpoint_iterations,
+        keep_checkpoints=options.run.keep_checkpoints,
+        test_iterations=options.test_iterations,
+        export_iterations=options.save_iterations,
+    )
+
+
+def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianCloud:
+    """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
+    points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
+    if options.init_ply is not None:
+        try:
+            cloud = read_gaussian_ply(options.init_ply, notices)
+        except UserError:
+            # No Gaussians in it: then it has to be a point cloud, or the error is that one's.
+            xyz, rgb = read_point_ply(options.init_ply)
+            cloud = initial_cloud(torch.from_numpy(xyz), torch.from_numpy(rgb))
+    else:
+        cloud = initial_cloud(points, colors)
+    limit = options.config.densification.max_gaussians
+    if limit is not None and len(cloud) > limit:
+        notices(f"--max_gaussians {limit}: starting from every {len(cloud) / limit:.2f}th Gaussian")
+        cloud = cloud.select(torch.linspace(0, len(cloud) - 1, limit).long())
+    return cloud
+
+
+def _write_layout(scene: Scene, options: VanillaOptions) -> None:
+    write_cfg_args(
+        options.output,
+        source_path=options.scene_path.resolve(),
+        sh_degree=options.config.sh_degree,
+        images=options.images_dir,
+        resolution=options.resolution,
+        white_background=options.config.white_background,
+        eval_split=options.eval_split,
+    )
+    write_cameras_json(
+        options.output, scene.original_train_cameras, scene.original_test_cameras
+    )
+    write_input_ply(options.output, scene.points, scene.points_rgb)

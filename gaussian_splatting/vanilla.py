@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vanilla 3DGS stage (Kerbl et al. 2023): colour loss only, with adaptive density."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.densification import (
+    DensificationConfig,
+    DensificationStats,
+    densify_and_prune,
+    reset_opacity,
+)
+from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.stage import StepResult
+from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.photometric import DSSIM_WEIGHT, l1_and_ssim
+from gaussian_splatting.rasterization import RenderOutput, rasterize
+from gaussian_splatting.reference_layout import write_point_cloud
+from gaussian_splatting.schedule import LearningRates, scaled
+from sugar_utils.errors import UserError
+from sugar_utils.neighbors import mean_sq_distance_to_nearest
+from sugar_utils.random import generator
+
+SH_C0 = 0.28209479177387814
+INITIAL_OPACITY = 0.1
+SH_DEGREE = 3
+
+
+@dataclass(frozen=True)
+class VanillaConfig:
+    """Settings of the vanilla stage.
+
+    Attributes:
+        iterations: Optimisation runs from iteration 1 to this one.
+        rates: Learning rates.
+        densification: Adaptive density control.
+        sh_interval: Iterations after which the spherical-harmonics degree grows by one.
+        sh_degree: Degree at which it stops growing, 0 to 3.
+        dssim_weight: Weight of 1 - SSIM in the colour loss; the rest is L1.
+        white_background: Render on white instead of black.
+        random_background: Render on a random colour in each iteration.
+        seed: Random seed.
+    """
+
+    iterations: int = 30_000
+    rates: LearningRates = field(default_factory=LearningRates)
+    densification: DensificationConfig = field(default_factory=DensificationConfig)
+    sh_interval: int = 1000
+    sh_degree: int = SH_DEGREE
+    dssim_weight: float = DSSIM_WEIGHT
+    white_background: bool = False
+    random_background: bool = False
+    seed: int = 0
+
+    def with_schedule(self, scale: float) -> VanillaConfig:
+        """The same settings with every milestone and interval but the length scaled."""
+        d = self.densification
+        return replace(
+            self,
+            rates=replace(self.rates, position_steps=scaled(self.rates.position_steps, scale)),
+            densification=replace(
+                d,
+                start=scaled(d.start, scale),
+                stop=scaled(d.stop, scale),
+                interval=scaled(d.interval, scale),
+                opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
+            ),
+            sh_interval=scaled(self.sh_interval, scale),
+        )
+
+
+def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
+    """Gaussians from a sparse point cloud.
+
+    Isotropic, as large as the root mean squared distance to the three nearest other points.
+
+    Args:
+        points: Positions. (N, 3) world units
+        colors: RGB. (N, 3) uint8
+
+    Raises:
+        UserError: If there are no points, or points with non-finite coordinates.
+    """
+    n = points.shape[0]
+    if n == 0:
+        raise UserError(
+            "the scene has no 3D points to start from; reconstruct it again with COLMAP so that "
+            "it has points, or pass a point cloud with --init_ply"
+        )
+    if not torch.isfinite(points).all():
+        raise UserError("the scene's 3D points have non-finite coordinates; remove those points")
+    distance = mean_sq_distance_to_nearest(points).clamp_min(1e-7).sqrt()
+    quats = points.new_zeros(n, 4)
+    quats[:, 0] = 1.0
+    logit = torch.logit(points.new_tensor(INITIAL_OPACITY))
+    return GaussianCloud(
+        means=points.float(),
+        sh_dc=((colors.float() / 255.0 - 0.5) / SH_C0)[:, None, :],
+        sh_rest=points.new_zeros(n, (SH_DEGREE + 1) ** 2 - 1, 3),
+        opacity_logits=logit.expand(n, 1).clone(),
+        log_scales=distance.log()[:, None].expand(n, 3).clone(),
+        quats=quats,
+    )
+
+
+class VanillaStage:
+    """Colour loss, densification, pruning and opacity reset.
+
+    Args:
+        cloud: Initial Gaussians, on the device to train on.
+        config: Settings.
+        extent: Camera extent in world units.
+        output: Checkpoint directory in the reference layout, for the PLY files.
+    """
+
+    name = "vanilla"
+
+    def __init__(
+        self, cloud: GaussianCloud, config: VanillaConfig, extent: float, output: Path
+    ) -> None:
+        self.extent = extent
+        self.model = TrainableCloud(cloud, config.rates, extent)
+        self._config = config
+        self._output = output
+        self._stats = DensificationStats.zeros(len(cloud), self.model.device)
+
+    def phase(self, iteration: int) -> str:
+        """Densification, then refinement of a fixed set."""
+        return "densify" if iteration < self._config.densification.stop else "refine"
+
+    def begin(self, iteration: int) -> None:
+        """Learning rates only."""
+        self.model.schedule_position_rate(iteration)
+
+    def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+        """Render one view and backpropagate the colour loss."""
+        output = rasterize(
+            self.model.cloud.activate(),
+            camera,
+            self._background(iteration),
+            sh_degree=self._degree(iteration),
+        )
+        output.means2d.retain_grad()
+        l1, ssim = l1_and_ssim(output.image, target)
+        weight = self._config.dssim_weight
+        loss = (1.0 - weight) * l1 + weight * (1.0 - ssim)
+        loss.backward()
+        if iteration < self._config.densification.stop:
+            self._stats.add(output.means2d.grad, output.visible, camera)
+        terms = {"loss": loss.detach(), "l1": l1.detach(), "ssim": ssim.detach()}
+        return StepResult(terms, output.radii)
+
+    def apply(self, iteration: int) -> None:
+        """Densify where due, then step.
+
+        As in the reference, tensors changed by densification or an opacity reset sit out the
+        step of that iteration, and the last iteration makes none.
+        """
+        rules = self._config.densification
+        optimizer = self.model.optimizer
+        if rules.due(iteration):
+            self._stats = densify_and_prune(
+                optimizer,
+                self._stats,
+                rules,
+                extent=self.extent,
+                remove_large=iteration > rules.opacity_reset_interval,
+                generator=generator(
+                    self._config.seed, "split", iteration, device=self.model.device
+                ),
+            )
+            check_population(len(self.model), iteration, "densification")
+        white_reset = self._config.white_background and iteration == rules.start
+        if rules.reset_due(iteration) or white_reset:
+            reset_opacity(optimizer)
+        if iteration < self._config.iterations:
+            optimizer.step()
+        else:
+            optimizer.zero_grad()
+
+    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+        """Render at the degree reached, on the plain background."""
+        with torch.no_grad():
+            return rasterize(
+                self.model.cloud.activate(),
+                camera,
+                self._plain_background(),
+                depth=geometry,
+                normal=geometry,
+                sh_degree=self._config.sh_degree,
+            )
+
+    def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
+        """None beyond the usual ones."""
+        return {}
+
+    def extra_state(self) -> dict[str, Any]:
+        """Densification statistics."""
+        return {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+
+    def restore_extra(self, state: dict[str, Any]) -> None:
+        """Densification statistics, or fresh ones where the checkpoint has none."""
+        n, device = len(self.model), self.model.device
+        self._stats = DensificationStats.zeros(n, device)
+        if "gradient_sum" in state:
+            self._stats = DensificationStats(
+                state["gradient_sum"].to(device), state["views"].to(device)
+            )
+
+    def export(self, iteration: int) -> None:
+        """Write ``point_cloud/iteration_N/point_cloud.ply``."""
+        write_point_cloud(self._output, iteration, self.model.cloud.detached())
+
+    def _degree(self, iteration: int) -> int:
+        return min(self._config.sh_degree, iteration // self._config.sh_interval)
+
+    def _plain_background(self) -> Tensor:
+        value = 1.0 if self._config.white_background else 0.0
+        return torch.full((3,), value, device=self.model.device)
+
+    def _background(self, iteration: int) -> Tensor:
+        if not self._config.random_background:
+            return self._plain_background()
+        rng = generator(self._config.seed, "background", iteration)
+        return torch.rand(3, generator=rng).to(self.model.device)

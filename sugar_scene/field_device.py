@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: UP018 - in a kernel, int(0) declares a variable and 0 a constant
+"""Device code of the fields: Warp functions and kernels, launched by ``field_kernels``.
+
+Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an axis of j, y the
+sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
+"""
+
+from __future__ import annotations
+
+import warp as wp
+
+from sugar_scene.fields import MIN_NORMAL_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
+from sugar_scene.geometry import MIN_SCALE
+
+wp.set_module_options(
+    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+)
+
+PACK_SIZE = 16
+"""Numbers per Gaussian in the packed table: one cache line."""
+
+SLOT_SIZE = 11
+"""Gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1."""
+
+_NEGLIGIBLE_SQUARE = 208.0
+"""exp(-m / 2) is zero in float32 from here on."""
+
+
+@wp.func
+def vec3_of(values: wp.array2d(dtype=float), row: int) -> wp.vec3:
+    return wp.vec3(values[row, 0], values[row, 1], values[row, 2])
+
+
+@wp.func
+def rotation_of(quats: wp.array2d(dtype=float), row: int) -> wp.mat33:
+    w = quats[row, 0]
+    x = quats[row, 1]
+    y = quats[row, 2]
+    z = quats[row, 3]
+    return wp.mat33(
+        1.0 - 2.0 * (y * y + z * z),
+        2.0 * (x * y - w * z),
+        2.0 * (x * z + w * y),
+        2.0 * (x * y + w * z),
+        1.0 - 2.0 * (x * x + z * z),
+        2.0 * (y * z - w * x),
+        2.0 * (x * z - w * y),
+        2.0 * (y * z + w * x),
+        1.0 - 2.0 * (x * x + y * y),
+    )
+
+
+@wp.func
+def rotation_adjoint(quats: wp.array2d(dtype=float), row: int, g: wp.mat33) -> wp.vec4:
+    """Gradient of the quaternion from that of the entries of its rotation matrix."""
+    w = quats[row, 0]
+    x = quats[row, 1]
+    y = quats[row, 2]
+    z = quats[row, 3]
+    xy = g[0, 1] + g[1, 0]
+    xz = g[0, 2] + g[2, 0]
+    yz = g[1, 2] + g[2, 1]
+    a = g[2, 1] - g[1, 2]
+    b = g[0, 2] - g[2, 0]
+    c = g[1, 0] - g[0, 1]
+    return wp.vec4(
+        2.0 * (x * a + y * b + z * c),
+        2.0 * (w * a + y * xy + z * xz - 2.0 * x * (g[1, 1] + g[2, 2])),
+        2.0 * (w * b + x * xy + z * yz - 2.0 * y * (g[0, 0] + g[2, 2])),
+        2.0 * (w * c + x * xz + y * yz - 2.0 * z * (g[0, 0] + g[1, 1])),
+    )
+
+
+@wp.func
+def smallest_axis_of(scales: wp.array2d(dtype=float), row: int) -> int:
+    axis = int(0)
+    if scales[row, 1] < scales[row, 0]:
+        axis = int(1)
+    if scales[row, 2] < scales[row, axis]:
+        axis = int(2)
+    return axis
+
+
+@wp.func
+def _sign(x: float) -> float:
+    """Sign with 0 for 0."""
+    if x > 0.0:
+        return 1.0
+    if x < 0.0:
+        return -1.0
+    return 0.0
+
+
+@wp.func
+def column_of(matrix: wp.mat33, axis: int) -> wp.vec3:
+    return wp.vec3(matrix[0, axis], matrix[1, axis], matrix[2, axis])
+
+
+@wp.func
+def _scale_gradient(scales: wp.vec3, yy_moment: wp.mat33) -> wp.vec3:
+    """Gradient of the scales from the moment <c y y^T>, since dy_a / ds_a = -y_a / s_a."""
+    grad = wp.vec3()
+    for a in range(3):
+        if scales[a] >= wp.static(MIN_SCALE):
+            grad[a] = -yy_moment[a, a] / scales[a]
+    return grad
+
+
+@wp.func
+def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) -> wp.mat33:
+    """Gradient of the rotation's entries: y_a = R_a . d / s_a with d = sum_b R_b s_b y_b."""
+    clamped = wp.max(scales, wp.vec3(wp.static(MIN_SCALE)))
+    grad = wp.mat33()
+    for a in range(3):
+        column = rotation * wp.cw_mul(clamped, column_of(yy_moment, a)) / clamped[a]
+        for r in range(3):
+            grad[r, a] = column[r]
+    return grad
+
+
+@wp.func
+def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
+    """A^T = diag(1/s) R^T of a packed row."""
+    return wp.mat33(
+        packed[row, 4],
+        packed[row, 5],
+        packed[row, 6],
+        packed[row, 7],
+        packed[row, 8],
+        packed[row, 9],
+        packed[row, 10],
+        packed[row, 11],
+        packed[row, 12],
+    )
+
+
+@wp.kernel
+def pack_rows(
+    first: int,
+    means: wp.array2d(dtype=float),
+    quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float),
+    opacities: wp.array(dtype=float),
+    packed: wp.array2d(dtype=float),
+):
+    """Columns: mean, opacity, whitening (9), smallest scale, its axis, normal weight factor."""
+    i = first + wp.tid()
+    rotation = rotation_of(quats, i)
+    axis = smallest_axis_of(scales, i)
+    smallest = scales[i, axis]
+    for c in range(3):
+        packed[i, c] = means[i, c]
+        inverse = 1.0 / wp.max(scales[i, c], wp.static(MIN_SCALE))
+        for r in range(3):
+            packed[i, 4 + 3 * c + r] = rotation[r, c] * inverse
+    packed[i, 3] = opacities[i]
+    packed[i, 13] = smallest
+    packed[i, 14] = float(axis)
+    floor = wp.max(smallest, wp.static(MIN_NORMAL_SCALE))
+    # |(x - mean) . n| / floor^2 = |y_axis| times this.
+    packed[i, 15] = wp.max(smallest, wp.static(MIN_SCALE)) / (floor * floor)
+
+
+@wp.kernel
+def evaluate_samples(
+    first: int,
+    quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float),
+    packed: wp.array2d(dtype=float),
+    neighbors: wp.array2d(dtype=int),
+    indices: wp.array(dtype=int),
+    noise: wp.array2d(dtype=float),
+    density_factor: float,
+    points: wp.array2d(dtype=float),
+    density: wp.array(dtype=float),
+    beta: wp.array(dtype=float),
+    plane_distance: wp.array(dtype=float),
+    normal_error: wp.array(dtype=float),
+    residual: wp.array2d(dtype=float),
+):
+    s = first + wp.tid()
+    i = indices[s]
+    rotation = rotation_of(quats, i)
+    spread = wp.cw_mul(vec3_of(scales, i), vec3_of(noise, s)) * wp.static(SAMPLE_SPREAD)
+    own_mean = vec3_of(packed, i)
+    x = own_mean + rotation * spread
+    own_axis = int(packed[i, 14])
+    normal = column_of(rotation, own_axis)
+
+    total = float(0.0)
+    smallest = float(0.0)
+    weights = float(0.0)
+    mean_normal = wp.vec3()
+    for k in range(neighbors.shape[1]):
+        j = neighbors[i, k]
+        smallest += packed[j, 13]
+        whitening = whitening_of(packed, j)
+        y = whitening * (x - vec3_of(packed, j))
+        square = wp.dot(y, y)
+        if square < wp.static(_NEGLIGIBLE_SQUARE):
+            opacity = density_factor * packed[j, 3] * wp.exp(-0.5 * square)
+            total += opacity
+            axis = int(packed[j, 14])
+            direction = wp.vec3(whitening[axis, 0], whitening[axis, 1], whitening[axis, 2])
+            sign = _sign(wp.dot(direction, normal))
+            weight = opacity * wp.abs(y[axis]) * packed[j, 15] * wp.abs(sign)
+            weights += weight
+            length = wp.max(packed[j, 13], wp.static(MIN_SCALE))
+            mean_normal += direction * (weight * length * sign)
+    inverse = 1.0 / wp.max(weights, wp.static(MIN_WEIGHT_SUM))
+    error = normal - mean_normal * inverse
+    for c in range(3):
+        points[s, c] = x[c]
+        residual[s, c] = error[c]
+    residual[s, 3] = inverse
+    density[s] = total
+    beta[s] = smallest / float(neighbors.shape[1])
+    plane_distance[s] = wp.dot(x - own_mean, normal)
+    normal_error[s] = wp.dot(error, error)
+
+
+@wp.func
+def _store(
+    slots: wp.array3d(dtype=float),
+    owner: int,
+    k: int,
+    mean: wp.vec3,
+    rotation: wp.vec4,
+    scale: wp.vec3,
+    opacity: float,
+):
+    for c in range(3):
+        slots[owner, k, c] = mean[c]
+        slots[owner, k, 7 + c] = scale[c]
+    for c in range(4):
+        slots[owner, k, 3 + c] = rotation[c]
+    slots[owner, k, 10] = opacity
+
+
+@wp.func
+def _sum_over_samples(
+    begin: int,
+    end: int,
+    noise: wp.array2d(dtype=float),
+    residual: wp.array2d(dtype=float),
+    field_grads: wp.array2d(dtype=float),
+    has_point_grads: int,
+    point_grads: wp.array2d(dtype=float),
+):
+    """What does not depend on neighbours: gradients of the points, plane, beta and own normal."""
+    point_sum = wp.vec3()
+    point_moment = wp.mat33()
+    plane_moment = wp.vec3()
+    beta_grad = float(0.0)
+    normal_grad = wp.vec3()
+    for s in range(begin, end):
+        draw = vec3_of(noise, s)
+        plane_moment += draw * field_grads[s, 2]
+        normal_grad += vec3_of(residual, s) * (2.0 * field_grads[s, 3])
+        beta_grad += field_grads[s, 1]
+        if has_point_grads == 1:
+            point_grad = vec3_of(point_grads, s)
+            point_sum += point_grad
+            point_moment += wp.outer(point_grad, draw)
+    return point_sum, point_moment, plane_moment, beta_grad, normal_grad
+
+
+@wp.func
+def _sum_over_pair(
+    begin: int,
+    end: int,
+    own_mean: wp.vec3,
+    spread: wp.mat33,
+    j: int,
+    packed: wp.array2d(dtype=float),
+    noise: wp.array2d(dtype=float),
+    residual: wp.array2d(dtype=float),
+    density_factor: float,
+    field_grads: wp.array2d(dtype=float),
+):
+    """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
+    whitening = whitening_of(packed, j)
+    mean = vec3_of(packed, j)
+    axis = int(packed[j, 14])
+    strength = density_factor * packed[j, 3]
+    y_moment = wp.vec3()
+    yy_moment = wp.mat33()
+    y_noise_moment = wp.mat33()
+    gauss_sum = float(0.0)
+    normal_grad = wp.vec3()
+    touched = int(0)
+    for s in range(begin, end):
+        draw = vec3_of(noise, s)
+        y = whitening * (own_mean + spread * draw - mean)
+        square = wp.dot(y, y)
+        if square < wp.static(_NEGLIGIBLE_SQUARE):
+            touched = 1
+            gauss = wp.exp(-0.5 * square)
+            density_grad = field_grads[s, 0]
+            gauss_sum += density_grad * gauss
+            cy = y * (-density_grad * strength * gauss)
+            y_moment += cy
+            yy_moment += wp.outer(cy, y)
+            y_noise_moment += wp.outer(cy, draw)
+            weight = strength * gauss * wp.abs(y[axis]) * packed[j, 15] * residual[s, 3]
+            normal_grad += vec3_of(residual, s) * (-2.0 * field_grads[s, 3] * weight)
+    return y_moment, yy_moment, y_noise_moment, gauss_sum, normal_grad, touched
+
+
+@wp.func
+def _own_rotation_entries(
+    moment: wp.mat33, own_scales: wp.vec3, own_axis: int, normal_grad: wp.vec3
+) -> wp.mat33:
+    """Gradient of the rotation's entries through x = mean + R (1.5 s * noise) and the normal."""
+    grad = wp.mat33()
+    for r in range(3):
+        for a in range(3):
+            grad[r, a] = moment[r, a] * own_scales[a]
+        grad[r, own_axis] += normal_grad[r]
+    return grad
+
+
+@wp.kernel
+def add_up_samples(
+    first: int,
+    owners: wp.array(dtype=int),
+    starts: wp.array(dtype=int),
+    quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float),
+    packed: wp.array2d(dtype=float),
+    neighbors: wp.array2d(dtype=int),
+    noise: wp.array2d(dtype=float),
+    residual: wp.array2d(dtype=float),
+    density_factor: float,
+    has_point_grads: int,
+    point_grads: wp.array2d(dtype=float),
+    field_grads: wp.array2d(dtype=float),
+    slots: wp.array3d(dtype=float),
+):
+    """Gradients of one Gaussian's samples; columns of field_grads: density, beta, plane, normal."""
+    owner = first + wp.tid()
+    i = owners[owner]
+    begin = starts[owner]
+    end = starts[owner + 1]
+    n_neighbors = neighbors.shape[1]
+    rotation = rotation_of(quats, i)
+    own_scales = vec3_of(scales, i) * wp.static(SAMPLE_SPREAD)
+    spread = rotation * wp.diag(own_scales)
+    own_axis = int(packed[i, 14])
+    normal = column_of(rotation, own_axis)
+
+    mean_grad, noise_moment, plane_moment, beta_grad, normal_grad = _sum_over_samples(
+        begin, end, noise, residual, field_grads, has_point_grads, point_grads
+    )
+    # The tangent plane is anchored at the mean, so shifting the mean alone changes nothing.
+    noise_moment += wp.outer(normal, plane_moment)
+    normal_grad += spread * plane_moment
+
+    for k in range(n_neighbors):
+        j = neighbors[i, k]
+        y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
+            _sum_over_pair(
+                begin,
+                end,
+                vec3_of(packed, i),
+                spread,
+                j,
+                packed,
+                noise,
+                residual,
+                density_factor,
+                field_grads,
+            )
+        )
+        axis = int(packed[j, 14])
+        x_grad = wp.vec3()
+        quat_grad = wp.vec4()
+        scale_grad = wp.vec3()
+        if touched == 1:
+            unwhitening = wp.transpose(whitening_of(packed, j))
+            x_grad = unwhitening * y_moment
+            mean_grad += x_grad
+            noise_moment += unwhitening * y_noise_moment
+            neighbor_rotation = rotation_of(quats, j)
+            neighbor_scales = vec3_of(scales, j)
+            scale_grad = _scale_gradient(neighbor_scales, yy_moment)
+            entry_grad = _rotation_entries(neighbor_rotation, neighbor_scales, yy_moment)
+            sign = _sign(wp.dot(column_of(neighbor_rotation, axis), normal))
+            for r in range(3):
+                entry_grad[r, axis] += neighbor_normal_grad[r] * sign
+            quat_grad = rotation_adjoint(quats, j, entry_grad)
+        scale_grad[axis] += beta_grad / float(n_neighbors)
+        _store(slots, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
+
+    entries = _own_rotation_entries(noise_moment, own_scales, own_axis, normal_grad)
+    own_scale_grad = wp.vec3()
+    for a in range(3):
+        along = wp.dot(column_of(rotation, a), column_of(noise_moment, a))
+        own_scale_grad[a] = along * wp.static(SAMPLE_SPREAD)
+    quat_grad = rotation_adjoint(quats, i, entries)
+    _store(slots, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
+
+
+@wp.kernel
+def add_up_slots(
+    first: int,
+    targets: wp.array(dtype=int),
+    order: wp.array(dtype=wp.int64),
+    slots: wp.array2d(dtype=float),
+    mean_grads: wp.array2d(dtype=float),
+    quat_grads: wp.array2d(dtype=float),
+    scale_grads: wp.array2d(dtype=float),
+    opacity_grads: wp.array(dtype=float),
+):
+    """The first entry of each run of equal targets adds the whole run to its row."""
+    entry = first + wp.tid()
+    row = targets[entry]
+    if entry > 0 and targets[wp.max(entry - 1, 0)] == row:
+        return
+    mean = vec3_of(mean_grads, row)
+    quat = wp.vec4(quat_grads[row, 0], quat_grads[row, 1], quat_grads[row, 2], quat_grads[row, 3])
+    scale = vec3_of(scale_grads, row)
+    opacity = opacity_grads[row]
+    while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
+        slot = int(order[entry])
+        mean += vec3_of(slots, slot)
+        quat += wp.vec4(slots[slot, 3], slots[slot, 4], slots[slot, 5], slots[slot, 6])
+        scale += wp.vec3(slots[slot, 7], slots[slot, 8], slots[slot, 9])
+        opacity += slots[slot, 10]
+        entry += 1
+    for c in range(3):
+        mean_grads[row, c] = mean[c]
+        scale_grads[row, c] = scale[c]
+    for c in range(4):
+        quat_grads[row, c] = quat[c]
+    opacity_grads[row] = opacity

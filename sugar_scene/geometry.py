@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes of Gaussians: normals, covariances and their inverse square roots.
+
+A Gaussian close to a surface is flat, so its shortest axis stands for the surface normal
+(SuGaR, Guédon & Lepetit, CVPR 2024, section 4.1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sugar_utils.quaternions import rotation_matrices
+
+MIN_SCALE = 1e-8
+"""Scales are clamped to this before they are inverted. World units."""
+
+
+def smallest_axis(scales: Tensor) -> Tensor:
+    """Index of the smallest scale, the first on ties. (N, 3) -> (N,) int64"""
+    return scales.argmin(dim=-1)
+
+
+def smallest_scales(scales: Tensor) -> Tensor:
+    """The smallest scale of each Gaussian, with its gradient on that axis. (N, 3) -> (N,)"""
+    return scales.gather(-1, smallest_axis(scales)[..., None]).squeeze(-1)
+
+
+def smallest_axis_normals(quats: Tensor, scales: Tensor) -> Tensor:
+    """Unit normals: the local axis of the smallest scale, of arbitrary sign.
+
+    Args:
+        quats: Unit quaternions, wxyz. (N, 4)
+        scales: Standard deviations. (N, 3) world units
+
+    Returns:
+        (N, 3); the gradient reaches the quaternions only.
+    """
+    axis = smallest_axis(scales)[:, None, None].expand(-1, 3, 1)
+    return rotation_matrices(quats).gather(-1, axis).squeeze(-1)
+
+
+def covariances(quats: Tensor, scales: Tensor) -> Tensor:
+    """Covariance matrices R diag(s^2) R^T. (N, 4), (N, 3) -> (N, 3, 3) world units squared"""
+    half = rotation_matrices(quats) * scales[:, None, :]
+    return half @ half.transpose(1, 2)
+
+
+def packed_covariances(quats: Tensor, scales: Tensor) -> Tensor:
+    """Covariances as rows xx, xy, xz, yy, yz, zz. (N, 6) world units squared"""
+    rows, columns = torch.triu_indices(3, 3, device=scales.device)
+    return covariances(quats, scales)[:, rows, columns]
+
+
+def inverse_square_roots(quats: Tensor, scales: Tensor) -> Tensor:
+    """Matrices A = R diag(1 / s), so that the inverse covariance is A A^T.
+
+    The Mahalanobis distance of x is the length of A^T (x - mean). Scales below ``MIN_SCALE``
+    count as ``MIN_SCALE``.
+
+    Returns:
+        (N, 3, 3), inverse world units.
+    """
+    return rotation_matrices(quats) / scales.clamp_min(MIN_SCALE)[:, None, :]
+
+
+def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: Tensor) -> Tensor:
+    """Standard deviation of each Gaussian along its line of sight.
+
+    Args:
+        means: (N, 3) world units.
+        quats: Unit quaternions, wxyz. (N, 4)
+        scales: (N, 3) world units.
+        camera_center: (3,) world units.
+
+    Returns:
+        Length of s * R^T u with u the unit vector to the camera. (N,) world units
+    """
+    sight = torch.nn.functional.normalize(camera_center - means, dim=-1)
+    local = (rotation_matrices(quats).transpose(1, 2) @ sight[..., None]).squeeze(-1)
+    return (scales * local).norm(dim=-1)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss terms of the SuGaR stages: pure functions of tensors, unweighted.
+
+Each is a mean. A caller that works in chunks passes ``total``, the number of elements of the
+whole, to every chunk; the chunk losses (and their gradients) then add up to those of the whole.
+Empty input gives 0. Sources: SuGaR (Guédon & Lepetit, CVPR 2024), section 4, and the
+depth-normal consistency of 2D Gaussian Splatting (Huang et al., SIGGRAPH 2024), section 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+MIN_VIEW_Z = 1e-4
+"""Points closer to the camera plane than this, or behind it, have no pixel. World units."""
+
+_MIN_BETA = 1e-12
+_MIN_SQUARED_CROSS = 1e-24
+
+
+def _mean(values: Tensor, total: int | None) -> Tensor:
+    return values.sum() / max(values.numel() if total is None else total, 1)
+
+
+def opacity_entropy(opacities: Tensor, total: int | None = None, eps: float = 1e-10) -> Tensor:
+    """Binary entropy of opacities, pushing them to 0 or 1.
+
+    Args:
+        opacities: Opacities of the visible Gaussians, in [0, 1]. (V,)
+        total: Divisor; V when None.
+        eps: Keeps the logarithms finite at exactly 0 and 1.
+
+    Returns:
+        Scalar, at most ln 2 for ``total`` None.
+    """
+    present = opacities * (opacities + eps).log()
+    absent = (1 - opacities) * (1 - opacities + eps).log()
+    return _mean(-present - absent, total)
+
+
+def density_estimation_loss(
+    density: Tensor, plane_distance: Tensor, beta: Tensor, total: int | None = None
+) -> Tensor:
+    """Mean |d - exp(-delta^2 / (2 beta^2))|: the density of a cloud that is already flat.
+
+    Args:
+        density: Unclamped density at the samples. (S,)
+        plane_distance: Signed distance delta to the tangent plane of each sample's Gaussian.
+            (S,) world units
+        beta: Scale of the field. (S,) world units
+        total: Divisor; S when None.
+
+    Returns:
+        Scalar. Gradients reach all three tensors.
+    """
+    target = torch.exp(-0.5 * (plane_distance / beta.clamp_min(_MIN_BETA)).square())
+    return _mean((density - target).abs(), total)
+
+
+def sdf_estimation_loss(
+    sdf: Tensor, depth_gap: Tensor, extent: float, total: int | None = None
+) -> Tensor:
+    """Mean of min(|sdf - |gap|| / (E / 10), 10 E).
+
+    The clamp compares a normalised error with a length; this is how the method was published
+    and tuned, and it acts only on errors beyond E squared.
+
+    Args:
+        sdf: Signed distance at the samples in front of the camera. (S,) world units
+        depth_gap: Rendered depth at the sample's pixel minus the sample's depth. (S,) world units
+        extent: Camera extent E in world units.
+        total: Divisor; S when None.
+
+    Returns:
+        Scalar.
+    """
+    error = (sdf - depth_gap.abs()).abs() / (extent / 10)
+    return _mean(error.clamp_max(10 * extent), total)
+
+
+def better_normal_loss(normal_error: Tensor, total: int | None = None) -> Tensor:
+    """Mean squared distance of normals to the weighted mean of their neighbours' normals.
+
+    Args:
+        normal_error: As the fields return it. (S,)
+        total: Divisor; S when None.
+    """
+    return _mean(normal_error, total)
+
+
+def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float) -> Tensor:
+    """Normals of the surface that a depth map describes, by central differences.
+
+    Pixel (x, y) is unprojected to D ((x - cx) / fx, (y - cy) / fy, 1) with integer x and y: half a
+    pixel away from the rasterizer's convention, which shifts the surface and keeps its normals.
+
+    Args:
+        depth: (H, W) world units along the view axis.
+        fx: Focal length in pixels, as are the following.
+        fy: Vertical focal length.
+        cx: Principal point from the left edge.
+        cy: Principal point from the top edge.
+
+    Returns:
+        Unit normals in camera axes, towards the camera. (H, W, 3); zero on the border of one
+        pixel and where the depth map has no surface (no gradient there).
+    """
+    height, width = depth.shape
+    if height < 3 or width < 3:
+        return (depth * 0)[..., None].expand(-1, -1, 3)
+    x = (torch.arange(width, device=depth.device, dtype=depth.dtype) - cx) / fx
+    y = (torch.arange(height, device=depth.device, dtype=depth.dtype) - cy) / fy
+    points = torch.stack([depth * x, depth * y[:, None], depth], dim=-1)
+    down = points[2:, 1:-1] - points[:-2, 1:-1]
+    right = points[1:-1, 2:] - points[1:-1, :-2]
+    cross = torch.linalg.cross(down, right)
+    squared = cross.square().sum(dim=-1, keepdim=True)
+    # Normalising a zero vector multiplies its gradient by the inverse of an epsilon.
+    regular = squared > _MIN_SQUARED_CROSS
+    normals = torch.where(regular, cross / torch.where(regular, squared, 1.0).sqrt(), 0.0)
+    return functional.pad(normals, (0, 0, 1, 1, 1, 1))
+
+
+def depth_normal_consistency(
+    depth: Tensor,
+    normal: Tensor,
+    fx: float,
+    fy: float,
+    cx: float,
+    cy: float,
+    *,
+    rows: slice | None = None,
+    total: int | None = None,
+) -> Tensor:
+    """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
+
+    The border and empty pixels count with the constant 1.
+
+    Args:
+        depth: Rendered depth. (H, W) world units
+        normal: Rendered unit normals in camera axes, towards the camera. (H, W, 3)
+        fx: Focal length in pixels, as are the following.
+        fy: Vertical focal length.
+        cx: Principal point from the left edge.
+        cy: Principal point from the top edge of this map (of the strip, if it is one).
+        rows: Rows that count; the others are only neighbours of those. For a strip of an image
+            with a halo of one row on each side that continues.
+        total: Divisor; the number of pixels that count when None.
+
+    Returns:
+        Scalar. Gradients reach both maps.
+    """
+    error = 1 - (normal * normals_from_depth(depth, fx, fy, cx, cy)).sum(dim=-1)
+    return _mean(error if rows is None else error[rows], total)
+
+
+def lookup_depth(
+    depth_map: Tensor, view_points: Tensor, fx: float, fy: float, cx: float, cy: float
+) -> Tensor:
+    """Read a depth map where points project, bilinearly, clamped at the border.
+
+    Args:
+        depth_map: (H, W) world units.
+        view_points: Points in camera axes. (S, 3) world units
+        fx: Focal length in pixels, as are the following.
+        fy: Vertical focal length.
+        cx: Principal point from the left edge.
+        cy: Principal point from the top edge.
+
+    Returns:
+        (S,) world units. Gradients reach the map and the points. Points with z below
+        ``MIN_VIEW_Z`` have no pixel: their values are finite but mean nothing, mask them out.
+    """
+    height, width = depth_map.shape
+    x, y, z = view_points.unbind(-1)
+    z = torch.where(z > MIN_VIEW_Z, z, 1.0)
+    u, v = fx * x / z + cx, fy * y / z + cy
+    grid = torch.stack([2 * u / width - 1, 2 * v / height - 1], dim=-1)
+    values = functional.grid_sample(
+        depth_map[None, None], grid[None, None], padding_mode="border", align_corners=False
+    )
+    return values.reshape(-1)
+
+
+def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> Tensor:
+    """Gaussians that the sdf stage samples: visible, and within two deviations of the depth map.
+
+    Args:
+        depth_gap: Rendered depth at the projected centre minus the depth of the centre.
+            (N,) world units
+        view_std: Standard deviation along the line of sight. (N,) world units
+        visible: Gaussians that the view shows. (N,) bool
+
+    Returns:
+        (N,) bool
+    """
+    return visible & (depth_gap.detach().abs() < 2 * view_std.detach())

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says: to the terminal in colour, to pipes in plain lines, and to ``log.txt``.
+
+One ``Console`` is made by the entry point and passed to whoever has something to say. Strings are
+printed as they are: a path such as ``scans/[old]/fox`` is not taken for markup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import rich.console
+import rich.progress
+from rich.table import Table
+from rich.text import Text
+
+from sugar_utils.errors import UserError
+
+PLAIN_INTERVAL_SECONDS = 10.0
+_RATE_MEMORY_SECONDS = 5.0
+_REDRAW_SECONDS = 0.1
+
+
+class Console:
+    """Prints messages, tables and progress, and repeats them in a log file.
+
+    Args:
+        log_path: Log file, appended to when it exists so that a resumed run continues its log;
+            None for no log.
+        stream: Where to print; the standard output if None.
+        terminal: Treat the stream as a terminal or not; found out if None.
+        plain_seconds: Least seconds between two plain progress lines.
+        clock: Monotonic seconds.
+
+    Raises:
+        UserError: The log file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        log_path: Path | None = None,
+        *,
+        stream: IO[str] | None = None,
+        terminal: bool | None = None,
+        plain_seconds: float = PLAIN_INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        stream = sys.stdout if stream is None else stream
+        if hasattr(stream, "reconfigure"):
+            # A narrow code page must not end a run because an image has an accent in its name.
+            stream.reconfigure(errors="replace")
+        if terminal is None:
+            # Variables such as FORCE_COLOR ask for colours, not for bars in a log of a build.
+            terminal = bool(getattr(stream, "isatty", lambda: False)())
+        self._rich = rich.console.Console(
+            file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
+        )
+        self._plain_seconds = plain_seconds
+        self._clock = clock
+        self._log: IO[str] | None = None
+        if log_path is not None:
+            self._log = _open_log(Path(log_path))
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody watches: bars and colours are drawn then."""
+        return self._rich.is_terminal and not self._rich.is_dumb_terminal
+
+    def info(self, message: str) -> None:
+        """Print a message as it is."""
+        self._print(Text(message))
+        self._write_log(message)
+
+    def warn(self, message: str) -> None:
+        """Print a message after ``warning:``."""
+        self._print(Text.assemble(("warning: ", "bold yellow"), message))
+        self._write_log(f"warning: {message}")
+
+    def table(self, title: str, rows: Iterable[tuple[str, object]]) -> None:
+        """Print names and values below each other, for example the resolved configuration.
+
+        Args:
+            title: Line above the table.
+            rows: Name and value; values are shown by ``str``.
+        """
+        texts = [(name, str(value)) for name, value in rows]
+        lines = _table_lines(title, texts)
+        if self.is_terminal:
+            table = Table(title=Text(title), title_justify="left", show_header=False)
+            table.add_column(style="cyan", no_wrap=True)
+            table.add_column(overflow="fold")
+            for name, value in texts:
+                table.add_row(Text(name), Text(value))
+            self._rich.print(table)
+        else:
+            for line in lines:
+                self._print(Text(line))
+        for line in lines:
+            self._write_log(line)
+
+    @contextlib.contextmanager
+    def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:
+        """Show how far a loop has come: a bar on a terminal, a line now and then elsewhere.
+
+        Messages printed meanwhile appear above the bar.
+
+        Args:
+            description: What is running, for example ``"coarse"``.
+            first: First iteration of the whole loop, also after a resume.
+            last: Last iteration, inclusive.
+
+        Yields:
+            The object to update once per iteration.
+        """
+        bar = _Bar(self._rich, description, first, last) if self.is_terminal else None
+        progress = Progress(
+            description,
+            last,
+            bar=bar,
+            emit_line=self._progress_line,
+            line_seconds=self._plain_seconds,
+            clock=self._clock,
+        )
+        with bar if bar is not None else contextlib.nullcontext():
+            try:
+                yield progress
+            finally:
+                progress.finish()
+
+    def close(self) -> None:
+        """Close the log file; the console still prints."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _progress_line(self, line: str) -> None:
+        if not self.is_terminal:
+            self._print(Text(line))
+        self._write_log(line)
+
+    def _print(self, text: Text) -> None:
+        # Soft wrapping leaves long paths in one piece for whoever copies or parses them.
+        self._rich.print(text, soft_wrap=True)
+
+    def _write_log(self, message: str) -> None:
+        if self._log is None:
+            return
+        stamp = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+        try:
+            for line in message.splitlines() or [""]:
+                self._log.write(f"{stamp} {line}\n")
+            self._log.flush()
+        except OSError as error:
+            log, self._log = self._log, None
+            with contextlib.suppress(OSError):
+                log.close()
+            self.warn(f"{log.name} is not continued: {error.strerror or error}")
+
+
+class Progress:
+    """Progress of one loop; ``Console.progress`` makes it."""
+
+    def __init__(
+        self,
+        description: str,
+        last: int,
+        *,
+        bar: _Bar | None,
+        emit_line: Callable[[str], None],
+        line_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._description = description
+        self._last = last
+        self._bar = bar
+        self._emit_line = emit_line
+        self._line_seconds = line_seconds
+        self._clock = clock
+        self._rate = _Rate()
+        self._line_time: float | None = None
+        self._bar_time: float | None = None
+        self._state: _State | None = None
+        self._state_is_printed = True
+
+    @property
+    def due(self) -> bool:
+        """Whether the next update will show something.
+
+        Fields cost a device synchronisation; callers read them off only when this is true.
+        """
+        now = self._clock()
+        return self._line_is_due(now) or self._bar_is_due(now)
+
+    def update(
+        self, iteration: int, rate: float | None = None, fields: Mapping[str, str] | None = None
+    ) -> None:
+        """Report that an iteration is done; cheap enough to be called every time.
+
+        Args:
+            iteration: The iteration just finished.
+            rate: Iterations per second; measured here if None.
+            fields: Short texts by name to show beside (loss terms, Gaussians, memory). None
+                keeps those of the last call.
+        """
+        now = self._clock()
+        measured = self._rate.update(iteration, now)
+        if fields is None:
+            fields = self._state.fields if self._state else {}
+        self._state = _State(iteration, measured if rate is None else rate, fields)
+        self._state_is_printed = False
+        if self._line_is_due(now) or iteration >= self._last:
+            self._print_line(now)
+        if self._bar_is_due(now):
+            self._bar_time = now
+            self._bar.show(self._state)
+
+    def finish(self) -> None:
+        """Show the last state if it was not shown yet."""
+        if self._bar is not None and self._state is not None:
+            self._bar.show(self._state)
+        if not self._state_is_printed:
+            self._print_line(self._clock())
+
+    def _line_is_due(self, now: float) -> bool:
+        return self._line_time is None or now - self._line_time >= self._line_seconds
+
+    def _bar_is_due(self, now: float) -> bool:
+        if self._bar is None:
+            return False
+        return self._bar_time is None or now - self._bar_time >= _REDRAW_SECONDS
+
+    def _print_line(self, now: float) -> None:
+        self._line_time = now
+        self._state_is_printed = True
+        state = self._state
+        words = [f"{self._description} {state.iteration}/{self._last}"]
+        if state.rate is not None:
+            words.append(_rate_text(state.rate))
+            words.append(f"eta {_remaining_text(state.iteration, self._last, state.rate)}")
+        words.extend(f"{name} {value}" for name, value in state.fields.items())
+        self._emit_line(" ".join(words))
+
+
+@dataclass(frozen=True)
+class _State:
+    """What the last update said."""
+
+    iteration: int
+    rate: float | None
+    fields: Mapping[str, str]
+
+
+class _Rate:
+    """Iterations per second, averaged over the last seconds."""
+
+    def __init__(self) -> None:
+        self._iteration: int | None = None
+        self._time = 0.0
+        self._value: float | None = None
+
+    def update(self, iteration: int, now: float) -> float | None:
+        if self._iteration is None:
+            self._iteration, self._time = iteration, now
+            return None
+        elapsed = now - self._time
+        if elapsed <= 0:
+            return self._value
+        current = (iteration - self._iteration) / elapsed
+        if self._value is None:
+            self._value = current
+        else:
+            weight = min(1.0, elapsed / _RATE_MEMORY_SECONDS)
+            # Averaging the time per iteration, not the rate, gives unequal steps their due.
+            slowness = (1 - weight) / max(self._value, 1e-9) + weight / max(current, 1e-9)
+            self._value = 1 / slowness
+        self._iteration, self._time = iteration, now
+        return self._value
+
+
+class _Bar(rich.progress.Progress):
+    """The live bar and, below it, one line of fields cut to the width of the terminal."""
+
+    def __init__(
+        self, console: rich.console.Console, description: str, first: int, last: int
+    ) -> None:
+        self._fields_text = Text()
+        self._first = first
+        self._last = last
+        column = rich.progress.TextColumn
+        super().__init__(
+            column("{task.description}", markup=False),
+            rich.progress.BarColumn(bar_width=None),
+            column("{task.fields[count]}", markup=False),
+            column("{task.fields[rate]}", markup=False),
+            column("{task.fields[remaining]}", markup=False),
+            console=console,
+            expand=True,
+        )
+        self._task = self.add_task(
+            description, total=max(1, last - first + 1), count="", rate="", remaining=""
+        )
+
+    def get_renderables(self) -> Iterator[Any]:
+        """The bar, then the fields."""
+        yield self.make_tasks_table(self.tasks)
+        if self._fields_text.plain:
+            yield self._fields_text
+
+    def show(self, state: _State) -> None:
+        """Take over new values; the next redraw shows them."""
+        count = f"{state.iteration}/{self._last}"
+        rate = remaining = ""
+        if state.rate is not None:
+            rate = _rate_text(state.rate)
+            remaining = f"eta {_remaining_text(state.iteration, self._last, state.rate)}"
+        words = "  ".join(f"{name} {value}" for name, value in state.fields.items())
+        self._fields_text = Text(words, no_wrap=True, overflow="ellipsis", style="dim")
+        completed = state.iteration - self._first + 1
+        self.update(self._task, completed=completed, count=count, rate=rate, remaining=remaining)
+
+
+def _rate_text(rate: float) -> str:
+    return f"{rate:.1f} it/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/it"
+
+
+def _remaining_text(iteration: int, last: int, rate: float) -> str:
+    """Time left as ``m:ss`` or ``h:mm:ss``."""
+    if rate <= 0:
+        return "?"
+    seconds = round(max(0, last - iteration) / rate)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _table_lines(title: str, rows: list[tuple[str, str]]) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return [title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def _open_log(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a", encoding="utf-8", newline="\n", errors="replace")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; "
+            "mend the permissions or choose another output folder"
+        ) from error

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are either complete or absent, and one-line errors when they cannot be written.
+
+A file is written under a temporary name in its own folder, flushed to the disk and renamed. A
+process killed at any moment leaves the old file or the new one, and at worst a temporary whose
+name tells which process it belonged to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sugar_utils.errors import UserError
+
+_TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
+_REPLACE_ATTEMPTS = 10
+_REPLACE_PAUSE = 0.1
+
+
+def _cause(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write {path}: {_cause(error)}; "
+        "free some space, mend the permissions or choose another output folder"
+    )
+
+
+def temporary_path(path: Path) -> Path:
+    """Name under which this process writes ``path`` before it is complete.
+
+    The suffix is kept at the end, because many writers choose the format by it.
+    """
+    return path.with_name(f"{path.name}.tmp-{os.getpid()}{path.suffix}")
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot create the folder {directory}: {_cause(error)}; choose another output folder"
+        ) from error
+
+
+def _flush_file(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_directory(directory: Path) -> None:
+    """Make a rename durable; systems that cannot flush a folder (Windows) do without."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _replace(source: Path, target: Path) -> None:
+    # Windows refuses to replace a file that a virus scanner or viewer has open for a moment.
+    attempts = _REPLACE_ATTEMPTS if os.name == "nt" else 1
+    for attempt in range(attempts):
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if attempt == attempts - 1:
+                raise
+            time.sleep(_REPLACE_PAUSE)
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file so that it appears complete or not at all.
+
+    The body writes to the yielded path. When it ends, the data are flushed to the disk and the
+    file takes its final name; when it raises, the temporary is removed and an older file of the
+    final name stays as it was. Parent folders are created.
+
+    Args:
+        path: Final name of the file.
+
+    Yields:
+        A path in the same folder that does not exist yet.
+
+    Raises:
+        UserError: The file cannot be written (no space, no permission, read-only folder). An
+            ``OSError`` of the body that names some other file passes unchanged.
+    """
+    path = Path(path)
+    _make_directory(path.parent)
+    temporary = temporary_path(path)
+    try:
+        temporary.unlink(missing_ok=True)
+        yield temporary
+        _flush_file(temporary)
+        _replace(temporary, path)
+        _flush_directory(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
+            raise _cannot_write(path, error) from error
+        raise
+
+
+def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in UTF-8 with ``\\n`` line ends, complete or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def _json_value(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
+    """Write ``value`` as indented JSON, complete or not at all; paths become strings.
+
+    Raises:
+        UserError: The file cannot be written.
+        TypeError: ``value`` holds something that JSON cannot express.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=_json_value)
+    write_text_atomic(path, text + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        UserError: The file is missing, unreadable or not JSON; a syntax error is located.
+    """
+    path = Path(path)
+    try:
+        return json.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); "
+            "the file is damaged, write it again"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a UTF-8 text file; write it again") from error
+
+
+def check_writable(directory: str | os.PathLike[str]) -> Path:
+    """Create a folder if need be and prove that files can be written in it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: It cannot be created or written to.
+    """
+    directory = Path(directory)
+    _make_directory(directory)
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"\0")
+    except OSError as error:
+        raise UserError(
+            f"cannot write in the folder {directory}: {_cause(error)}; "
+            "mend the permissions or choose another output folder"
+        ) from error
+    return directory
+
+
+def process_is_alive(pid: int) -> bool:
+    """Whether a process of this number exists on this machine."""
+    if pid <= 0:
+        return False
+    if sys.platform == "win32":
+        return _windows_process_is_alive(pid)
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _windows_process_is_alive(pid: int) -> bool:
+    """``os.kill(pid, 0)`` would send Ctrl-C on Windows, so ask for a handle instead."""
+    import ctypes
+
+    query_limited_information, still_active = 0x1000, 259
+    kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+    kernel32.OpenProcess.restype = ctypes.c_void_p
+    kernel32.CloseHandle.argtypes = [ctypes.c_void_p]
+    kernel32.GetExitCodeProcess.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_ulong)]
+    handle = kernel32.OpenProcess(query_limited_information, False, pid)
+    if not handle:
+        return False
+    code = ctypes.c_ulong()
+    kernel32.GetExitCodeProcess(handle, ctypes.byref(code))
+    kernel32.CloseHandle(handle)
+    return code.value == still_active
+
+
+def remove_stale_temporaries(directory: str | os.PathLike[str]) -> list[Path]:
+    """Remove what killed processes left half-written in a folder.
+
+    A temporary that carries this process's own number is stale too: in a container every run may
+    get the same number. Call it at the start of a run, before the first write.
+
+    Returns:
+        The files removed, sorted.
+    """
+    removed = []
+    for path in sorted(Path(directory).glob("*.tmp-*")):
+        match = _TEMPORARY.search(path.name)
+        if match is None or not path.is_file():
+            continue
+        pid = int(match.group(1))
+        if pid == os.getpid() or not process_is_alive(pid):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed.append(path)
+    return removed

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command-line values, a parser whose errors are one line, and the frame of every entry point."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from sugar_utils.errors import UserError
+
+_TRUE = ("yes", "true", "t", "y", "1")
+_FALSE = ("no", "false", "f", "n", "0")
+_SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def boolean(text: str) -> bool:
+    """``yes true t y 1`` or ``no false f n 0`` in any case; anything else is an error."""
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is neither true ({', '.join(_TRUE)}) nor false ({', '.join(_FALSE)})"
+    )
+
+
+def integer(text: str) -> int:
+    """A whole number; underscores may group digits (``7_000``)."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def positive_int(text: str) -> int:
+    """A whole number of at least 1."""
+    value = integer(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
+    return value
+
+
+def non_negative_int(text: str) -> int:
+    """A whole number of at least 0."""
+    value = integer(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must not be negative")
+    return value
+
+
+def finite_float(text: str) -> float:
+    """A number; infinity and not-a-number are errors."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """A finite number greater than 0."""
+    value = finite_float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be greater than 0")
+    return value
+
+
+def non_negative_float(text: str) -> float:
+    """A finite number of at least 0."""
+    value = finite_float(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must not be negative")
+    return value
+
+
+def optional_str(text: str) -> str | None:
+    """A string, where the word ``None`` means that the flag is not set."""
+    return None if text == "None" else text
+
+
+def vector3(text: str) -> tuple[float, float, float] | None:
+    """Three numbers as ``(x,y,z)`` or ``x,y,z``; the word ``None`` means not set."""
+    if text == "None":
+        return None
+    inner = text.strip()
+    if inner.startswith("(") and inner.endswith(")"):
+        inner = inner[1:-1]
+    parts = inner.split(",")
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three numbers; write (x,y,z)")
+    x, y, z = (finite_float(part) for part in parts)
+    return x, y, z
+
+
+def parse_int_list(text: str) -> list[int]:
+    """Whole numbers separated by spaces or commas, in square brackets or not.
+
+    Raises:
+        argparse.ArgumentTypeError: Something in the list is not a whole number.
+    """
+    inner = text.strip()
+    if inner.startswith("[") != inner.endswith("]"):
+        raise argparse.ArgumentTypeError(f"{text!r} has an unmatched bracket")
+    if inner.startswith("["):
+        inner = inner[1:-1]
+    return [integer(word) for word in re.split(r"[\s,]+", inner) if word]
+
+
+class IntList(argparse.Action):
+    """Stores ``7000 8000``, ``7000,8000`` and ``[7000, 8000]`` alike as a list of integers.
+
+    Use as ``parser.add_argument("--test_iterations", action=IntList, default=[7000])``.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        kwargs.setdefault("nargs", "+")
+        super().__init__(option_strings, dest, **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Parse all words given after the flag together, as a bracket may span several."""
+        text = values if isinstance(values, str) else " ".join(str(value) for value in values or ())
+        try:
+            setattr(namespace, self.dest, parse_int_list(text))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+
+
+class Parser(argparse.ArgumentParser):
+    """``ArgumentParser`` with one-line errors, suggestions and forgiving spellings.
+
+    Unambiguous beginnings of a flag are accepted (``--refinement_iter``), so are dashes for
+    underscores (``--scene-path``) and values that begin with a minus sign (``-b -1,-2,-3``).
+    Wrong input prints one line, ``error: ...``, and exits with code 2.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", True)
+        super().__init__(*args, **kwargs)
+        # argparse takes a word that matches for a value and not for a flag; the original pattern
+        # knows single numbers only.
+        self._negative_number_matcher = _SIGNED_VALUES
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        """As in argparse, after dashes inside flag names became underscores."""
+        words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args([self._underscored(word) for word in words], namespace)
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+        """As in argparse; an unknown flag is named with the one it resembles most."""
+        namespace, extra = self.parse_known_args(args, namespace)
+        if extra:
+            flags = [word.split("=", 1)[0] for word in extra if word.startswith("-")]
+            if flags:
+                self.error(f"unknown flag {flags[0]}{self._suggestion(flags[0])}")
+            self.error(f"unexpected argument {extra[0]!r}; values follow a flag, see --help")
+        return namespace
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with code 2."""
+        self.exit(2, f"error: {' '.join(message.split())}\n")
+
+    def _underscored(self, word: str) -> str:
+        if not word.startswith("--") or word == "--":
+            return word
+        name, equals, value = word[2:].partition("=")
+        if f"--{name}" in self._option_string_actions:
+            return word
+        return f"--{name.replace('-', '_')}{equals}{value}"
+
+    def _suggestion(self, flag: str) -> str:
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
+        return f"; did you mean {near[0]}?" if near else "; --help lists all flags"
+
+
+def run_main(main: Callable[[], int | None]) -> int:
+    """Run an entry point: ``sys.exit(run_main(main))``.
+
+    What users can put right is printed in one line without a traceback. Anything unexpected
+    propagates with its traceback, because it is a defect of the program.
+
+    Args:
+        main: Parses its flags and does the work; its result is the exit code, None means 0.
+
+    Returns:
+        The exit code: the error's own, 130 after Ctrl-C, 141 when the reader of the output left.
+    """
+    try:
+        code = main() or 0
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes once more on its way out; give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE

@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: UP018 - in a kernel, int(0) declares a variable and 0 a constant
+"""Exact k-nearest neighbours in O(N) memory, one source for CPU and CUDA.
+
+Points are sorted along a Morton curve and cut into leaves of consecutive points; an implicit
+binary tree of bounding boxes stands on the leaves (children of node i are 2i and 2i + 1). One
+thread per query starts in its own leaf, climbs to the root and searches each sibling subtree on
+the way, nearest box first.
+
+The result is exact, not "exact up to rounding": a box bound is computed with the operations of
+the distance itself, and float32 subtraction, multiplication and addition are monotonic, so a
+bound never exceeds the distance of a point inside. Nodes also know their lowest point index;
+with it, ties at equal distance are decided (and thousands of identical points are searched)
+without opening every box that ties.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from sugar_utils.errors import UserError
+from sugar_utils.warp_launch import launch
+
+LEAF_SIZE = 16
+"""Points per leaf. From 4 to 32 the time on a CPU differs by less than a tenth."""
+
+_MORTON_BITS = 21
+_MAX_DEPTH = 32
+_NO_INDEX = 2**31 - 1
+_MIN_STRIP = 512
+
+# Contracting a product and a sum into one rounding would make distances differ from those of
+# torch, and between devices: both compilers are told not to.
+_EXACT = {
+    "enable_backward": False,
+    "fuse_fp": False,
+    "cpu_compiler_flags": "-march=native -ffp-contract=off -fno-slp-vectorize -fno-vectorize",
+}
+wp.set_module_options(_EXACT)
+
+
+class Neighbors(NamedTuple):
+    """Nearest points of each query.
+
+    Attributes:
+        indices: Rows of the points, nearest first. (Q, k) int32
+        sq_distances: Squared distances. (Q, k) float32, world units squared
+    """
+
+    indices: Tensor
+    sq_distances: Tensor
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Bounding boxes over Morton-sorted points.
+
+    Attributes:
+        points: In tree order. (N, 3)
+        rows: Row of each of them in the caller's order. (N,) int32
+        boxes: Low and high corner of each node; row 0 unused. (2 P, 6)
+        lowest: Lowest caller's row below each node. (2 P,) int32
+    """
+
+    points: Tensor
+    rows: Tensor
+    boxes: Tensor
+    lowest: Tensor
+
+    @property
+    def first_leaf(self) -> int:
+        return self.boxes.shape[0] // 2
+
+
+def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int = 100_000) -> Neighbors:
+    """Find the k nearest points of every point, itself included.
+
+    Column 0 is always the point itself, also among exact duplicates. The others follow by
+    (squared distance, index), so equal distances have one right answer.
+
+    Args:
+        points: (N, 3) float32 world units, CPU or CUDA.
+        k: Neighbours per point. More than N are clipped: the result has ``min(k, N)`` columns.
+        query_batch: Points per kernel launch.
+
+    Returns:
+        Indices and squared distances, (N, min(k, N)) each; without gradients.
+
+    Raises:
+        UserError: If a coordinate is NaN or infinite.
+    """
+    points = _checked(points)
+    n_columns = min(k, points.shape[0])
+    if n_columns == 0:
+        return _empty(points.shape[0], points.device)
+    tree = _build_tree(points)
+    return _search(tree, tree.points, tree.rows, n_columns, query_batch, skip_self=True)
+
+
+def nearest_neighbors_of(
+    queries: Tensor, points: Tensor, k: int = 16, *, query_batch: int = 100_000
+) -> Neighbors:
+    """Find the k points nearest to arbitrary positions, by (squared distance, index).
+
+    Args:
+        queries: (Q, 3) float32 world units.
+        points: (N, 3) float32 world units, on the same device.
+        k: Neighbours per query; clipped to N as in :func:`nearest_neighbors`.
+        query_batch: Queries per kernel launch.
+
+    Returns:
+        Indices into ``points`` and squared distances, (Q, min(k, N)) each; without gradients.
+
+    Raises:
+        UserError: If a coordinate is NaN or infinite.
+    """
+    queries, points = _checked(queries), _checked(points)
+    n_columns = min(k, points.shape[0])
+    if n_columns == 0 or queries.shape[0] == 0:
+        return _empty(queries.shape[0], points.device, n_columns)
+    order = _morton_codes(queries, *_bounding_cube(queries)).argsort(stable=True)
+    return _search(
+        _build_tree(points), queries[order], order.int(), n_columns, query_batch, skip_self=False
+    )
+
+
+def mean_sq_distance_to_nearest(points: Tensor, n_neighbors: int = 3) -> Tensor:
+    """Mean squared distance to the nearest other points, the classic initial splat size.
+
+    Args:
+        points: (N, 3) float32 world units.
+        n_neighbors: Number of other points to average over; fewer where N is smaller.
+
+    Returns:
+        (N,) float32, world units squared; 0 for a point that is alone.
+    """
+    sq_distances = nearest_neighbors(points, n_neighbors + 1).sq_distances[:, 1:]
+    return sq_distances.sum(dim=1) / max(sq_distances.shape[1], 1)
+
+
+def nearest_neighbors_reference(queries: Tensor, points: Tensor, k: int) -> Neighbors:
+    """Brute force with the same order of operations: the slow twin for tests. O(Q N) memory."""
+    offset = points[None] - queries[:, None]
+    x, y, z = offset.unbind(-1)
+    sq_distances = (x * x + y * y) + z * z
+    values, order = sq_distances.sort(dim=1, stable=True)
+    n_columns = min(k, points.shape[0])
+    return Neighbors(order[:, :n_columns].int(), values[:, :n_columns])
+
+
+def _checked(points: Tensor) -> Tensor:
+    points = points.detach().float().contiguous()
+    n_bad = int((~points.isfinite()).any(dim=1).sum())
+    if n_bad:
+        raise UserError(
+            f"{n_bad} of {points.shape[0]} points have a NaN or infinite coordinate, so they have "
+            "no neighbours; the training diverged or the input file is damaged."
+        )
+    return points
+
+
+def _empty(n_rows: int, device: torch.device, n_columns: int = 0) -> Neighbors:
+    shape = (n_rows, n_columns)
+    return Neighbors(
+        torch.empty(shape, dtype=torch.int32, device=device), torch.empty(shape, device=device)
+    )
+
+
+def _bounding_cube(points: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = points.amin(dim=0).double(), points.amax(dim=0).double()
+    return low, (high - low).amax()
+
+
+def _morton_codes(points: Tensor, low: Tensor, extent: Tensor) -> Tensor:
+    """Interleave 21 bits per axis of the position in a cube; ``low`` (..., 3), ``extent`` (...)."""
+    step = (2**_MORTON_BITS - 1) / extent.clamp_min(1e-300)
+    code = torch.zeros(points.shape[0], dtype=torch.int64, device=points.device)
+    for axis in range(3):
+        bits = ((points[:, axis] - low[..., axis]) * step).long()
+        for shift, mask in (
+            (32, 0x1F00000000FFFF),
+            (16, 0x1F0000FF0000FF),
+            (8, 0x100F00F00F00F00F),
+            (4, 0x10C30C30C30C30C3),
+            (2, 0x1249249249249249),
+        ):
+            bits = (bits | (bits << shift)) & mask
+        code |= bits << axis
+    return code
+
+
+def _tree_order(points: Tensor) -> Tensor:
+    """Order along a Morton curve that is refined wherever many points share one cell. (N,) int64
+
+    A few far outliers stretch the cube until a whole scene falls into one cell; such cells get a
+    curve of their own, in their own bounding cube, until only exact duplicates share a cell.
+    """
+    codes, order = _morton_codes(points, *_bounding_cube(points)).sort(stable=True)
+    where = torch.arange(points.shape[0], device=points.device)
+    group = _group_ids(codes)
+    while True:
+        crowded = (torch.bincount(group) > LEAF_SIZE)[group]
+        where, group = where[crowded], group[crowded]
+        if where.numel() == 0:
+            return order
+        group = _group_ids(group)
+        members = points[order[where]].double()
+        size, index = (int(group[-1]) + 1, 3), group[:, None].expand(-1, 3)
+        low = members.new_zeros(size).scatter_reduce(0, index, members, "amin", include_self=False)
+        high = members.new_zeros(size).scatter_reduce(0, index, members, "amax", include_self=False)
+        extent = (high - low).amax(dim=1)
+        codes = _morton_codes(members, low[group], extent[group])
+        permutation = codes.argsort(stable=True)
+        permutation = permutation[group[permutation].argsort(stable=True)]
+        order[where] = order[where[permutation]]
+        # Duplicates cannot be told apart any further.
+        split = (extent > 0)[group]
+        where, group = where[split], _group_ids(group[split], codes[permutation][split])
+
+
+def _group_ids(*sorted_keys: Tensor) -> Tensor:
+    """Number the runs of equal keys, from 0. (M,) int64"""
+    n = sorted_keys[0].shape[0]
+    starts = torch.zeros(n, dtype=torch.int64, device=sorted_keys[0].device)
+    for keys in sorted_keys:
+        starts[1:] |= keys[1:] != keys[:-1]
+    return starts.cumsum(dim=0)
+
+
+def _build_tree(points: Tensor) -> _Tree:
+    n, device = points.shape[0], points.device
+    order = _tree_order(points)
+    rows, sorted_points = order.int(), points[order].contiguous()
+    n_leaves = -(-n // LEAF_SIZE)
+    first_leaf = 1 << (n_leaves - 1).bit_length()
+    boxes = torch.empty((2 * first_leaf, 6), device=device)
+    lowest = torch.empty(2 * first_leaf, dtype=torch.int32, device=device)
+    launch(
+        _leaf_boxes,
+        first_leaf,
+        [first_leaf, n, sorted_points, rows, boxes, lowest],
+        device=device,
+        min_items=_MIN_STRIP,
+    )
+    level = first_leaf // 2
+    while level >= 1:
+        launch(_inner_boxes, level, [level, boxes, lowest], device=device, min_items=_MIN_STRIP)
+        level //= 2
+    return _Tree(sorted_points, rows, boxes, lowest)
+
+
+def _search(
+    tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int, *, skip_self: bool
+) -> Neighbors:
+    """Run the queries (in tree order) and store each result in its row."""
+    n, device = queries.shape[0], queries.device
+    indices = torch.empty((n, k), dtype=torch.int32, device=device)
+    sq_distances = torch.empty((n, k), dtype=torch.float32, device=device)
+    tree_arguments = [tree.points, tree.rows, tree.boxes, tree.lowest, tree.first_leaf]
+    kernel = _query_kernel(max(16, 1 << (k - 1).bit_length()))
+    for start in range(0, n, max(query_batch, 1)):
+        launch(
+            kernel,
+            min(query_batch, n - start),
+            [start, queries, rows, *tree_arguments, int(skip_self), indices, sq_distances],
+            device=device,
+            min_items=_MIN_STRIP,
+        )
+    return Neighbors(indices, sq_distances)
+
+
+@wp.kernel
+def _leaf_boxes(
+    first: int,
+    first_leaf: int,
+    n_points: int,
+    points: wp.array2d(dtype=float),
+    rows: wp.array(dtype=int),
+    boxes: wp.array2d(dtype=float),
+    lowest: wp.array(dtype=int),
+):
+    leaf = first + wp.tid()
+    low = wp.vec3(wp.inf, wp.inf, wp.inf)
+    high = -low
+    row = int(wp.static(_NO_INDEX))
+    begin = leaf * wp.static(LEAF_SIZE)
+    for i in range(begin, wp.min(begin + wp.static(LEAF_SIZE), n_points)):
+        p = wp.vec3(points[i, 0], points[i, 1], points[i, 2])
+        low = wp.min(low, p)
+        high = wp.max(high, p)
+        row = wp.min(row, rows[i])
+    for axis in range(3):
+        boxes[first_leaf + leaf, axis] = low[axis]
+        boxes[first_leaf + leaf, axis + 3] = high[axis]
+    lowest[first_leaf + leaf] = row
+
+
+@wp.kernel
+def _inner_boxes(
+    first: int, level: int, boxes: wp.array2d(dtype=float), lowest: wp.array(dtype=int)
+):
+    node = level + first + wp.tid()
+    for axis in range(3):
+        boxes[node, axis] = wp.min(boxes[2 * node, axis], boxes[2 * node + 1, axis])
+        boxes[node, axis + 3] = wp.max(boxes[2 * node, axis + 3], boxes[2 * node + 1, axis + 3])
+    lowest[node] = wp.min(lowest[2 * node], lowest[2 * node + 1])
+
+
+@wp.func
+def _axis_gap(low: float, high: float, x: float) -> float:
+    return wp.max(wp.max(low - x, x - high), 0.0)
+
+
+@wp.func
+def _box_bound(boxes: wp.array2d(dtype=float), node: int, q: wp.vec3) -> float:
+    """Lower bound of squared distances, rounded like the distances. Infinite for empty boxes."""
+    x = _axis_gap(boxes[node, 0], boxes[node, 3], q[0])
+    y = _axis_gap(boxes[node, 1], boxes[node, 4], q[1])
+    z = _axis_gap(boxes[node, 2], boxes[node, 5], q[2])
+    return (x * x + y * y) + z * z
+
+
+@wp.func
+def _sq_distance(points: wp.array2d(dtype=float), i: int, q: wp.vec3) -> float:
+    x = points[i, 0] - q[0]
+    y = points[i, 1] - q[1]
+    z = points[i, 2] - q[2]
+    return (x * x + y * y) + z * z
+
+
+@wp.func
+def _before(distance: float, row: int, other_distance: float, other_row: int) -> bool:
+    return distance < other_distance or (distance == other_distance and row < other_row)
+
+
+@functools.cache
+def _query_kernel(capacity: int) -> Any:
+    """Make the kernel that searches for up to ``capacity`` neighbours, kept in local memory.
+
+    It is one long body on purpose: Warp passes vectors by value, so a candidate list that goes
+    through a function is copied at every call.
+    """
+    Distances = wp.types.vector(length=capacity, dtype=wp.float32)
+    Rows = wp.types.vector(length=capacity, dtype=wp.int32)
+    Nodes = wp.types.vector(length=_MAX_DEPTH, dtype=wp.int32)
+    Bounds = wp.types.vector(length=_MAX_DEPTH, dtype=wp.float32)
+
+    @wp.kernel(module="unique", module_options=_EXACT)
+    def query(
+        first: int,
+        offset: int,
+        queries: wp.array2d(dtype=float),
+        query_rows: wp.array(dtype=int),
+        points: wp.array2d(dtype=float),
+        rows: wp.array(dtype=int),
+        boxes: wp.array2d(dtype=float),
+        lowest: wp.array(dtype=int),
+        first_leaf: int,
+        skip_self: int,
+        indices: wp.array2d(dtype=int),
+        sq_distances: wp.array2d(dtype=float),
+    ):
+        item = offset + first + wp.tid()
+        q = wp.vec3(queries[item, 0], queries[item, 1], queries[item, 2])
+        out_row = query_rows[item]
+        own_row = int(-1)
+        place = int(1)
+        if skip_self == 1:
+            own_row = out_row
+            place = first_leaf + item / wp.static(LEAF_SIZE)
+        last = indices.shape[1] - skip_self - 1
+        distances = Distances(wp.inf)
+        found = Rows(wp.static(_NO_INDEX))
+        worst = float(wp.inf)
+        worst_row = int(wp.static(_NO_INDEX))
+        nodes = Nodes()
+        bounds = Bounds()
+        subtree = int(place)
+        while subtree > 0 and last >= 0:
+            n_open = int(1)
+            nodes[0] = subtree
+            bounds[0] = _box_bound(boxes, subtree, q)
+            while n_open > 0:
+                n_open -= 1
+                node = nodes[n_open]
+                if _before(bounds[n_open], lowest[node], worst, worst_row):
+                    if node >= first_leaf:
+                        begin = (node - first_leaf) * wp.static(LEAF_SIZE)
+                        for i in range(
+                            begin, wp.min(begin + wp.static(LEAF_SIZE), points.shape[0])
+                        ):
+                            d = _sq_distance(points, i, q)
+                            row = rows[i]
+                            if row != own_row and _before(d, row, worst, worst_row):
+                                slot = int(last)
+                                while slot > 0 and _before(
+                                    d, row, distances[slot - 1], found[slot - 1]
+                                ):
+                                    distances[slot] = distances[slot - 1]
+                                    found[slot] = found[slot - 1]
+                                    slot -= 1
+                                distances[slot] = d
+                                found[slot] = row
+                                worst = distances[last]
+                                worst_row = found[last]
+                    else:
+                        near = 2 * node
+                        far = near + 1
+                        near_bound = _box_bound(boxes, near, q)
+                        far_bound = _box_bound(boxes, far, q)
+                        if _before(far_bound, lowest[far], near_bound, lowest[near]):
+                            swap = near_bound
+                            near_bound = far_bound
+                            far_bound = swap
+                            near = far
+                            far = 2 * node
+                        nodes[n_open] = far
+                        bounds[n_open] = far_bound
+                        nodes[n_open + 1] = near
+                        bounds[n_open + 1] = near_bound
+                        n_open += 2
+            # Climb: the sibling of this place is searched next, then the place is its parent.
+            subtree = int(0)
+            if place > 1:
+                subtree = place ^ 1
+                place = place >> 1
+        if skip_self == 1:
+            indices[out_row, 0] = own_row
+            sq_distances[out_row, 0] = 0.0
+        for j in range(last + 1):
+            indices[out_row, j + skip_self] = found[j]
+            sq_distances[out_row, j + skip_self] = distances[j]
+
+    return query

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotations, normals, covariances and diamonds of Gaussians."""
+
+import pytest
+import torch
+
+from sugar_scene.diamonds import diamond_faces, diamond_vertices
+from sugar_scene.geometry import (
+    covariances,
+    inverse_square_roots,
+    packed_covariances,
+    smallest_axis,
+    smallest_axis_normals,
+    smallest_scales,
+    std_along_view,
+)
+from sugar_utils.quaternions import rotation_matrices
+from tests.golden import golden_cloud, load_golden
+
+
+@pytest.fixture(scope="module")
+def case():
+    return load_golden("case04_activations_A")
+
+
+@pytest.fixture(scope="module")
+def gaussians(case):
+    return golden_cloud(case).activate()
+
+
+def assert_golden(actual: torch.Tensor, expected) -> None:
+    scale = abs(expected).max()
+    torch.testing.assert_close(
+        actual.detach(), torch.tensor(expected), rtol=1e-5, atol=1e-5 * float(scale)
+    )
+
+
+def test_activations_are_golden(case, gaussians):
+    assert_golden(gaussians.scales, case["out_scaling"])
+    assert_golden(gaussians.quats, case["out_quaternions"])
+    assert_golden(gaussians.opacities[:, None], case["out_opacity"])
+
+
+def test_normals_are_golden(case, gaussians):
+    assert torch.equal(smallest_axis(gaussians.scales), torch.tensor(case["out_smallest_axis_idx"]))
+    assert_golden(smallest_axis_normals(gaussians.quats, gaussians.scales), case["out_normals"])
+
+
+def test_covariances_are_golden(case, gaussians):
+    shape = gaussians.quats, gaussians.scales
+    assert_golden(covariances(*shape), case["out_covariance"])
+    assert_golden(packed_covariances(*shape), case["out_covariance_packed"])
+    assert_golden(inverse_square_roots(*shape), case["out_inv_sqrt"])
+
+
+def test_diamonds_are_golden(case, gaussians):
+    vertices = diamond_vertices(
+        gaussians.means, gaussians.quats, gaussians.scales, float(case["in_diamond_scale"])
+    )
+    assert_golden(vertices, case["out_diamond_vertices"])
+
+
+def test_diamond_faces_stay_in_their_own_diamond():
+    faces = diamond_faces(5)
+    assert faces.shape == (10, 3)
+    assert torch.equal(faces // 4, (torch.arange(10) // 2)[:, None].expand(-1, 3))
+    area = diamond_area(diamond_vertices(*unit_gaussian(), 1.0), diamond_faces(1))
+    assert area == pytest.approx(2 * 2.0 * 3.0)
+
+
+def unit_gaussian():
+    return torch.zeros(1, 3), torch.tensor([[1.0, 0, 0, 0]]), torch.tensor([[2.0, 0.1, 3.0]])
+
+
+def diamond_area(vertices: torch.Tensor, faces: torch.Tensor) -> float:
+    a, b, c = vertices.reshape(-1, 3)[faces].unbind(1)
+    return float(torch.linalg.cross(b - a, c - a).norm(dim=1).sum() / 2)
+
+
+def test_smallest_axis_takes_the_first_on_ties():
+    scales = torch.tensor([[1.0, 1.0, 1.0], [2.0, 1.0, 1.0], [1.0, 2.0, 1.0]], requires_grad=True)
+    assert smallest_axis(scales).tolist() == [0, 1, 0]
+    smallest_scales(scales).sum().backward()
+    assert scales.grad.tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
+
+
+def test_a_quarter_turn_about_z_takes_x_to_y():
+    half = 0.5**0.5
+    turned = rotation_matrices(torch.tensor([half, 0.0, 0.0, half])) @ torch.tensor([1.0, 0, 0])
+    torch.testing.assert_close(turned, torch.tensor([0.0, 1.0, 0.0]), atol=1e-6, rtol=0)
+
+
+def test_rotation_matrices_are_proper_rotations_with_true_gradients():
+    torch.manual_seed(0)
+    quats = torch.nn.functional.normalize(torch.randn(20, 4, dtype=torch.float64), dim=1)
+    rotation = rotation_matrices(quats)
+    identity = torch.eye(3, dtype=torch.float64).expand(20, 3, 3)
+    torch.testing.assert_close(rotation @ rotation.transpose(1, 2), identity)
+    torch.testing.assert_close(torch.linalg.det(rotation), torch.ones(20, dtype=torch.float64))
+    assert torch.autograd.gradcheck(rotation_matrices, quats[:3].requires_grad_(True))
+
+
+def test_deviation_along_the_view_follows_the_axis_that_is_looked_along():
+    mean, quat, scales = unit_gaussian()
+    for axis in range(3):
+        center = torch.eye(3)[axis] * 5
+        assert std_along_view(mean, quat, scales, center).item() == pytest.approx(
+            scales[0, axis].item()
+        )

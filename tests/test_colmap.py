@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading COLMAP models: made-up ones of every kind, damaged ones, and the real test scenes."""
+
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+import pytest
+from PIL import Image
+
+from gaussian_splatting.colmap import find_model, read_colmap
+from gaussian_splatting.images import ImageFolder
+from sugar_utils.errors import UserError
+
+PINHOLE = ("PINHOLE", 40, 30, [35.0, 36.0, 18.0, 16.5])
+
+
+def ignore(_message: str) -> None:
+    """Takes notices that a test does not look at."""
+
+
+def make_scene(
+    root: Path,
+    images: dict[str, tuple[str, int, int, list[float]]],
+    *,
+    binary: bool = True,
+    n_points: int = 5,
+    sparse: str = "sparse/0",
+) -> list[np.ndarray]:
+    """Write a COLMAP model and noise photographs; returns the 3 x 4 poses in the order given."""
+    rng = np.random.default_rng(0)
+    model = pycolmap.Reconstruction()
+    poses = []
+    for number, (name, (lens, width, height, params)) in enumerate(images.items(), start=1):
+        camera = pycolmap.Camera(model=lens, width=width, height=height, params=params)
+        camera.camera_id = number
+        model.add_camera_with_trivial_rig(camera)
+        quaternion = rng.normal(size=4)
+        pose = pycolmap.Rigid3d(
+            pycolmap.Rotation3d(quaternion / np.linalg.norm(quaternion)), rng.normal(size=3)
+        )
+        image = pycolmap.Image(name=name, camera_id=number, image_id=number)
+        model.add_image_with_trivial_frame(image, pose)
+        poses.append(np.array(pose.matrix()))
+        path = root / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    for number in range(n_points):
+        model.add_point3D(np.full(3, number + 0.25), pycolmap.Track(), np.full(3, number, np.uint8))
+    folder = root / sparse
+    folder.mkdir(parents=True)
+    (model.write_binary if binary else model.write_text)(str(folder))
+    return poses
+
+
+def read(root: Path, **options):
+    return read_colmap(find_model(root), ImageFolder(root / "images"), **options)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_cameras_come_back_as_they_were_written(tmp_path, binary):
+    images = {
+        "b.JPG": PINHOLE,
+        "left/a.0001.png": ("SIMPLE_PINHOLE", 64, 20, [50.0, 31.0, 9.0]),
+        "zero.png": ("OPENCV", 32, 24, [30.0, 31.0, 15.0, 13.0, 0, 0, 0, 0]),
+    }
+    poses = make_scene(tmp_path, images, binary=binary)
+    model = read(tmp_path, notify=pytest.fail)
+    assert [camera.name for camera in model.cameras] == ["b.JPG", "left/a.0001.png", "zero.png"]
+    sizes = [(c.width, c.height, c.fx, c.fy, c.cx, c.cy) for c in model.cameras]
+    assert sizes == [
+        (40, 30, 35.0, 36.0, 18.0, 16.5),
+        (64, 20, 50.0, 50.0, 31.0, 9.0),
+        (32, 24, 30.0, 31.0, 15.0, 13.0),
+    ]
+    for camera, pose in zip(model.cameras, poses, strict=True):
+        np.testing.assert_allclose(camera.rotation, pose[:, :3], atol=1e-12)
+        np.testing.assert_allclose(camera.translation, pose[:, 3], atol=1e-12)
+        assert camera.image_path == tmp_path / "images" / camera.name
+    np.testing.assert_array_equal(model.points[:, 0], np.arange(5, dtype=np.float32) + 0.25)
+    np.testing.assert_array_equal(model.points_rgb[:, 2], np.arange(5))
+    assert model.points.dtype == np.float32
+    assert model.points_rgb.dtype == np.uint8
+
+
+@pytest.mark.parametrize("sparse", ["sparse", "colmap/sparse/0", "sparse/3"])
+def test_the_model_is_found_in_its_usual_places(tmp_path, sparse):
+    make_scene(tmp_path, {"a.png": PINHOLE}, sparse=sparse)
+    assert find_model(tmp_path) == tmp_path / sparse
+
+
+def test_a_model_from_before_rigs_is_read(tmp_path):
+    make_scene(tmp_path, {"a.png": PINHOLE})
+    for part in ("rigs", "frames"):
+        (tmp_path / f"sparse/0/{part}.bin").unlink()
+    assert len(read(tmp_path).cameras) == 1
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_missing_points_leave_an_empty_cloud(tmp_path, binary):
+    make_scene(tmp_path, {"a.png": PINHOLE}, binary=binary)
+    next((tmp_path / "sparse/0").glob("points3D.*")).unlink()
+    model = read(tmp_path)
+    assert model.points.shape == (0, 3)
+    assert model.points_rgb.shape == (0, 3)
+    assert len(model.cameras) == 1
+
+
+@pytest.mark.parametrize(
+    "lens",
+    [
+        ("SIMPLE_RADIAL", 64, 48, [60.0, 30.0, 25.0, 0.2]),
+        ("OPENCV", 64, 48, [60.0, 61.0, 30.0, 25.0, -0.1, 0.02, 1e-3, 1e-3]),
+        ("OPENCV_FISHEYE", 64, 48, [60.0, 61.0, 30.0, 25.0, 0, 0, 0, 0]),
+    ],
+)
+def test_a_distorted_lens_is_undistorted_into_the_cache(tmp_path, lens):
+    make_scene(tmp_path, {"sub/a.png": lens, "b.png": PINHOLE})
+    original = (tmp_path / "images/sub/a.png").read_bytes()
+    messages = []
+    model = read(tmp_path, notify=messages.append)
+    plain, bent = model.cameras
+    assert model.n_undistorted == 1
+    assert plain.image_path == tmp_path / "images/b.png"
+    assert len(messages) == 1
+    assert lens[0] in messages[0]
+    assert bent.name == "sub/a.png"
+    assert bent.image_path.is_relative_to(tmp_path / "undistorted_cache")
+    with Image.open(bent.image_path) as image:
+        assert image.size == (bent.width, bent.height)
+    assert (tmp_path / "images/sub/a.png").read_bytes() == original
+
+    written = bent.image_path.stat().st_mtime_ns
+    again = read(tmp_path, notify=messages.append).cameras[1]
+    assert again.image_path == bent.image_path
+    assert again.image_path.stat().st_mtime_ns == written
+    assert not list(tmp_path.rglob("*.tmp-*"))
+
+
+def test_undistortion_puts_a_scene_point_where_the_pinhole_expects_it(tmp_path):
+    width, height = 200, 150
+    lens = ("SIMPLE_RADIAL", width, height, [180.0, 96.0, 80.0, 0.3])
+    make_scene(tmp_path, {"a.png": lens})
+    distorted = pycolmap.Camera(model=lens[0], width=width, height=height, params=lens[3])
+    ray = np.array([0.25, -0.2, 1.0])
+    u, v = distorted.img_from_cam(ray)
+    ys, xs = np.mgrid[:height, :width] + 0.5
+    blob = 255 * np.exp(-((xs - u) ** 2 + (ys - v) ** 2) / 8)
+    Image.fromarray(blob.astype(np.uint8)).convert("RGB").save(tmp_path / "images/a.png")
+
+    camera = read(tmp_path, notify=ignore).cameras[0]
+    with Image.open(camera.image_path) as image:
+        flat = np.asarray(image.convert("L"), float)
+    ys, xs = np.mgrid[: camera.height, : camera.width] + 0.5
+    seen = np.array([(flat * xs).sum(), (flat * ys).sum()]) / flat.sum()
+    expected = [camera.fx * ray[0] + camera.cx, camera.fy * ray[1] + camera.cy]
+    np.testing.assert_allclose(seen, expected, atol=0.3)
+
+
+def test_alpha_survives_undistortion(tmp_path):
+    make_scene(tmp_path, {"a.png": ("SIMPLE_RADIAL", 64, 48, [60.0, 32.0, 24.0, 0.1])})
+    pixels = np.full((48, 64, 4), 200, np.uint8)
+    pixels[:, :32, 3] = 0
+    Image.fromarray(pixels).save(tmp_path / "images/a.png")
+    camera = read(tmp_path, notify=ignore).cameras[0]
+    with Image.open(camera.image_path) as image:
+        alpha = np.asarray(image)[..., 3]
+    assert alpha[:, 5].max() == 0
+    assert alpha[20, -5] == 200
+
+
+def test_a_distorted_image_that_was_shrunk_is_undistorted_at_its_own_size(tmp_path):
+    make_scene(tmp_path, {"a.png": ("SIMPLE_RADIAL", 64, 48, [60.0, 32.0, 24.0, 0.1])})
+    full = read(tmp_path, notify=ignore).cameras[0]
+    with Image.open(tmp_path / "images/a.png") as image:
+        small = image.resize((32, 24))
+    small.save(tmp_path / "images/a.png")
+    camera = read(tmp_path, notify=ignore).cameras[0]
+    assert camera.image_path != full.image_path
+    with Image.open(camera.image_path) as image:
+        assert abs(image.width * 2 - full.width) <= 2
+
+
+def test_missing_images_are_counted_in_one_error(tmp_path):
+    make_scene(tmp_path, {f"{i}.png": PINHOLE for i in range(6)})
+    for i in range(5):
+        (tmp_path / f"images/{i}.png").unlink()
+    with pytest.raises(UserError, match=r"5 of 6 images are missing.*0\.png, 1\.png, 2\.png, \.\."):
+        read(tmp_path)
+    cameras = read(tmp_path, missing_ok=True).cameras
+    assert [camera.image_path is None for camera in cameras] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("part", ["cameras", "images", "points3D", "rigs", "frames"])
+@pytest.mark.parametrize("damage", ["empty", "short", "tail", "count", "long"])
+def test_damaged_binary_files_are_named_and_never_hang(tmp_path, part, damage):
+    make_scene(tmp_path, {"a.png": PINHOLE, "b.png": PINHOLE})
+    path = tmp_path / f"sparse/0/{part}.bin"
+    good = path.read_bytes()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "short": good[: len(good) // 2],
+            "tail": good[:-1],
+            "count": struct.pack("<Q", 2**63) + good[8:],
+            "long": good + b"\0",
+        }[damage]
+    )
+    with pytest.raises(UserError, match=f"{part}.bin"):
+        read(tmp_path)
+
+
+def test_damaged_text_and_impossible_numbers_are_errors(tmp_path):
+    make_scene(tmp_path, {"a.png": PINHOLE}, binary=False)
+    path = tmp_path / "sparse/0/cameras.txt"
+    good = path.read_text()
+    for bad in (good.replace("35", "-35"), good.replace("PINHOLE", "NOLENS"), good[:-12]):
+        path.write_text(bad)
+        with pytest.raises(UserError, match="sparse"):
+            read(tmp_path)
+
+
+def test_an_unknown_camera_model_is_an_error(tmp_path):
+    make_scene(tmp_path, {"a.png": PINHOLE})
+    path = tmp_path / "sparse/0/cameras.bin"
+    data = bytearray(path.read_bytes())
+    data[12:16] = struct.pack("<i", 99)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="unknown camera model 99"):
+        read(tmp_path)
+
+
+def test_fox_keeps_its_principal_point_and_its_colours(scenes_dir):
+    root = scenes_dir / "fox"
+    model = read(root, notify=pytest.fail)
+    assert len(model.cameras) == 50
+    for camera in model.cameras:
+        assert camera.cx == pytest.approx(276.77, abs=0.01)
+        assert camera.cy == pytest.approx(482.63, abs=0.01)
+    assert color_difference(model, every=10) < 12
+
+
+def test_bunny_colours_fall_on_the_right_pixels(scenes_dir):
+    model = read(scenes_dir / "bunny", notify=pytest.fail)
+    assert len(model.cameras) == 60
+    assert color_difference(model, every=20) < 12
+    assert model.points.shape == (5000, 3)
+
+
+def color_difference(model, every: int) -> float:
+    """Median difference of point colours and pixels, over the points that tracks say are seen."""
+    folder = model.cameras[0].image_path.parent.parent / "sparse/0"
+    observed = pycolmap.Reconstruction(str(folder))
+    ids = sorted(observed.points3D)
+    row_of = {point_id: row for row, point_id in enumerate(ids)}
+    seen = {image.name: image for image in observed.images.values()}
+    differences = []
+    for camera in model.cameras[::every]:
+        tracked = [p.point3D_id for p in seen[camera.name].points2D if p.has_point3D()]
+        rows = np.array([row_of[point_id] for point_id in tracked])
+        view = model.points[rows] @ camera.rotation.T + camera.translation
+        u = (camera.fx * view[:, 0] / view[:, 2] + camera.cx).astype(int)
+        v = (camera.fy * view[:, 1] / view[:, 2] + camera.cy).astype(int)
+        inside = (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
+        with Image.open(camera.image_path) as image:
+            pixels = np.asarray(image).astype(int)
+        expected = model.points_rgb[rows[inside]].astype(int)
+        differences.append(np.abs(pixels[v[inside], u[inside]] - expected))
+    return float(np.median(np.concatenate(differences)))
+
+
+def test_a_scene_that_cannot_be_written_uses_a_temporary_folder(tmp_path, monkeypatch):
+    make_scene(tmp_path, {"a.png": ("SIMPLE_RADIAL", 64, 48, [60.0, 32.0, 24.0, 0.1])})
+    (tmp_path / "undistorted_cache").write_text("in the way")
+    elsewhere = tmp_path / "tmp"
+    elsewhere.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    camera = read(tmp_path, notify=ignore).cameras[0]
+    assert camera.image_path.is_relative_to(elsewhere)
+    shutil.rmtree(elsewhere)

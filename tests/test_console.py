@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages, tables and progress on terminals, in pipes and in the log file."""
+
+import io
+import re
+
+import pytest
+
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+
+STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def log_lines(path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert all(STAMP.match(line) for line in lines)
+    return [STAMP.sub("", line) for line in lines]
+
+
+def test_brackets_and_emoji_codes_are_printed_as_they_are(tmp_path):
+    stream = io.StringIO()
+    with Console(tmp_path / "log.txt", stream=stream) as console:
+        console.info("reading scans/[red]/fox[/red] :smile: [1, 2]")
+        console.warn("skipping [bold]x.pt")
+        console.table("Settings [x]", [("scene", "[/nope]"), ("n", 3), ("none", None)])
+    text = stream.getvalue()
+    assert "scans/[red]/fox[/red] :smile: [1, 2]\n" in text
+    assert "warning: skipping [bold]x.pt\n" in text
+    assert "Settings [x]" in text
+    assert "[/nope]" in text
+
+
+def test_long_lines_are_not_broken_in_pipes():
+    stream = io.StringIO()
+    Console(stream=stream).info("path " + "x" * 300)
+    assert stream.getvalue() == "path " + "x" * 300 + "\n"
+
+
+def test_log_has_time_stamps_no_colours_and_is_continued(tmp_path):
+    path = tmp_path / "run" / "log.txt"
+    for message in ("first", "résumé → [x]\nsecond line"):
+        with Console(path, stream=io.StringIO(), terminal=True) as console:
+            console.info(message)
+            console.warn("careful")
+    assert log_lines(path) == [
+        "first",
+        "warning: careful",
+        "résumé → [x]",
+        "second line",
+        "warning: careful",
+    ]
+
+
+def test_table_is_drawn_on_terminals_and_aligned_in_the_log(tmp_path):
+    stream = io.StringIO()
+    with Console(tmp_path / "log.txt", stream=stream, terminal=True) as console:
+        console.table("Settings", [("seed", 0), ("scene_path", "a/[b]")])
+    assert "\x1b[" in stream.getvalue()
+    assert "a/[b]" in stream.getvalue()
+    assert log_lines(tmp_path / "log.txt") == [
+        "Settings",
+        "  seed        0",
+        "  scene_path  a/[b]",
+    ]
+
+
+def test_plain_progress_prints_the_first_the_last_and_one_line_per_interval(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    console = Console(tmp_path / "log.txt", stream=stream, clock=clock, plain_seconds=10)
+    with console.progress("coarse", 7001, 7100) as progress:
+        for iteration in range(7001, 7101):
+            clock.now += 0.25
+            progress.update(iteration, fields={"loss": f"{1 / iteration:.6f}", "[n]": "5"})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "coarse 7001/7100 loss 0.000143 [n] 5"
+    assert lines[1] == "coarse 7041/7100 4.0 it/s eta 0:15 loss 0.000142 [n] 5"
+    assert len(lines) == 4
+    assert lines[-1] == "coarse 7100/7100 4.0 it/s eta 0:00 loss 0.000141 [n] 5"
+    assert log_lines(tmp_path / "log.txt") == lines
+
+
+def test_due_tells_when_fields_are_worth_computing():
+    clock = Clock()
+    console = Console(stream=io.StringIO(), clock=clock, plain_seconds=10)
+    with console.progress("coarse", 1, 100) as progress:
+        assert progress.due
+        progress.update(1, fields={"loss": "1"})
+        assert not progress.due
+        clock.now += 11
+        assert progress.due
+
+
+def test_interrupted_progress_still_shows_where_it_stopped():
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock, plain_seconds=10)
+
+    def stopped_loop():
+        with console.progress("coarse", 1, 100) as progress:
+            for iteration in (1, 2, 3):
+                clock.now += 1
+                progress.update(iteration)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped_loop()
+    assert stream.getvalue().splitlines()[-1].startswith("coarse 3/100 1.0 it/s")
+
+
+def test_slow_loops_and_long_waits_are_readable():
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock, plain_seconds=0)
+    with console.progress("refine", 1, 2001) as progress:
+        progress.update(1, rate=0.25)
+    assert "refine 1/2001 4.0 s/it eta 2:13:20" in stream.getvalue()
+
+
+def test_terminal_progress_draws_a_bar_with_fields_and_messages_above(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    with Console(tmp_path / "log.txt", stream=stream, terminal=True, clock=clock) as console:
+        assert console.is_terminal
+        with console.progress("coarse [x]", 1, 50) as progress:
+            for iteration in range(1, 51):
+                clock.now += 0.5
+                progress.update(iteration, fields={"loss": "0.0431", "gaussians": "[12]"})
+            console.info("saved 50.pt")
+    text = stream.getvalue()
+    assert "coarse [x]" in text
+    assert "50/50" in text
+    assert "2.0 it/s" in text
+    assert "loss 0.0431  gaussians [12]" in text
+    assert "saved 50.pt" in text
+    assert "\x1b" not in (tmp_path / "log.txt").read_text()
+
+
+def test_narrow_code_page_does_not_raise():
+    buffer = io.BytesIO()
+    stream = io.TextIOWrapper(buffer, encoding="cp1252")
+    Console(stream=stream).info("0 → 1")
+    stream.flush()
+    assert buffer.getvalue().rstrip() == b"0 ? 1"
+
+
+def test_log_that_cannot_be_opened_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="cannot write"):
+        Console(tmp_path, stream=io.StringIO())
+
+
+def test_log_that_fills_the_disk_is_given_up_with_one_warning(tmp_path, monkeypatch):
+    stream = io.StringIO()
+    console = Console(tmp_path / "log.txt", stream=stream)
+
+    class Full(io.StringIO):
+        name = "log.txt"
+
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(console, "_log", Full())
+    console.info("one")
+    console.info("two")
+    assert stream.getvalue().splitlines() == [
+        "one",
+        "warning: log.txt is not continued: No space left on device",
+        "two",
+    ]

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flag values, parser errors in one line, and the frame around entry points."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sugar_utils.errors import TrainingError, UserError
+from sugar_utils.flags import (
+    IntList,
+    Parser,
+    boolean,
+    finite_float,
+    integer,
+    non_negative_float,
+    non_negative_int,
+    optional_str,
+    parse_int_list,
+    positive_float,
+    positive_int,
+    run_main,
+    vector3,
+)
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="train.py")
+    parser.add_argument("-s", "--scene_path", required=True)
+    parser.add_argument("--eval", type=boolean, default=True)
+    parser.add_argument("-b", "--bboxmin", type=vector3)
+    parser.add_argument("-f", "--refinement_iterations", type=positive_int, default=15_000)
+    parser.add_argument("--refinement_time", type=optional_str)
+    parser.add_argument("--test_iterations", action=IntList, default=[7000])
+    parser.add_argument("-r", choices=("sdf", "density", "dn_consistency"), default="sdf")
+    return parser
+
+
+def fails(capsys, *words: str) -> str:
+    """The one line that the parser prints for these arguments."""
+    with pytest.raises(SystemExit) as caught:
+        make_parser().parse_args(words)
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
+    return captured.err
+
+
+@pytest.mark.parametrize("word", ["yes", "true", "t", "y", "1", "True", "YES", " T "])
+def test_true_words(word):
+    assert boolean(word) is True
+
+
+@pytest.mark.parametrize("word", ["no", "false", "f", "n", "0", "False", "NO"])
+def test_false_words(word):
+    assert boolean(word) is False
+
+
+@pytest.mark.parametrize("word", ["", "maybe", "2", "None", "on"])
+def test_other_words_are_refused_and_the_legal_ones_listed(word):
+    with pytest.raises(argparse.ArgumentTypeError, match="yes, true, t, y, 1.*no, false, f, n, 0"):
+        boolean(word)
+
+
+def test_integers_accept_underscores():
+    assert integer("7_000") == 7000
+    assert integer("-3") == -3
+    assert positive_int("1") == 1
+    assert non_negative_int("0") == 0
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (integer, "7.5"),
+        (integer, "7__000"),
+        (positive_int, "0"),
+        (non_negative_int, "-1"),
+        (finite_float, "nan"),
+        (finite_float, "ten"),
+        (positive_float, "0"),
+        (positive_float, "inf"),
+        (non_negative_float, "-0.5"),
+        (vector3, "1,2"),
+        (vector3, "(1,2,x)"),
+        (vector3, "1,2,3,4"),
+        (vector3, "1,2,inf"),
+        (parse_int_list, "7000 8k"),
+        (parse_int_list, "[7000, 8000"),
+    ],
+)
+def test_bad_values_are_refused(parse, text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["(-1,2.5,3e-1)", "-1,2.5,0.3", " ( -1 , 2.5 , .3 ) "])
+def test_vector_spellings(text):
+    assert vector3(text) == (-1.0, 2.5, 0.3)
+
+
+def test_the_word_none_unsets():
+    assert optional_str("None") is None
+    assert optional_str("none.ply") == "none.ply"
+    assert vector3("None") is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["7_000", "8000"],
+        ["7000,8000"],
+        ["[7000, 8000]"],
+        ["[7000,", "8000]"],
+        ["7000,", "8000"],
+    ],
+)
+def test_list_spellings(words):
+    args = make_parser().parse_args(["-s", "x", "--test_iterations", *words, "--eval", "no"])
+    assert args.test_iterations == [7000, 8000]
+    assert args.eval is False
+
+
+def test_list_can_be_empty_negative_or_default():
+    parser = make_parser()
+    assert parser.parse_args(["-s", "x", "--test_iterations", "[]"]).test_iterations == []
+    assert parser.parse_args(["-s", "x", "--test_iterations", "-1"]).test_iterations == [-1]
+    assert parser.parse_args(["-s", "x"]).test_iterations == [7000]
+
+
+def test_abbreviations_dashes_and_negative_vectors_are_accepted():
+    args = make_parser().parse_args(
+        ["--scene-path", "a-b", "--refinement_iter", "2_000", "-b", "-1,-2.5,-3e-2"]
+    )
+    assert args.scene_path == "a-b"
+    assert args.refinement_iterations == 2000
+    assert args.bboxmin == (-1.0, -2.5, -0.03)
+    assert make_parser().parse_args(["-s", "x", "--refinement-time=so-on"]).refinement_time
+    assert make_parser().parse_args(["-s", "x", "--bboxmin=-1,2,3"]).bboxmin == (-1.0, 2.0, 3.0)
+
+
+def test_unknown_flag_gets_the_nearest_name(capsys):
+    assert "--scene_pat; did you mean" not in fails(capsys, "-s", "x", "--zzzz", "1")
+    assert "unknown flag --test_iteratoins; did you mean --test_iterations?" in fails(
+        capsys, "-s", "x", "--test_iteratoins", "5"
+    )
+
+
+def test_errors_are_one_line_that_names_the_flag(capsys):
+    assert "--scene_path" in fails(capsys)
+    assert "--eval" in fails(capsys, "-s", "x", "--eval", "maybe")
+    assert "dn_consistency" in fails(capsys, "-s", "x", "-r", "depth")
+    assert "'8k' is not a whole number" in fails(capsys, "-s", "x", "--test_iterations", "8k")
+    assert "could match" in fails(capsys, "-s", "x", "--refinement", "1")
+    assert "unexpected argument 'stray'" in fails(capsys, "-s", "x", "stray")
+
+
+def test_run_main_returns_codes(capsys):
+    assert run_main(lambda: None) == 0
+    assert run_main(lambda: 4) == 4
+
+    def fail(error):
+        def main():
+            raise error
+
+        return main
+
+    assert run_main(fail(UserError("no images in [x]; pass -s"))) == 2
+    assert capsys.readouterr().err == "error: no images in [x]; pass -s\n"
+    assert run_main(fail(TrainingError("loss is nan"))) == 3
+    assert run_main(fail(KeyboardInterrupt())) == 130
+    with pytest.raises(ZeroDivisionError):
+        run_main(fail(ZeroDivisionError()))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closing a pipe early is a POSIX habit")
+def test_reader_that_leaves_early_causes_no_traceback():
+    code = (
+        "import sys\n"
+        "from sugar_utils.flags import run_main\n"
+        "def main():\n"
+        "    for i in range(200_000):\n"
+        "        print('line', i)\n"
+        "sys.exit(run_main(main))\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait(timeout=20) == 141

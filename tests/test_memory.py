@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory figures follow real allocations and respect container limits."""
+
+import sys
+
+import pytest
+import torch
+
+from sugar_utils import memory
+from sugar_utils.memory import available_bytes, format_bytes, memory_usage, reset_peak
+
+MIB = 2**20
+
+
+def test_peak_follows_an_allocation_and_can_be_reset():
+    if not reset_peak("cpu"):
+        pytest.skip("this system cannot reset the resident peak")
+    before = memory_usage("cpu")
+    assert before.kind == "RSS"
+    block = torch.ones(64 * MIB, dtype=torch.uint8)
+    during = memory_usage("cpu")
+    assert during.current - before.current > 50 * MIB
+    del block
+    after = memory_usage("cpu")
+    assert after.peak - before.current > 50 * MIB
+    assert after.peak >= after.current
+    assert reset_peak(torch.device("cpu"))
+    assert memory_usage("cpu").peak < after.peak - 30 * MIB
+
+
+def test_reset_failure_is_reported_and_harmless(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_CLEAR_REFS", tmp_path / "absent" / "clear_refs")
+    assert reset_peak("cpu") is False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the system's own listing")
+def test_without_proc_the_peak_still_comes_from_getrusage(monkeypatch, tmp_path):
+    expected = memory_usage("cpu").peak
+    monkeypatch.setattr(memory, "_PROC_STATUS", tmp_path / "absent")
+    assert memory_usage("cpu").peak >= expected * 0.5
+
+
+def test_available_memory_is_positive_and_below_the_total():
+    available = available_bytes()
+    if available is None:
+        pytest.skip("this system does not tell")
+    assert 0 < available < 2**50
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="control groups are a Linux matter")
+def test_container_limit_bounds_the_available_memory(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{70 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {20 * MIB}\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 9999999 kB\nMemAvailable: 8888888 kB\n")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_PROC_MEMINFO", tmp_path / "meminfo")
+    assert available_bytes("cpu") == 50 * MIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes("cpu") == 8888888 * 1024
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1536 * MIB, "1.50 GiB"),
+        (23 * MIB, "23.0 MiB"),
+        (700 * MIB, "700 MiB"),
+        (3 * 2**50, "3072 TiB"),
+    ],
+)
+def test_bytes_for_people(n_bytes, text):
+    assert format_bytes(n_bytes) == text
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_peak_counts_torch_allocations():
+    reset_peak("cuda")
+    before = memory_usage("cuda").current
+    block = torch.ones(32 * MIB, dtype=torch.uint8, device="cuda")
+    del block
+    usage = memory_usage("cuda")
+    assert usage.kind == "CUDA"
+    assert usage.peak - before >= 32 * MIB
+    assert available_bytes("cuda") > 0

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gaussian and point clouds as PLY."""
+
+import numpy as np
+import pytest
+import torch
+from plyfile import PlyData, PlyElement
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.ply import (
+    GAUSSIAN_PROPERTIES,
+    read_gaussian_ply,
+    read_point_ply,
+    write_gaussian_ply,
+    write_point_ply,
+)
+from sugar_utils.errors import UserError
+from tests.golden import GOLDEN_DIR, load_golden
+
+GOLDEN_PLY = GOLDEN_DIR / "case10_checkpoint_A/point_cloud/iteration_7000/point_cloud.ply"
+
+
+def random_cloud(n: int = 7) -> GaussianCloud:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(n, 3), (n, 1, 3), (n, 15, 3), (n, 1), (n, 3), (n, 4)]
+    return GaussianCloud(*(torch.randn(shape, generator=draw) for shape in shapes))
+
+
+def assert_same(a: GaussianCloud, b: GaussianCloud) -> None:
+    for name, tensor in a.tensors().items():
+        assert torch.equal(tensor, b.tensors()[name]), name
+
+
+def write_table(path, columns: dict[str, np.ndarray], **options) -> None:
+    table = np.zeros(len(next(iter(columns.values()))), [(k, v.dtype) for k, v in columns.items()])
+    for name, values in columns.items():
+        table[name] = values
+    PlyData([PlyElement.describe(table, "vertex")], **options).write(str(path))
+
+
+def columns_of(path) -> dict[str, np.ndarray]:
+    data = PlyData.read(str(path), mmap=False)["vertex"].data
+    return {name: np.array(data[name]) for name in data.dtype.names}
+
+
+def test_the_recorded_checkpoint_reads_as_the_recorded_model():
+    case = load_golden("case02_raster_A")
+    cloud = read_gaussian_ply(GOLDEN_PLY, pytest.fail)
+    recorded = {
+        "means": case["in_points"],
+        "sh_dc": case["in_sh_coordinates_dc"],
+        "sh_rest": case["in_sh_coordinates_rest"],
+        "opacity_logits": case["in_all_densities"],
+        "log_scales": case["in_scales"],
+        "quats": case["in_quaternions"],
+    }
+    for name, tensor in cloud.tensors().items():
+        assert tensor.dtype == torch.float32
+        np.testing.assert_allclose(tensor.numpy(), recorded[name], rtol=1e-6, atol=1e-6)
+
+
+def test_writing_reproduces_the_recorded_file_byte_for_byte(tmp_path):
+    write_gaussian_ply(tmp_path / "a.ply", read_gaussian_ply(GOLDEN_PLY))
+    assert (tmp_path / "a.ply").read_bytes() == GOLDEN_PLY.read_bytes()
+
+
+def test_a_round_trip_keeps_every_bit_in_the_order_of_3dgs(tmp_path):
+    cloud = random_cloud()
+    write_gaussian_ply(tmp_path / "sub/a.ply", cloud)
+    columns = columns_of(tmp_path / "sub/a.ply")
+    assert tuple(columns) == GAUSSIAN_PROPERTIES
+    assert len(GAUSSIAN_PROPERTIES) == 62
+    assert all(values.dtype == np.dtype("<f4") for values in columns.values())
+    np.testing.assert_array_equal(columns["f_rest_15"], cloud.sh_rest[:, 0, 1])
+    np.testing.assert_array_equal(columns["f_rest_2"], cloud.sh_rest[:, 2, 0])
+    assert not columns["nx"].any()
+    assert_same(read_gaussian_ply(tmp_path / "sub/a.ply", pytest.fail), cloud)
+    assert [p.name for p in (tmp_path / "sub").iterdir()] == ["a.ply"]
+
+
+@pytest.mark.parametrize("options", [{"text": True}, {"byte_order": ">"}, {"byte_order": "<"}])
+def test_order_types_extras_and_encoding_do_not_matter(tmp_path, options):
+    cloud = random_cloud()
+    write_gaussian_ply(tmp_path / "a.ply", cloud)
+    columns = {k: v for k, v in columns_of(tmp_path / "a.ply").items() if not k.startswith("n")}
+    shuffled = {name: columns[name].astype(np.float64) for name in sorted(columns, reverse=True)}
+    shuffled["segment"] = np.arange(7, dtype=np.int32)
+    write_table(tmp_path / "b.ply", shuffled, **options)
+    assert_same(read_gaussian_ply(tmp_path / "b.ply", pytest.fail), cloud)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2])
+def test_lower_degrees_are_padded_with_zeros(tmp_path, degree):
+    cloud = random_cloud()
+    n_bands = (degree + 1) ** 2 - 1
+    write_gaussian_ply(tmp_path / "a.ply", cloud)
+    columns = columns_of(tmp_path / "a.ply")
+    columns = {k: v for k, v in columns.items() if not k.startswith("f_rest")}
+    for channel in range(3):
+        for band in range(n_bands):
+            values = cloud.sh_rest[:, band, channel].numpy()
+            columns[f"f_rest_{channel * n_bands + band}"] = values
+    write_table(tmp_path / "b.ply", columns)
+    read = read_gaussian_ply(tmp_path / "b.ply")
+    assert read.sh_rest.shape == (7, 15, 3)
+    assert torch.equal(read.sh_rest[:, :n_bands], cloud.sh_rest[:, :n_bands])
+    assert not read.sh_rest[:, n_bands:].any()
+
+
+def test_bad_rows_are_dropped_and_zero_quaternions_mended(tmp_path):
+    cloud = random_cloud()
+    cloud.quats[2] = 0
+    cloud.means[3, 1] = float("nan")
+    cloud.opacity_logits[5] = float("inf")
+    write_gaussian_ply(tmp_path / "a.ply", cloud)
+    messages = []
+    read = read_gaussian_ply(tmp_path / "a.ply", messages.append)
+    assert len(messages) == 1
+    assert "dropped 2 of 7" in messages[0]
+    assert torch.equal(read.means, cloud.means[[0, 1, 2, 4, 6]])
+    assert read.quats[2].tolist() == [1, 0, 0, 0]
+
+
+def test_the_filter_of_mip_splatting_is_fused(tmp_path):
+    cloud = random_cloud()
+    write_gaussian_ply(tmp_path / "a.ply", cloud)
+    filters = np.linspace(0, 2, 7).astype(np.float32)
+    write_table(tmp_path / "b.ply", columns_of(tmp_path / "a.ply") | {"filter_3D": filters})
+    messages = []
+    read = read_gaussian_ply(tmp_path / "b.ply", messages.append)
+    assert "filter" in messages[0]
+    before, after = cloud.activate(), read.activate()
+    f = torch.from_numpy(filters)[:, None]
+    torch.testing.assert_close(after.scales, (before.scales**2 + f**2).sqrt())
+    ratio = (before.scales**2).prod(-1) / (before.scales**2 + f**2).prod(-1)
+    torch.testing.assert_close(after.opacities, before.opacities * ratio.sqrt())
+    assert torch.equal(read.opacity_logits[0], cloud.opacity_logits[0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_truncated_files_are_named(tmp_path, share):
+    write_gaussian_ply(tmp_path / "a.ply", random_cloud())
+    data = (tmp_path / "a.ply").read_bytes()
+    (tmp_path / "a.ply").write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(UserError, match=r"a\.ply"):
+        read_gaussian_ply(tmp_path / "a.ply")
+
+
+def test_headers_that_lie_are_named(tmp_path):
+    write_gaussian_ply(tmp_path / "a.ply", random_cloud())
+    good = (tmp_path / "a.ply").read_bytes()
+    for old, new in (
+        (b"vertex 7", b"vertex 99999999999999"),
+        (b"vertex 7", b"vertex -7"),
+        (b"vertex 7", b"edge 7"),
+        (b"float x", b"flout x"),
+        (b"ply", b"\xff\xfe\xfd"),
+    ):
+        (tmp_path / "a.ply").write_bytes(good.replace(old, new, 1))
+        with pytest.raises(UserError, match=r"a\.ply"):
+            read_gaussian_ply(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize(
+    ("drop", "message"),
+    [
+        (("opacity",), "lacks the properties opacity"),
+        (("scale_2",), "2D Gaussian"),
+        (("f_rest_44",), r"44 properties f_rest_\*"),
+        (("f_dc_0", "f_dc_1", "f_dc_2"), "f_dc_0, f_dc_1, f_dc_2"),
+    ],
+)
+def test_missing_properties_are_listed(tmp_path, drop, message):
+    write_gaussian_ply(tmp_path / "a.ply", random_cloud())
+    columns = {k: v for k, v in columns_of(tmp_path / "a.ply").items() if k not in drop}
+    write_table(tmp_path / "b.ply", columns)
+    with pytest.raises(UserError, match=message):
+        read_gaussian_ply(tmp_path / "b.ply")
+
+
+def test_empty_absent_and_point_clouds_are_refused(tmp_path):
+    write_gaussian_ply(tmp_path / "empty.ply", random_cloud(0))
+    with pytest.raises(UserError, match="no Gaussians"):
+        read_gaussian_ply(tmp_path / "empty.ply")
+    with pytest.raises(UserError, match="no such PLY"):
+        read_gaussian_ply(tmp_path / "absent.ply")
+    write_point_ply(tmp_path / "points.ply", np.zeros((2, 3)), np.zeros((2, 3), np.uint8))
+    with pytest.raises(UserError, match="point cloud, not Gaussians"):
+        read_gaussian_ply(tmp_path / "points.ply")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    write_gaussian_ply(tmp_path / "a.ply", random_cloud())
+    before = (tmp_path / "a.ply").read_bytes()
+
+    def fail(_self, path):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PlyData, "write", fail)
+    with pytest.raises(UserError, match="No space left"):
+        write_gaussian_ply(tmp_path / "a.ply", random_cloud(3))
+    assert (tmp_path / "a.ply").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_points_come_back_as_written(tmp_path):
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(9, 3)).astype(np.float32)
+    colors = rng.integers(0, 256, (9, 3), dtype=np.uint8)
+    write_point_ply(tmp_path / "a.ply", points, colors)
+    columns = columns_of(tmp_path / "a.ply")
+    assert list(columns) == ["x", "y", "z", "nx", "ny", "nz", "red", "green", "blue"]
+    assert columns["red"].dtype == np.uint8
+    read, read_colors = read_point_ply(tmp_path / "a.ply", pytest.fail)
+    np.testing.assert_array_equal(read, points)
+    np.testing.assert_array_equal(read_colors, colors)
+
+
+def test_points_without_normals_with_float_or_no_colours(tmp_path):
+    xyz = {name: np.array([0.0, 1.0, np.nan]) for name in "xyz"}
+    shades = {name: np.array([0.0, 0.5, 1.0], np.float32) for name in ("red", "green", "blue")}
+    messages = []
+    write_table(tmp_path / "a.ply", xyz | shades)
+    points, colors = read_point_ply(tmp_path / "a.ply", messages.append)
+    np.testing.assert_array_equal(points, [[0, 0, 0], [1, 1, 1]])
+    np.testing.assert_array_equal(colors[:, 0], [0, 128])
+    write_table(tmp_path / "b.ply", xyz)
+    assert (read_point_ply(tmp_path / "b.ply", messages.append)[1] == 128).all()
+    assert len(messages) == 3
+    write_table(tmp_path / "c.ply", {"x": np.zeros(2)})
+    with pytest.raises(UserError, match="lacks the properties y, z"):
+        read_point_ply(tmp_path / "c.ply")
