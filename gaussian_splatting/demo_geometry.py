@@ -33,7 +33,7 @@ _SINK = 0.006
 _STRANDS, _TWISTS = 4, 16
 """Strands of the rope and strands passed on the way along it; a multiple, so that paint closes."""
 
-_ROPE_RADIUS, _FLUTE_DEPTH = 0.74, 0.075
+_ROPE_RADIUS, _FLUTE_DEPTH = 0.66, 0.09
 
 _TEXELS_KNOT, _TEXELS_DISC = (2048, 352), (1024, 1024)
 _DISC_CELLS = 128
@@ -41,7 +41,7 @@ _DISC_CELLS = 128
 _BACKGROUND_LOW = wp.constant(wp.vec3(0.012, 0.014, 0.019))
 _BACKGROUND_HIGH = wp.constant(wp.vec3(0.10, 0.12, 0.155))
 _KEY = wp.constant(wp.normalize(wp.vec3(0.45, -0.62, 0.85)))
-_KEY_COLOR = wp.constant(wp.vec3(0.86, 0.81, 0.72))
+_KEY_COLOR = wp.constant(wp.vec3(0.98, 0.92, 0.82))
 _FILL_COLOR = wp.constant(wp.vec3(0.40, 0.43, 0.49))
 _CREAM = wp.constant(wp.vec3(0.86, 0.76, 0.58))
 _RED = wp.constant(wp.vec3(0.72, 0.17, 0.07))
@@ -51,7 +51,7 @@ _SAND = wp.constant(wp.vec3(0.50, 0.46, 0.40))
 _GROUT = wp.constant(wp.vec3(0.17, 0.155, 0.14))
 _DISC = wp.constant(DISC_RADIUS)
 _OFFSET = wp.constant(0.002)
-_N_FILL_RAYS = wp.constant(160)
+_N_FILL_RAYS = wp.constant(96)
 _N_STRANDS = wp.constant(_STRANDS)
 _N_TWISTS = wp.constant(_TWISTS)
 
@@ -238,8 +238,8 @@ def bake_fill(
     v = first + wp.tid()
     n = normals[v]
     p = points[v] + _OFFSET * n
-    total = float(0.0)
-    weight = float(0.0)
+    total = 0.0
+    weight = 0.0
     for k in range(_N_FILL_RAYS):
         z = 1.0 - (2.0 * float(k) + 1.0) / float(_N_FILL_RAYS)
         turn = 2.3999632 * float(k)
@@ -258,9 +258,7 @@ def bake_fill(
 
 
 @wp.func
-def bilinear(
-    a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3, x: float, y: float
-) -> wp.vec3:
+def bilinear(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3, x: float, y: float) -> wp.vec3:
     return wp.lerp(wp.lerp(a, b, y), wp.lerp(c, d, y), x)
 
 
@@ -325,7 +323,7 @@ def radiance(
 ) -> wp.vec3:
     """Linear RGB that arrives at ``eye`` from direction ``d``."""
     color = wp.lerp(_BACKGROUND_LOW, _BACKGROUND_HIGH, wp.smoothstep(-0.55, 0.45, d[2]))
-    far = float(10.0)
+    far = 10.0
     if d[2] < 0.0:
         t = -eye[2] / d[2]
         p = eye + t * d
@@ -344,9 +342,7 @@ def radiance(
         if hit.face - 2 * cell == 1:
             x = hit.v + third
             y = hit.v
-        color = look_up(
-            knot, (float(i) + x) / float(grid[0]), (float(j) + y) / float(grid[1])
-        )
+        color = look_up(knot, (float(i) + x) / float(grid[0]), (float(j) + y) / float(grid[1]))
     return color
 
 

@@ -122,9 +122,7 @@ def densify_and_prune(
     rows = {name: p.detach() for name, p in optimizer.parameters.items()}
     n_children = int(clone.sum()) + SPLIT_CHILDREN * int(split.sum())
     children = _split(rows, split, generator)
-    optimizer.append_rows(
-        {name: torch.cat([p[clone], children[name]]) for name, p in rows.items()}
-    )
+    optimizer.append_rows({name: torch.cat([p[clone], children[name]]) for name, p in rows.items()})
     keep = torch.cat([~split, split.new_ones(n_children)])
     parameters = {name: p.detach() for name, p in optimizer.parameters.items()}
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.min_opacity)
@@ -155,9 +153,7 @@ def _within_budget(gradient: Tensor, config: DensificationConfig) -> Tensor:
     return chosen
 
 
-def _split(
-    rows: dict[str, Tensor], split: Tensor, generator: torch.Generator
-) -> dict[str, Tensor]:
+def _split(rows: dict[str, Tensor], split: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Children drawn from each split Gaussian's own distribution, a little over half its size."""
     parents = {
         name: p[split].repeat(SPLIT_CHILDREN, *([1] * (p.dim() - 1))) for name, p in rows.items()

@@ -28,15 +28,31 @@ _RULES = DensificationConfig()
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of every training run: checkpoints, resuming, seed, schedule."""
     group = parser.add_argument_group("run")
-    group.add_argument("--resume", default="auto", metavar="{auto,none,PATH}",
-                       help="auto: go on where an unfinished run with the same settings stopped; "
-                            "none: start anew; PATH: continue this checkpoint")
-    group.add_argument("--overwrite", type=boolean, default=False,
-                       help="replace a run with other settings in the output folder")
-    group.add_argument("--keep_checkpoints", type=positive_int, default=3,
-                       help="interval checkpoints to keep; milestones always stay")
-    group.add_argument("--random_seed", type=integer, default=0,
-                       help="the same seed and flags give the same result")
+    group.add_argument(
+        "--resume",
+        default="auto",
+        metavar="{auto,none,PATH}",
+        help="auto: go on where an unfinished run with the same settings stopped; "
+        "none: start anew; PATH: continue this checkpoint",
+    )
+    group.add_argument(
+        "--overwrite",
+        type=boolean,
+        default=False,
+        help="replace a run with other settings in the output folder",
+    )
+    group.add_argument(
+        "--keep_checkpoints",
+        type=positive_int,
+        default=3,
+        help="interval checkpoints to keep; milestones always stay",
+    )
+    group.add_argument(
+        "--random_seed",
+        type=integer,
+        default=0,
+        help="the same seed and flags give the same result",
+    )
     group.add_argument("--schedule_scale", type=positive_float, default=1.0,
                        help="multiply every milestone, interval and length of the schedule, for "
                             "quick runs; 1 is the paper's")  # fmt: skip
@@ -55,25 +71,58 @@ def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
     add("-s", "--source_path", type=Path, required=True, help="scene folder")
     add("-m", "--model_path", type=Path, required=True, help="folder to write")
     add("-i", "--images", default="images", help="folder of the photographs in the scene folder")
-    add("-r", "--resolution", type=float, default=-1.0,
-        help="-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels")
+    add(
+        "-r",
+        "--resolution",
+        type=float,
+        default=-1.0,
+        help="-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels",
+    )
     add("-w", "--white_background", action="store_true", help="render on white instead of black")
     add("--eval", action="store_true", help="hold out every 8th view")
-    add("--iterations", type=positive_int, default=None,
-        help="number of iterations; not touched by --schedule_scale (default: 30000 scaled)")
+    add(
+        "--iterations",
+        type=positive_int,
+        default=None,
+        help="number of iterations; not touched by --schedule_scale (default: 30000 scaled)",
+    )
     add("--sh_degree", type=int, default=3, choices=(0, 1, 2, 3), help="highest colour degree")
-    add("--init_ply", type=Path, default=None,
-        help="start from this PLY, Gaussians or coloured points, instead of the scene's points")
-    add("--max_gaussians", type=positive_int, default=None,
-        help="densification never goes beyond this number")
-    add("--test_iterations", action=IntList, default=[7_000, 30_000],
-        help="when to measure held-out views")
-    add("--save_iterations", action=IntList, default=[7_000, 30_000],
-        help="when to write a PLY, besides the end")
-    add("--checkpoint_iterations", action=IntList, default=[],
-        help="further iterations whose checkpoints are kept")
-    add("--checkpoint_interval", type=positive_int, default=1000,
-        help="iterations between checkpoints to resume from")
+    add(
+        "--init_ply",
+        type=Path,
+        default=None,
+        help="start from this PLY, Gaussians or coloured points, instead of the scene's points",
+    )
+    add(
+        "--max_gaussians",
+        type=positive_int,
+        default=None,
+        help="densification never goes beyond this number",
+    )
+    add(
+        "--test_iterations",
+        action=IntList,
+        default=[7_000, 30_000],
+        help="when to measure held-out views",
+    )
+    add(
+        "--save_iterations",
+        action=IntList,
+        default=[7_000, 30_000],
+        help="when to write a PLY, besides the end",
+    )
+    add(
+        "--checkpoint_iterations",
+        action=IntList,
+        default=[],
+        help="further iterations whose checkpoints are kept",
+    )
+    add(
+        "--checkpoint_interval",
+        type=positive_int,
+        default=1000,
+        help="iterations between checkpoints to resume from",
+    )
     add("--start_checkpoint", type=Path, default=None, help="same as --resume PATH")
     _add_optimisation_flags(parser)
     _add_inert_flags(parser)

@@ -64,6 +64,15 @@ def _write_vertices(path: Path, vertices: np.ndarray) -> None:
         data.write(str(temporary))
 
 
+def holds_gaussians(path: Path) -> bool:
+    """Whether a PLY file holds Gaussians, as opposed to plain points.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    return "f_dc_0" in _read_vertices(path).dtype.names
+
+
 def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> GaussianCloud:
     """Read a Gaussian cloud written by any 3DGS program.
 

@@ -14,7 +14,7 @@ from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
 from gaussian_splatting.images import ImageStore, VanillaSize
-from gaussian_splatting.ply import read_gaussian_ply, read_point_ply
+from gaussian_splatting.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.reference_layout import (
     point_cloud_path,
     write_cameras_json,
@@ -23,7 +23,6 @@ from gaussian_splatting.reference_layout import (
 )
 from gaussian_splatting.scene import Scene, load_scene
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage, initial_cloud
-from sugar_utils.errors import UserError
 
 CHECKPOINT_FOLDER = "checkpoints"
 
@@ -136,14 +135,11 @@ def _loop(options: VanillaOptions) -> LoopConfig:
 def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
-    if options.init_ply is not None:
-        try:
-            cloud = read_gaussian_ply(options.init_ply, notices)
-        except UserError:
-            # No Gaussians in it: then it has to be a point cloud, or the error is that one's.
-            xyz, rgb = read_point_ply(options.init_ply)
-            cloud = initial_cloud(torch.from_numpy(xyz), torch.from_numpy(rgb))
+    if options.init_ply is not None and holds_gaussians(options.init_ply):
+        cloud = read_gaussian_ply(options.init_ply, notices)
     else:
+        if options.init_ply is not None:
+            points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
         cloud = initial_cloud(points, colors)
     limit = options.config.densification.max_gaussians
     if limit is not None and len(cloud) > limit:
@@ -162,7 +158,5 @@ def _write_layout(scene: Scene, options: VanillaOptions) -> None:
         white_background=options.config.white_background,
         eval_split=options.eval_split,
     )
-    write_cameras_json(
-        options.output, scene.original_train_cameras, scene.original_test_cameras
-    )
+    write_cameras_json(options.output, scene.original_train_cameras, scene.original_test_cameras)
     write_input_ply(options.output, scene.points, scene.points_rgb)

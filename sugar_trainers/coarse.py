@@ -174,9 +174,7 @@ class CoarseStage:
         )
         self.neighbors = found.indices
 
-    def _depth_normal_term(
-        self, leaves: Gaussians, camera: Camera, maps: list[Tensor]
-    ) -> Tensor:
+    def _depth_normal_term(self, leaves: Gaussians, camera: Camera, maps: list[Tensor]) -> Tensor:
         """The term at full size from the pass already made, or from one of its own at half."""
         if maps:
             depth, normal = maps
@@ -184,9 +182,7 @@ class CoarseStage:
             camera = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
             half = rasterize(leaves, camera, rgb=False, depth=True, normal=True)
             depth, normal = half.depth, half.normal
-        return depth_normal_consistency(
-            depth, normal, camera.fx, camera.fy, camera.cx, camera.cy
-        )
+        return depth_normal_consistency(depth, normal, camera.fx, camera.fy, camera.cx, camera.cy)
 
     def _sampling_terms(
         self,

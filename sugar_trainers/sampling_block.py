@@ -123,7 +123,7 @@ class SurfaceSampler:
     def _count_in_front(
         self, gaussians: Gaussians, indices: Tensor, noise: Tensor, camera: Camera
     ) -> int:
-        """Samples that have a pixel; the divisor of the sdf term must be known before the chunks."""
+        """Samples that have a pixel: the divisor of the sdf term, needed before the chunks."""
         count = 0
         with torch.no_grad():
             for start in range(0, indices.numel(), self._config.sample_chunk):

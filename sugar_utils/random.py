@@ -16,8 +16,6 @@ def derive_seed(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def generator(
-    seed: int, *labels: str | int, device: torch.device | str = "cpu"
-) -> torch.Generator:
+def generator(seed: int, *labels: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a fresh generator on ``device`` for one purpose, independent of all others."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *labels))

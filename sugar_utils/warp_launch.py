@@ -90,7 +90,7 @@ def launch(
     wp.launch(kernel, n_items, [0, *arguments], stream=stream)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _load_once(kernel: Any) -> None:
     """Compile before the pool starts: Warp's module loader is not made for several threads."""
     wp.load_module(kernel.module, device="cpu")

@@ -37,9 +37,7 @@ def build_tile_lists(projection: Projection) -> TileLists:
     """Sort the (tile, splat) pairs of a projection."""
     counts, device = projection.tile_counts, projection.tile_counts.device
     if device.type != "cpu":
-        raise UserError(
-            f"tensors are on {device}, but this version renders on the CPU only"
-        )
+        raise UserError(f"tensors are on {device}, but this version renders on the CPU only")
     n = counts.shape[0]
     across, down = n_tiles(projection.camera)
     first_slot = torch.zeros(n + 1, dtype=torch.int32, device=device)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import warp as wp
@@ -76,7 +75,6 @@ class Projection:
     camera: Camera
 
 
-
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx, view, channels, n_channels, means, quats, scales, opacities, sh_dc, sh_rest,
@@ -112,9 +110,7 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_means2d, d_splats, *_):
-        means, quats, scales, opacities, sh_dc, sh_rest, features, radii, splats = (
-            ctx.saved_tensors
-        )
+        means, quats, scales, opacities, sh_dc, sh_rest, features, radii, splats = ctx.saved_tensors
         grads = [torch.zeros_like(t) for t in
                  (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads

@@ -89,7 +89,7 @@ def rotation_gradient(q: wp.vec4, g: wp.mat33) -> wp.vec4:
 @wp.func
 def smallest_axis(s: wp.vec3) -> int:
     """Index of the smallest scale; the first one on ties."""
-    axis = int(0)
+    axis = 0
     if s[1] < s[axis]:
         axis = 1
     if s[2] < s[axis]:
@@ -204,9 +204,9 @@ def project_forward(
     py = view.fy * t[1] / t[2] + view.cy - 0.5
     middle = 0.5 * (a + c)
     radius = wp.ceil(3.0 * wp.sqrt(middle + wp.sqrt(wp.max(0.1, middle * middle - det))))
-    limit = float(0.0)
-    extent_x = float(-1.0e6)
-    extent_y = float(-1.0e6)
+    limit = 0.0
+    extent_x = -1.0e6
+    extent_y = -1.0e6
     if opacity * INVERSE_ALPHA_MIN > 1.0:
         # A hair more than the exact bound: the pixel test decides, this only saves work.
         limit = wp.log(INVERSE_ALPHA_MIN * opacity) * 1.0001 + 1.0e-4
@@ -293,9 +293,7 @@ def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.ve
     m01 = k00 * g01 + k01 * g11
     m10 = k01 * g00 + k11 * g01
     m11 = k01 * g01 + k11 * g11
-    return wp.vec3(
-        -(m00 * k00 + m01 * k01), -(m00 * k01 + m01 * k11), -(m10 * k01 + m11 * k11)
-    )
+    return wp.vec3(-(m00 * k00 + m01 * k01), -(m00 * k01 + m01 * k11), -(m10 * k01 + m11 * k11))
 
 
 @wp.kernel

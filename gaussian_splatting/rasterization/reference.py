@@ -105,10 +105,13 @@ def project_reference(gaussians: Gaussians, camera: Camera) -> ReferenceSplats:
     radii = torch.ceil(3 * (middle + (middle**2 - det).clamp_min(0.1).sqrt()).sqrt()).detach()
     valid = (z > NEAR) & (det > 0) & torch.isfinite(gaussians.opacities)
     across, down = n_tiles(camera)
+    u, v = means2d.unbind(-1)
     corners = [
-        ((means2d[:, 0] - radii) / TILE, across), ((means2d[:, 0] + radii + TILE - 1) / TILE, across),
-        ((means2d[:, 1] - radii) / TILE, down), ((means2d[:, 1] + radii + TILE - 1) / TILE, down),
-    ]  # fmt: skip
+        ((u - radii) / TILE, across),
+        ((u + radii + TILE - 1) / TILE, across),
+        ((v - radii) / TILE, down),
+        ((v + radii + TILE - 1) / TILE, down),
+    ]
     tiles = torch.stack([q.detach().clamp(0, n).nan_to_num().int() for q, n in corners], dim=-1)
     valid &= (tiles[:, 1] > tiles[:, 0]) & (tiles[:, 3] > tiles[:, 2])
     conics = torch.stack([c / det, -b / det, a / det], dim=-1)

@@ -55,9 +55,9 @@ def sh_direction_gradient(d: wp.vec3, degree: int, g: vec16) -> wp.vec3:
     x = d[0]
     y = d[1]
     z = d[2]
-    gx = float(0.0)
-    gy = float(0.0)
-    gz = float(0.0)
+    gx = 0.0
+    gy = 0.0
+    gz = 0.0
     if degree > 0:
         gy -= C1 * g[1]
         gz += C1 * g[2]

@@ -61,9 +61,9 @@ def bin_splats(
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tile_kernels(n_channels: int) -> SimpleNamespace:
-    """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats with ``n_channels`` channels."""
+    """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats of ``n_channels`` channels."""
     common = f"constexpr int CHANNELS = {n_channels};\n" + _source("common")
 
     @wp.func_native(common + _source("blend_forward"))

@@ -16,7 +16,7 @@ LOW_PASS = 0.3
 """Added to both variances of a projected Gaussian, so that none is thinner than a pixel. px^2"""
 
 FRUSTUM_MARGIN = 0.3
-"""How far outside the image, in half fields of view, the projection is still linearised in place."""
+"""How far outside the image, in half fields of view, the projection is linearised in place."""
 
 TILE = 16
 """Side of a square tile in pixels."""

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A coarse SuGaR run from vanilla checkpoint to ``.pt`` file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.session import Notices, RunOptions, open_session
+from gaussian_splatting.images import ImageStore, SugarSize
+from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
+from gaussian_splatting.scene import load_scene_for_checkpoint
+from gaussian_splatting.schedule import scaled, scaled_all
+from sugar_trainers.coarse import CoarseStage
+from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
+from sugar_utils.errors import UserError
+
+CHECKPOINT_INTERVAL = 1_000
+CHECKPOINT_MILESTONES = (5_000, 7_000, 10_000, 13_000, 15_000)
+TEST_ITERATIONS = (7_000, 8_000, 9_000, 10_000, 12_000, 15_000)
+
+
+@dataclass(frozen=True)
+class CoarseOptions:
+    """A coarse run.
+
+    Milestones and intervals are in iterations of the paper's schedule; the schedule's scale
+    applies to them as well.
+
+    Attributes:
+        scene_path: Scene folder with the photographs.
+        checkpoint_path: Vanilla 3DGS checkpoint directory, or a PLY.
+        iteration_to_load: Which iteration of the checkpoint to start from.
+        output_dir: Parent of the run's folder; None for ``output/coarse/<scene>``.
+        eval_split: Hold out every 8th view.
+        size: Size of the training images.
+        config: What decides the optimisation.
+        checkpoint_interval: Iterations between two checkpoints.
+        checkpoint_milestones: Further checkpoints, always kept.
+        test_iterations: When to measure the held-out views.
+        run: Treatment of an occupied folder.
+        notices: Lines to print at the start.
+    """
+
+    scene_path: Path
+    checkpoint_path: Path
+    iteration_to_load: int = 7_000
+    output_dir: Path | None = None
+    eval_split: bool = True
+    size: SugarSize = field(default_factory=SugarSize)
+    config: CoarseConfig = field(default_factory=CoarseConfig)
+    checkpoint_interval: int = CHECKPOINT_INTERVAL
+    checkpoint_milestones: tuple[int, ...] = CHECKPOINT_MILESTONES
+    test_iterations: tuple[int, ...] = TEST_ITERATIONS
+    run: RunOptions = field(default_factory=RunOptions)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
+        return coarse_directory(
+            parent,
+            self.iteration_to_load,
+            self.config.regularization,
+            self.config.estimation_factor,
+            self.config.normal_factor,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result."""
+        return {
+            "scene": str(self.scene_path.resolve()),
+            "checkpoint": str(self.checkpoint_path.resolve()),
+            "iteration_to_load": self.iteration_to_load,
+            "eval": self.eval_split,
+            "img_resolution": self.size.img_resolution,
+            "img_size_limit": self.size.img_size_limit,
+            "resolution_factor": self.size.resolution_factor,
+            **self.config.identity(),
+        }
+
+
+def train_coarse(options: CoarseOptions) -> Path:
+    """Train the coarse stage.
+
+    Returns:
+        The final ``.pt``. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    notices, config = Notices([*options.notices]), options.config
+    checkpoint = load_reference_checkpoint(
+        options.checkpoint_path, options.iteration_to_load, notices
+    )
+    scene = load_scene_for_checkpoint(
+        options.scene_path,
+        checkpoint,
+        size_rule=options.size,
+        eval_split=options.eval_split,
+        white_background=config.white_background,
+        seed=config.seed,
+        notify=notices,
+    )
+    if scene.extent <= 0:
+        raise UserError(
+            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
+            "no scale; SuGaR needs photographs from different positions"
+        )
+    run = RunDirectory(options.directory, options.identity())
+    title = f"coarse SuGaR, {config.regularization}"
+    with open_session(run, options.run, config.schedule.last, notices, title) as session:
+        console, plan = session.console, session.plan
+        console.info(scene.description)
+        if plan.finished:
+            console.info(f"finished already: {plan.source}")
+            return plan.source
+        cloud = _start(checkpoint, console.info)
+        with ImageStore(config.white_background) as images:
+            stage = CoarseStage(cloud, config, scene.extent, console.info)
+            result = Trainer(
+                stage, _loop(options), scene.train_cameras, scene.test_cameras, images, run, console
+            ).run(plan)
+        console.info(f"finished: {result}")
+    return result
+
+
+def _start(checkpoint: ReferenceCheckpoint, notify) -> GaussianCloud:
+    cloud = checkpoint.read_cloud(notify)
+    if len(cloud) == 0:
+        raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
+    notify(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
+    return cloud
+
+
+def _loop(options: CoarseOptions) -> LoopConfig:
+    schedule, scale = options.config.schedule, options.config.schedule.scale
+    return LoopConfig(
+        first=schedule.first,
+        last=schedule.last,
+        seed=options.config.seed,
+        log_interval=schedule.log_interval,
+        checkpoint_interval=scaled(options.checkpoint_interval, scale),
+        checkpoint_milestones=scaled_all(options.checkpoint_milestones, scale),
+        keep_checkpoints=options.run.keep_checkpoints,
+        test_iterations=scaled_all(options.test_iterations, scale),
+    )

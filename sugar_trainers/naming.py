@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where SuGaR's tools expect files to lie. Other programs rely on these names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sugar_trainers.coarse_config import Regularization
+
+OUTPUT_ROOT = Path("output")
+
+
+def number_text(value: float) -> str:
+    """A number as file names carry it: 0.2 is ``02``, 1.0 is ``10``."""
+    return str(float(value)).replace(".", "")
+
+
+def scene_name(scene_path: Path) -> str:
+    """Last component of the scene path, also when it ends with a separator or is ``.``."""
+    return scene_path.name or scene_path.resolve().name
+
+
+def coarse_directory(
+    parent: Path,
+    iteration: int,
+    regularization: Regularization,
+    estimation_factor: float,
+    normal_factor: float,
+) -> Path:
+    """Folder of a coarse run; ``density`` and ``dn_consistency`` share a name by tradition.
+
+    Args:
+        parent: Folder of the scene's coarse models.
+        iteration: Iteration of the vanilla checkpoint.
+        regularization: Decides between ``sdfestim`` and ``densityestim``.
+        estimation_factor: Weight of the density or sdf term.
+        normal_factor: Weight of the better-normal term.
+    """
+    kind = "sdfestim" if regularization == "sdf" else "densityestim"
+    return parent / (
+        f"sugarcoarse_3Dgs{iteration}_{kind}{number_text(estimation_factor)}"
+        f"_sdfnorm{number_text(normal_factor)}"
+    )

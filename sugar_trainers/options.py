@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command-line flags of the coarse stage, declared once for all entry points that run it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gaussian_splatting.images import SugarSize
+from gaussian_splatting.options import add_run_flags, run_options
+from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
+from sugar_trainers.coarse_training import (
+    CHECKPOINT_INTERVAL,
+    CHECKPOINT_MILESTONES,
+    TEST_ITERATIONS,
+    CoarseOptions,
+)
+from sugar_utils.errors import UserError
+from sugar_utils.flags import (
+    IntList,
+    Parser,
+    boolean,
+    integer,
+    non_negative_float,
+    positive_float,
+    positive_int,
+)
+
+_NOT_YET = {
+    "use_gradient_checkpointing": "every loss term is backpropagated as soon as it is known, so "
+    "the peak is that of one term without recomputing anything",
+    "gradient_accumulation": "use --resolution_factor or --full_res_normals False to save memory",
+    "use_bfloat16": "everything is computed and stored in float32",
+}
+
+
+def add_scene_flags(parser: argparse.ArgumentParser) -> None:
+    """What to read: scene, checkpoint, split and image size."""
+    add = parser.add_argument_group("input").add_argument
+    add("-s", "--scene_path", type=Path, help="scene folder (images/ and sparse/0/)")
+    add("-c", "--checkpoint_path", type=Path, help="vanilla 3DGS checkpoint folder, or a PLY")
+    add(
+        "-i",
+        "--iteration_to_load",
+        type=integer,
+        default=7_000,
+        help="iteration of the checkpoint to start from",
+    )
+    add("--eval", type=boolean, default=True, help="hold out every 8th image")
+    add(
+        "--white_background",
+        type=boolean,
+        default=False,
+        help="composite transparent photographs, and render, on white instead of black",
+    )
+    add(
+        "--resolution_factor",
+        type=positive_float,
+        default=None,
+        help="divide the original image size by this; unset: long side at most --img_size_limit",
+    )
+    add(
+        "--img_resolution",
+        type=integer,
+        default=1,
+        choices=(1, 2, 4, 8),
+        help="divisor of the image size, applied before the limit",
+    )
+    add(
+        "--img_size_limit",
+        type=positive_int,
+        default=1920,
+        help="longest side of the training images",
+    )
+    add("--gpu", type=integer, default=None,
+        help="CUDA device; this version trains on the CPU and says so")  # fmt: skip
+
+
+def add_coarse_flags(parser: argparse.ArgumentParser) -> None:
+    """Memory, sampling, checkpoints and measurements of the coarse stage."""
+    add = parser.add_argument_group("coarse stage").add_argument
+    add(
+        "--full_res_normals",
+        type=boolean,
+        default=True,
+        help="depth-normal consistency at the training size; False: at half of it, which needs "
+        "less memory and time",
+    )
+    add(
+        "--sdf_samples",
+        type=positive_int,
+        default=1_000_000,
+        help="points sampled around the surface per iteration",
+    )
+    add(
+        "--knn_batch_size",
+        type=positive_int,
+        default=100_000,
+        help="points per launch of the neighbour search",
+    )
+    add(
+        "--checkpoint_interval",
+        type=positive_int,
+        default=CHECKPOINT_INTERVAL,
+        help="iterations between checkpoints to resume from",
+    )
+    add(
+        "--checkpoint_milestones",
+        action=IntList,
+        default=list(CHECKPOINT_MILESTONES),
+        help="iterations whose checkpoints are always kept; those before 7000 never come",
+    )
+    add(
+        "--test_iterations",
+        action=IntList,
+        default=list(TEST_ITERATIONS),
+        help="iterations at which the held-out images are measured",
+    )
+    add(
+        "--use_gradient_checkpointing",
+        type=boolean,
+        default=False,
+        help="not available in this version",
+    )
+    add(
+        "--gradient_accumulation", type=boolean, default=False, help="not available in this version"
+    )
+    add(
+        "--accumulation_steps",
+        type=positive_int,
+        default=None,
+        help="acts with --gradient_accumulation only",
+    )
+    add("--use_bfloat16", type=boolean, default=False, help="not available in this version")
+    add_run_flags(parser)  # fmt: skip
+
+
+def coarse_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of the scripts that run the coarse stage alone."""
+    parser = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add_scene_flags(parser)
+    parser.add_argument(
+        "-o",
+        "--output_dir",
+        type=Path,
+        default=None,
+        help="parent of the run's folder; unset: output/coarse/<scene>",
+    )
+    parser.add_argument(
+        "-e",
+        "--estimation_factor",
+        type=non_negative_float,
+        default=0.2,
+        help="weight of the density or sdf term",
+    )
+    parser.add_argument(
+        "-n",
+        "--normal_factor",
+        type=non_negative_float,
+        default=0.2,
+        help="weight of the better-normal term",
+    )
+    add_coarse_flags(parser)
+    return parser  # fmt: skip
+
+
+def coarse_options(
+    args: argparse.Namespace,
+    regularization: Regularization,
+    output_dir: Path | None,
+    notices: tuple[str, ...] = (),
+) -> CoarseOptions:
+    """Typed form of the flags above.
+
+    Raises:
+        UserError: If a flag asks for what this version cannot do, or an input is missing.
+    """
+    for name, advice in _NOT_YET.items():
+        if getattr(args, name):
+            raise UserError(f"--{name} True is not available in this version: {advice}")
+    for flag, value in (("-s/--scene_path", args.scene_path),
+                        ("-c/--checkpoint_path", args.checkpoint_path)):  # fmt: skip
+        if value is None:
+            raise UserError(f"{flag} is missing; --help lists all flags")
+    if args.accumulation_steps is not None:
+        notices += ("--accumulation_steps has no effect without --gradient_accumulation True",)
+    if args.gpu is not None:
+        notices += (f"--gpu {args.gpu} has no effect: this version trains on the CPU",)
+    return CoarseOptions(
+        scene_path=args.scene_path,
+        checkpoint_path=args.checkpoint_path,
+        iteration_to_load=args.iteration_to_load,
+        output_dir=output_dir,
+        eval_split=args.eval,
+        size=SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor),
+        config=CoarseConfig(
+            regularization=regularization,
+            schedule=CoarseSchedule().scaled(args.schedule_scale),
+            estimation_factor=getattr(args, "estimation_factor", 0.2),
+            normal_factor=getattr(args, "normal_factor", 0.2),
+            samples=args.sdf_samples,
+            knn_batch_size=args.knn_batch_size,
+            full_res_normals=args.full_res_normals,
+            white_background=args.white_background,
+            seed=args.random_seed,
+        ),
+        checkpoint_interval=args.checkpoint_interval,
+        checkpoint_milestones=tuple(args.checkpoint_milestones),
+        test_iterations=tuple(args.test_iterations),
+        run=run_options(args),
+        notices=notices,
+    )

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags and stages of ``train.py``: from a vanilla checkpoint through SuGaR's stages."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sugar_trainers.coarse_config import REGULARIZATIONS
+from sugar_trainers.coarse_training import train_coarse
+from sugar_trainers.demo import run_demo
+from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_trainers.options import add_coarse_flags, add_scene_flags, coarse_options
+from sugar_utils.errors import UserError
+from sugar_utils.flags import (
+    boolean,
+    integer,
+    non_negative_float,
+    optional_str,
+    positive_int,
+    vector3,
+)
+
+STAGES = ("coarse", "mesh", "refine", "texture")
+GAUSSIANS_PER_TRIANGLE = (1, 3, 4, 6)
+REFINEMENT_TIMES = ("short", "medium", "long")
+MIN_SQUARE_SIZE = 3
+
+
+def add_pipeline_flags(parser: argparse.ArgumentParser) -> None:
+    """All flags of ``train.py``."""
+    add_scene_flags(parser)
+    add = parser.add_argument
+    add(
+        "-r",
+        "--regularization_type",
+        choices=REGULARIZATIONS,
+        default=None,
+        help="how the surface is regularised; dn_consistency is recommended",
+    )
+    add("--output_dir", type=Path, default=OUTPUT_ROOT, help="folder above all results")
+    add(
+        "--stop_after",
+        choices=STAGES,
+        default=None,
+        help="last stage to run; this version has the coarse stage only",
+    )
+    add(
+        "--demo",
+        action="store_true",
+        help="make a small scene, train it from scratch and show where the results are",
+    )
+    add_coarse_flags(parser)
+    _add_later_flags(parser)  # fmt: skip
+
+
+def _add_later_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the stages after the coarse one: checked now, acting when the stages are there."""
+    group = parser.add_argument_group("mesh, refinement and texture (not in this version)")
+    add = group.add_argument
+    add("-l", "--surface_level", type=non_negative_float, default=0.3)
+    add("-v", "--n_vertices_in_mesh", type=positive_int, default=1_000_000)
+    add("--project_mesh_on_surface_points", type=boolean, default=True)
+    add("-b", "--bboxmin", type=vector3, default=None, metavar="(X,Y,Z)")
+    add("-B", "--bboxmax", type=vector3, default=None, metavar="(X,Y,Z)")
+    add("--center_bbox", type=boolean, default=True)
+    add("-g", "--gaussians_per_triangle", type=integer, default=1, choices=GAUSSIANS_PER_TRIANGLE)
+    add("-f", "--refinement_iterations", type=positive_int, default=15_000)
+    add("-t", "--export_uv_textured_mesh", type=boolean, default=True)
+    add("--square_size", type=positive_int, default=8)
+    add("--postprocess_mesh", type=boolean, default=False)
+    add("--postprocess_density_threshold", type=non_negative_float, default=0.1)
+    add("--postprocess_iterations", type=positive_int, default=5)
+    add("--export_ply", type=boolean, default=True)
+    add("--low_poly", type=boolean, default=False)
+    add("--high_poly", type=boolean, default=False)
+    add("--refinement_time", type=optional_str, default=None, metavar="{short,medium,long}")
+    group_flags = [action for action in group._group_actions]
+    parser.set_defaults(_later_flags={action.dest: action.default for action in group_flags})
+
+
+def later_flag_notices(args: argparse.Namespace) -> tuple[str, ...]:
+    """Check the flags of later stages, and say which of those given do not act yet.
+
+    Raises:
+        UserError: If a value could not work in any version.
+    """
+    if (args.bboxmin is None) != (args.bboxmax is None):
+        given, missing = ("bboxmin", "bboxmax") if args.bboxmax is None else ("bboxmax", "bboxmin")
+        raise UserError(f"--{given} is given without --{missing}; give both corners of the box")
+    if args.square_size < MIN_SQUARE_SIZE:
+        raise UserError(f"--square_size {args.square_size} must be at least {MIN_SQUARE_SIZE}")
+    if args.refinement_time not in (None, *REFINEMENT_TIMES):
+        raise UserError(
+            f"--refinement_time {args.refinement_time} is unknown; choose one of "
+            f"{', '.join(REFINEMENT_TIMES)}"
+        )
+    used = [name for name, default in args._later_flags.items() if getattr(args, name) != default]
+    if not used:
+        return ()
+    flags = ", ".join(f"--{name}" for name in used)
+    return (f"{flags}: no effect yet, this version ends after the coarse stage",)
+
+
+def run_pipeline(args: argparse.Namespace) -> Path:
+    """Run the stages asked for.
+
+    Returns:
+        The file the last stage wrote.
+    """
+    if args.stop_after not in (None, "coarse"):
+        raise UserError(
+            f"--stop_after {args.stop_after}: this version ends after the coarse stage; "
+            "use --stop_after coarse"
+        )
+    if args.demo:
+        return run_demo(args)
+    if args.regularization_type is None:
+        raise UserError(
+            f"-r/--regularization_type is missing; choose one of {', '.join(REGULARIZATIONS)} "
+            "(dn_consistency is the recommended one)"
+        )
+    notices = later_flag_notices(args)
+    if args.stop_after is None:
+        notices += ("this version ends after the coarse stage (say so with --stop_after coarse)",)
+    parent = None
+    if args.scene_path is not None:
+        parent = args.output_dir / "coarse" / scene_name(args.scene_path)
+    return train_coarse(coarse_options(args, args.regularization_type, parent, notices))

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the coarse SuGaR stage alone, with the density regularisation."""
+
+import sys
+
+from sugar_trainers.coarse_training import train_coarse
+from sugar_trainers.options import coarse_options, coarse_parser
+from sugar_utils.flags import run_main
+
+
+def main() -> None:
+    """Parse the flags and train."""
+    args = coarse_parser(__doc__).parse_args()
+    train_coarse(coarse_options(args, "density", args.output_dir))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
