@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tile rasterizer against its dense float64 twin, recorded renders and degenerate input."""
+
+import numpy as np
+import pytest
+import torch
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.rasterization.reference import rasterize_reference
+from sugar_trainers.losses import depth_normal_consistency, normals_from_depth
+from tests.golden import golden_cameras, golden_cloud, load_golden
+from tests.random_scenes import look_at, random_gaussians
+
+IMAGES = ("image", "depth", "normal", "features", "alpha")
+GOLDEN_NAMES = {
+    "means": "points",
+    "opacity_logits": "all_densities",
+    "log_scales": "scales",
+    "quats": "quaternions",
+    "sh_dc": "sh_coordinates_dc",
+    "sh_rest": "sh_coordinates_rest",
+}
+
+
+def leaves_of(gaussians, dtype):
+    return Gaussians(*(t.to(dtype).clone().requires_grad_(True) for t in gaussians.tensors()))
+
+
+def render_with_gradients(render, gaussians, camera, features, dtype, seed, **options):
+    """Render all channels and backpropagate a fixed random weighting of every pixel."""
+    leaves = leaves_of(gaussians, dtype)
+    features = features.to(dtype).clone().requires_grad_(True)
+    output = render(
+        leaves, camera, torch.tensor([0.2, 0.5, 0.9], dtype=dtype), features=features, **options
+    )
+    output.means2d.retain_grad()
+    rng = torch.Generator().manual_seed(seed)
+    loss = 0
+    for name in IMAGES:
+        image = getattr(output, name)
+        loss = loss + (image * torch.randn(image.shape, generator=rng).to(dtype)).sum()
+    loss.backward()
+    return output, [t.grad for t in (*leaves.tensors(), features, output.means2d)]
+
+
+def assert_close_to_maximum(actual, expected, tolerance):
+    scale = expected.abs().max().clamp_min(1e-12)
+    assert float(((actual.double() - expected).abs().max() / scale).detach()) < tolerance
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_values_and_gradients_match_the_dense_float64_reference(seed):
+    width, height = [(70, 50), (33, 65), (16, 16), (100, 7)][seed % 4]
+    camera = look_at(
+        (2.5, 1.2, 0.3 * seed), width=width, height=height, principal=(3.0 * seed, -2.0 * seed)
+    )
+    gaussians = random_gaussians(250, seed)
+    features = torch.randn(250, 2, generator=torch.Generator().manual_seed(seed))
+    options = {"sh_degree": seed % 4, "farthest_depth_behind": seed % 2 == 0}
+    expected, expected_gradients = render_with_gradients(
+        rasterize_reference, gaussians, camera, features, torch.float64, seed, **options
+    )
+    actual, gradients = render_with_gradients(
+        rasterize, gaussians, camera, features, torch.float32, seed,
+        depth=True, normal=True, **options,
+    )  # fmt: skip
+    assert int((actual.radii > 0).sum()) > 50
+    torch.testing.assert_close(actual.radii, expected.radii)
+    for name in IMAGES:
+        assert_close_to_maximum(getattr(actual, name), getattr(expected, name), 1e-5)
+    for found, reference in zip(gradients, expected_gradients, strict=True):
+        assert_close_to_maximum(found, reference, 2e-5)
+
+
+def test_gradients_of_the_reference_match_finite_differences():
+    camera = look_at((2.5, 1.2, 0.8), width=20, height=16, focal=20.0)
+    gaussians = random_gaussians(12, 3)
+    # Away from the cap and the cut-off, where the image is smooth.
+    gaussians.opacities.clamp_(0.2, 0.6)
+    gaussians.means *= 0.3
+    weights = torch.randn(
+        16, 20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    leaves = leaves_of(gaussians, torch.float64)
+
+    def loss():
+        return (rasterize_reference(leaves, camera).image * weights).sum()
+
+    loss().backward()
+    step = 1e-6
+    with torch.no_grad():
+        for tensor in (leaves.means, leaves.scales, leaves.quats, leaves.sh_dc):
+            flat, gradient = tensor.view(-1), tensor.grad.reshape(-1)
+            for i in range(0, flat.numel(), 5):
+                original = flat[i].clone()
+                flat[i] = original + step
+                above = loss()
+                flat[i] = original - step
+                below = loss()
+                flat[i] = original
+                numeric = float((above - below) / (2 * step))
+                assert numeric == pytest.approx(float(gradient[i]), rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("key", ["cam0_deg3_black", "cam0_deg3_white", "cam0_deg0_black",
+                                 "cam2_deg3_black", "cam0_deg0_white", "cam2_deg0_white"])  # fmt: skip
+def test_renders_match_the_recorded_ones(key):
+    case = load_golden("case02_raster_A")
+    camera_name, degree, background = key.split("_")
+    camera = golden_cameras(case)[int(camera_name[3:])]
+    cloud = golden_cloud(case)
+    color = torch.ones(3) if background == "white" else None
+    output = rasterize(cloud.activate(), camera, color, sh_degree=int(degree[3:]))
+    error = np.abs(output.image.detach().numpy() - case[f"out_rgb_{key}"])
+    assert error.mean() < 1e-5
+    assert np.quantile(error, 0.995) < 1e-4
+    assert error.max() < 6e-3
+    np.testing.assert_array_equal(output.radii.numpy(), case[f"out_radii_{camera_name}"])
+    alpha_error = np.abs(output.alpha.detach().numpy() - case[f"out_alpha_{camera_name}"])
+    assert alpha_error.max() < 6e-3
+    if f"grad_{key}_points" not in case:
+        return
+    output.means2d.retain_grad()
+    (output.image * torch.tensor(case["in_weights"])).sum().backward()
+    found = {GOLDEN_NAMES[n]: t.grad.numpy() for n, t in cloud.tensors().items()}
+    found["means2D_ndc"] = output.means2d.grad.numpy() * [camera.width / 2, camera.height / 2]
+    for name, value in found.items():
+        expected = case[f"grad_{key}_{name}"]
+        assert np.abs(value - expected).max() <= 2e-3 * np.abs(expected).max(), name
+        norms = np.linalg.norm(value) * np.linalg.norm(expected)
+        if norms > 0:
+            assert (value * expected).sum() / norms > 0.9999, name
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_depth_and_normals_match_the_recorded_ones(index):
+    case = load_golden("case03_depth_normal_A")
+    camera = golden_cameras(case)[index]
+    cloud = golden_cloud(case)
+    output = rasterize(cloud.activate(), camera, rgb=False, depth=True, normal=True)
+    depth, normal = output.depth.detach().numpy(), output.normal.detach().numpy()
+    expected_depth = case[f"out_depth_cam{index}"]
+    relative = np.abs(depth - expected_depth) / np.maximum(expected_depth, 1e-3)
+    assert np.quantile(relative, 0.99) < 1e-4
+    assert np.abs(depth - expected_depth).max() < 2e-2
+    assert np.abs(normal - case[f"out_normal_cam{index}"]).max() < 1e-3
+    assert np.allclose(np.linalg.norm(normal, axis=-1), 1.0, atol=1e-5)
+    intrinsics = (camera.fx, camera.fy, camera.cx, camera.cy)
+    from_depth = normals_from_depth(output.depth, *intrinsics).detach().numpy()
+    solid = expected_depth > 0.1
+    error = np.abs(from_depth - case[f"out_normal_from_depth_cam{index}"])[solid]
+    assert np.quantile(error, 0.99) < 1e-3
+    loss = depth_normal_consistency(output.depth, output.normal, *intrinsics)
+    assert float(loss) == pytest.approx(float(case[f"out_loss_cam{index}"]), abs=1e-4)
+    loss.backward()
+    for own, name in GOLDEN_NAMES.items():
+        if f"grad_cam{index}_{name}" not in case:
+            continue
+        found = getattr(cloud, own).grad.numpy()
+        expected = case[f"grad_cam{index}_{name}"]
+        norms = np.linalg.norm(found) * np.linalg.norm(expected)
+        assert (found * expected).sum() / norms > 0.999, name
+
+
+def all_bits(seed=5, n=3000):
+    camera = look_at((2.5, 1.2, 0.8), width=120, height=90, focal=90.0, principal=(5, 3))
+    output, gradients = render_with_gradients(
+        rasterize, random_gaussians(n, seed), camera, torch.ones(n, 1), torch.float32, seed,
+        depth=True, normal=True,
+    )  # fmt: skip
+    return [getattr(output, name).detach() for name in IMAGES] + gradients
+
+
+def test_every_repetition_gives_the_same_bits():
+    first = all_bits()
+    for _ in range(3):
+        for a, b in zip(first, all_bits(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads():
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        single = all_bits()
+        for n in (2, 3, 5):
+            torch.set_num_threads(n)
+            for a, b in zip(single, all_bits(), strict=True):
+                assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("n_features", [1, 2, 5, 9])
+def test_any_number_of_features_blends_like_colour(n_features):
+    camera = look_at((2.5, 1.2, 0.8), width=40, height=30, focal=40.0)
+    gaussians = leaves_of(random_gaussians(100, 1), torch.float32)
+    features = torch.rand(100, n_features)
+    together = rasterize(gaussians, camera, rgb=False, features=features).features
+    for k in range(n_features):
+        alone = rasterize(gaussians, camera, rgb=False, features=features[:, k : k + 1]).features
+        torch.testing.assert_close(together[..., k], alone[..., 0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_shifted_principal_point_shifts_the_image():
+    gaussians = leaves_of(random_gaussians(150, 2), torch.float32)
+    centred = look_at((2.5, 1.2, 0.8), width=64, height=48, focal=200.0)
+    shifted = look_at((2.5, 1.2, 0.8), width=64, height=48, focal=200.0, principal=(16, 0))
+    a = rasterize(gaussians, centred).alpha[:, :48]
+    b = rasterize(gaussians, shifted).alpha[:, 16:]
+    # Only Gaussians whose tiles are cut differently may differ, by less than the 3-sigma tail.
+    assert float((a - b).abs().max()) < 2e-2
+    assert float((a - b).abs().mean()) < 1e-3
+
+
+@pytest.fixture
+def camera():
+    return look_at((2.5, 1.2, 0.8), width=37, height=21, focal=30.0)
+
+
+def test_no_gaussians_give_the_background(camera):
+    empty = leaves_of(random_gaussians(0, 0), torch.float32)
+    output = rasterize(empty, camera, torch.tensor([0.1, 0.2, 0.3]), depth=True, normal=True)
+    assert torch.equal(output.image, torch.tensor([0.1, 0.2, 0.3]).expand(21, 37, 3))
+    assert torch.equal(output.normal, torch.tensor([0.0, 0.0, -1.0]).expand(21, 37, 3))
+    assert float(output.depth.abs().max()) == 0
+    assert float(output.alpha.abs().max()) == 0
+    output.image.sum().backward()
+    assert output.radii.shape == (0,)
+
+
+def test_gaussians_behind_the_camera_are_culled_and_have_no_gradient(camera):
+    behind = leaves_of(random_gaussians(40, 0), torch.float32)
+    with torch.no_grad():
+        behind.means *= 0.1
+        behind.means += torch.tensor([10.0, 5.0, 3.0])
+    output = rasterize(behind, camera, depth=True)
+    assert not bool(output.visible.any())
+    assert float(output.image.abs().max()) == 0
+    (output.image.sum() + output.depth.sum()).backward()
+    assert all(float(t.grad.abs().sum()) == 0 for t in behind.tensors())
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 40), (40, 1), (16, 16), (17, 16)])
+def test_images_of_any_size_match_the_reference(size):
+    camera = look_at((2.5, 1.2, 0.8), width=size[0], height=size[1], focal=25.0)
+    gaussians = random_gaussians(80, 4)
+    expected = rasterize_reference(gaussians, camera)
+    actual = rasterize(leaves_of(gaussians, torch.float32), camera)
+    assert_close_to_maximum(actual.image, expected.image, 1e-5)
+
+
+@pytest.mark.parametrize("attribute", ["means", "scales", "quats", "opacities"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_gaussians_are_culled_and_leave_the_others_alone(camera, attribute, value):
+    gaussians = random_gaussians(60, 7, torch.float32)
+    clean = Gaussians(*(t[1:] for t in gaussians.tensors()))
+    getattr(gaussians, attribute)[0] = value
+    leaves = leaves_of(gaussians, torch.float32)
+    output = rasterize(leaves, camera, depth=True, normal=True)
+    expected = rasterize(clean, camera, depth=True, normal=True)
+    assert int(output.radii[0]) == 0
+    torch.testing.assert_close(output.image, expected.image)
+    torch.testing.assert_close(output.depth, expected.depth)
+    (output.image.sum() + output.depth.sum()).backward()
+    for tensor in leaves.tensors():
+        assert bool(tensor.grad.isfinite().all())
+
+
+def test_equal_depths_blend_in_the_order_of_their_index(camera):
+    gaussians = random_gaussians(2, 0, torch.float32)
+    gaussians.means[:] = 0.0
+    gaussians.opacities[:] = 0.8
+    gaussians.scales[:] = 0.5
+    red, green = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    image = rasterize(gaussians, camera, rgb=False, features=torch.stack([red, green])).features
+    assert float(image[10, 18, 0]) > 2 * float(image[10, 18, 1])
+
+
+def test_asking_for_nothing_is_an_error(camera):
+    with pytest.raises(ValueError, match="nothing to render"):
+        rasterize(random_gaussians(3, 0, torch.float32), camera, rgb=False)
+
+
+def test_a_degree_beyond_the_coefficients_is_an_error(camera):
+    gaussians = random_gaussians(3, 0, torch.float32)
+    gaussians.sh_rest = gaussians.sh_rest[:, :3]
+    with pytest.raises(ValueError, match="sh_degree 2"):
+        rasterize(gaussians, camera, sh_degree=2)
