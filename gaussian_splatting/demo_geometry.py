@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: UP018 - in a kernel, float(0) declares a variable and 0.0 a constant
 """The subject of the demo scene, a painted knot of fluted rope on a tiled disc, and its pictures.
 
 The shape is known exactly: the triangles of :class:`DemoGeometry` are what the pictures show.
@@ -22,7 +23,7 @@ from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
 
-N_ALONG, N_AROUND = 512, 56
+N_ALONG, N_AROUND = 400, 40
 """Cells of the knot's surface along the rope and around it; two triangles each."""
 
 DISC_RADIUS = 1.15
@@ -33,10 +34,14 @@ _SINK = 0.006
 _STRANDS, _TWISTS = 4, 16
 """Strands of the rope and strands passed on the way along it; a multiple, so that paint closes."""
 
+_WIDTH, _DEPTH = 2.4, 1.5
 _ROPE_RADIUS, _FLUTE_DEPTH = 0.66, 0.09
+"""Of the knot before it is scaled. Its parts come no closer to each other than 0.4."""
 
-_TEXELS_KNOT, _TEXELS_DISC = (2048, 352), (1024, 1024)
-_DISC_CELLS = 128
+_TEXELS_KNOT, _TEXELS_DISC = (2048, 352), (896, 896)
+"""Texels of the two charts at detail 1, which suits pictures of 320 x 240 pixels."""
+
+_DISC_CELLS = 96
 
 _BACKGROUND_LOW = wp.constant(wp.vec3(0.012, 0.014, 0.019))
 _BACKGROUND_HIGH = wp.constant(wp.vec3(0.10, 0.12, 0.155))
@@ -49,11 +54,8 @@ _TEAL = wp.constant(wp.vec3(0.03, 0.30, 0.34))
 _OCHRE = wp.constant(wp.vec3(0.85, 0.47, 0.09))
 _SAND = wp.constant(wp.vec3(0.50, 0.46, 0.40))
 _GROUT = wp.constant(wp.vec3(0.17, 0.155, 0.14))
-_DISC = wp.constant(DISC_RADIUS)
 _OFFSET = wp.constant(0.002)
 _N_FILL_RAYS = wp.constant(96)
-_N_STRANDS = wp.constant(_STRANDS)
-_N_TWISTS = wp.constant(_TWISTS)
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ def make_geometry() -> DemoGeometry:
 def rope_knot(s: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Points and outward unit normals of a fluted tube around a trefoil knot, in its own units.
 
-    The centre line is c(t) = (sin t + 2 sin 2t, cos t - 2 cos 2t, -sin 3t), turned upright. The
-    tube is swept by its Frenet frame, whose derivatives are exact too.
+    The centre line is (sin t + a sin 2t, -b sin 3t, a cos 2t - cos t), a knot that stands on two
+    of its three lobes. Its Frenet frame sweeps the tube; all derivatives are exact.
 
     Args:
         s: Position along the rope, period 1. Any shape.
@@ -136,7 +138,8 @@ def _center_line(t: np.ndarray, order: int) -> np.ndarray:
     def cos(k: int) -> np.ndarray:
         return float(k**order) * np.cos(k * t + quarter)
 
-    return np.stack([sin(1) + 2 * sin(2), -sin(3), 2 * cos(2) - cos(1)], axis=-1)
+    x, z = sin(1) + _WIDTH * sin(2), _WIDTH * cos(2) - cos(1)
+    return np.stack([x, -_DEPTH * sin(3), z], axis=-1)
 
 
 def _unit(v: np.ndarray, v_dt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -177,10 +180,10 @@ def fractal(seed: int, p: wp.vec3) -> float:
 @wp.func
 def knot_paint(seed: int, p: wp.vec3, s: float, w: float) -> wp.vec3:
     """Colour of the rope: four strands, each with a pattern of its own, under solid noise."""
-    across = float(_N_STRANDS) * w + float(_N_TWISTS) * s
+    across = float(_STRANDS) * w + float(_TWISTS) * s
     strand = wp.floor(across + 0.5)
     x = across + 0.5 - strand  # 0 to 1 across the strand; the flutes are at both ends
-    kind = int(strand) % _N_STRANDS
+    kind = int(strand) % _STRANDS
     y = s * 72.0
     y = y - wp.floor(y)  # 0 to 1 along one repeat of the pattern
     color = _CREAM
@@ -219,8 +222,8 @@ def disc_paint(seed: int, p: wp.vec3) -> wp.vec3:
     turns = wp.atan2(p[1], p[0]) * 48.0 / 6.2831853
     dash = smooth_step(0.5, 0.03, wp.abs(2.0 * (turns - wp.floor(turns)) - 1.0))
     rim = wp.lerp(_CREAM, _RED, dash)
-    rim = wp.lerp(rim, _GROUT, 1.0 - smooth_step(0.01, 0.004, wp.abs(radius - 0.93 * _DISC)))
-    color = wp.lerp(color, 0.8 * rim, smooth_step(0.93 * _DISC, 0.004, radius))
+    rim = wp.lerp(rim, _GROUT, 1.0 - smooth_step(0.01, 0.004, wp.abs(radius - 0.93 * DISC_RADIUS)))
+    color = wp.lerp(color, 0.8 * rim, smooth_step(0.93 * DISC_RADIUS, 0.004, radius))
     speckle = wp.noise(wp.rand_init(seed + 3), 55.0 * p)
     color = color * (1.0 + 0.22 * fractal(seed, 5.0 * p))
     return color * (1.0 - 0.5 * smooth_step(0.4, 0.06, speckle))
@@ -232,14 +235,14 @@ def bake_fill(
     mesh: wp.uint64,
     points: wp.array(dtype=wp.vec3),
     normals: wp.array(dtype=wp.vec3),
-    fill: wp.array(dtype=float),
+    fill: wp.array(dtype=wp.vec3),
 ):
-    """Light of the sky and of the disc that reaches a vertex past the knot, 0 to 1."""
+    """Light of the sky and of the disc that reaches a vertex past the knot. Linear RGB."""
     v = first + wp.tid()
     n = normals[v]
     p = points[v] + _OFFSET * n
-    total = 0.0
-    weight = 0.0
+    total = float(0.0)
+    weight = float(0.0)
     for k in range(_N_FILL_RAYS):
         z = 1.0 - (2.0 * float(k) + 1.0) / float(_N_FILL_RAYS)
         turn = 2.3999632 * float(k)
@@ -254,12 +257,17 @@ def bake_fill(
             if wp.mesh_query_ray_anyhit(mesh, p, d, 1.0):
                 light = 0.12
             total += cosine * light
-    fill[v] = total / weight
+    fill[v] = total / weight * _FILL_COLOR
 
 
 @wp.func
-def bilinear(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3, x: float, y: float) -> wp.vec3:
-    return wp.lerp(wp.lerp(a, b, y), wp.lerp(c, d, y), x)
+def between(grid: wp.array2d(dtype=wp.vec3), x: float, y: float) -> wp.vec3:
+    """Bilinear value of a grid at row x and column y, the last ones excluded."""
+    i = int(x)
+    j = int(y)
+    y = y - float(j)
+    upper = wp.lerp(grid[i, j], grid[i, j + 1], y)
+    return wp.lerp(upper, wp.lerp(grid[i + 1, j], grid[i + 1, j + 1], y), x - float(i))
 
 
 @wp.kernel
@@ -270,7 +278,7 @@ def bake_texels(
     is_disc: int,
     points: wp.array2d(dtype=wp.vec3),
     normals: wp.array2d(dtype=wp.vec3),
-    fill: wp.array2d(dtype=float),
+    fill: wp.array2d(dtype=wp.vec3),
     texels: wp.array2d(dtype=wp.vec3),
 ):
     """Paint and light one texel of a chart, whose vertices form a grid. Linear RGB."""
@@ -281,16 +289,9 @@ def bake_texels(
     w = (float(column) + 0.5) / float(texels.shape[1])
     x = s * float(points.shape[0] - 1)
     y = w * float(points.shape[1] - 1)
-    i = int(x)
-    j = int(y)
-    x = x - float(i)
-    y = y - float(j)
-    p = bilinear(points[i, j], points[i, j + 1], points[i + 1, j], points[i + 1, j + 1], x, y)
-    n = wp.normalize(
-        bilinear(normals[i, j], normals[i, j + 1], normals[i + 1, j], normals[i + 1, j + 1], x, y)
-    )
-    low = wp.lerp(fill[i, j], fill[i, j + 1], y)
-    light = wp.lerp(low, wp.lerp(fill[i + 1, j], fill[i + 1, j + 1], y), x) * _FILL_COLOR
+    p = between(points, x, y)
+    n = wp.normalize(between(normals, x, y))
+    light = between(fill, x, y)
     cosine = wp.dot(n, _KEY)
     if cosine > 0.0 and not wp.mesh_query_ray_anyhit(mesh, p + _OFFSET * n, _KEY, 2.0):
         light = light + cosine * _KEY_COLOR
@@ -305,17 +306,12 @@ def look_up(texels: wp.array2d(dtype=wp.vec3), s: float, w: float) -> wp.vec3:
     """Texel values between their centres, s and w from 0 to 1."""
     x = wp.clamp(s * float(texels.shape[0]) - 0.5, 0.0, float(texels.shape[0] - 1) - 0.001)
     y = wp.clamp(w * float(texels.shape[1]) - 0.5, 0.0, float(texels.shape[1] - 1) - 0.001)
-    i = int(x)
-    j = int(y)
-    x = x - float(i)
-    y = y - float(j)
-    return bilinear(texels[i, j], texels[i, j + 1], texels[i + 1, j], texels[i + 1, j + 1], x, y)
+    return between(texels, x, y)
 
 
 @wp.func
 def radiance(
     mesh: wp.uint64,
-    grid: wp.vec2i,
     knot: wp.array2d(dtype=wp.vec3),
     disc: wp.array2d(dtype=wp.vec3),
     eye: wp.vec3,
@@ -323,26 +319,24 @@ def radiance(
 ) -> wp.vec3:
     """Linear RGB that arrives at ``eye`` from direction ``d``."""
     color = wp.lerp(_BACKGROUND_LOW, _BACKGROUND_HIGH, wp.smoothstep(-0.55, 0.45, d[2]))
-    far = 10.0
+    far = float(10.0)
     if d[2] < 0.0:
         t = -eye[2] / d[2]
         p = eye + t * d
-        if p[0] * p[0] + p[1] * p[1] < _DISC * _DISC:
+        if p[0] * p[0] + p[1] * p[1] < DISC_RADIUS * DISC_RADIUS:
             far = t
-            color = look_up(disc, 0.5 + 0.5 * p[0] / _DISC, 0.5 + 0.5 * p[1] / _DISC)
+            color = look_up(disc, 0.5 + 0.5 * p[0] / DISC_RADIUS, 0.5 + 0.5 * p[1] / DISC_RADIUS)
     hit = wp.mesh_query_ray(mesh, eye, d, far)
     if hit.result:
         cell = hit.face // 2
-        i = cell // grid[1]
-        j = cell - i * grid[1]
+        i = cell // N_AROUND
+        j = cell - i * N_AROUND
         third = 1.0 - hit.u - hit.v
-        # The corners of a cell are (0, 0), (0, 1), (1, 1) and (0, 0), (1, 1), (1, 0).
-        x = third
-        y = hit.v + third
-        if hit.face - 2 * cell == 1:
-            x = hit.v + third
-            y = hit.v
-        color = look_up(knot, (float(i) + x) / float(grid[0]), (float(j) + y) / float(grid[1]))
+        # The corners of a cell's halves are (0, 0), (0, 1), (1, 1) and (0, 0), (1, 1), (1, 0).
+        is_first = hit.face == 2 * cell
+        x = wp.where(is_first, third, hit.v + third)
+        y = wp.where(is_first, hit.v + third, hit.v)
+        color = look_up(knot, (float(i) + x) / float(N_ALONG), (float(j) + y) / float(N_AROUND))
     return color
 
 
@@ -359,7 +353,6 @@ def encode(x: float) -> wp.uint8:
 def trace_pictures(
     first: int,
     mesh: wp.uint64,
-    grid: wp.vec2i,
     knot: wp.array2d(dtype=wp.vec3),
     disc: wp.array2d(dtype=wp.vec3),
     eyes: wp.array(dtype=wp.vec3),
@@ -379,7 +372,7 @@ def trace_pictures(
         x = float(column) + (float(k % samples) + 0.5) / float(samples)
         y = float(row) + (float(k // samples) + 0.5) / float(samples)
         d = to_world * wp.vec3((x - lens[1]) / lens[0], (y - lens[2]) / lens[0], 1.0)
-        total = total + radiance(mesh, grid, knot, disc, eyes[view], wp.normalize(d))
+        total = total + radiance(mesh, knot, disc, eyes[view], wp.normalize(d))
     total = total / float(samples * samples)
     for channel in range(3):
         pictures[view, row, column, channel] = encode(total[channel])
@@ -414,17 +407,22 @@ class DemoRenderer:
     Args:
         geometry: The scene's triangles.
         seed: Chooses the noise in the paint.
+        detail: Factor on the number of texels along each side.
         device: Where to compute.
     """
 
-    def __init__(self, geometry: DemoGeometry, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, geometry: DemoGeometry, seed: int, detail: float, device: torch.device
+    ) -> None:
         self._device = device
         self._points = self._vectors(geometry.points)
         self._faces = torch.as_tensor(geometry.faces, device=device).reshape(-1).contiguous()
-        self._mesh = wp.Mesh(
-            wp.from_torch(self._points, dtype=wp.vec3), wp.from_torch(self._faces, dtype=wp.int32)
-        )
-        self._seed = seed
+        # Warp builds the mesh on a stream of its own, which knows nothing of torch's.
+        synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        synchronize()
+        self._mesh = wp.Mesh(wp.from_torch(self._points, wp.vec3), wp.from_torch(self._faces))
+        synchronize()
+        self._seed, self._detail = seed, detail
         knot = [
             np.pad(grid.reshape(N_ALONG, N_AROUND, 3), ((0, 1), (0, 1), (0, 0)), mode="wrap")
             for grid in (geometry.points, geometry.normals)
@@ -441,16 +439,14 @@ class DemoRenderer:
     def _bake(
         self, points: np.ndarray, normals: np.ndarray, size: tuple[int, int], *, is_disc: bool
     ) -> Tensor:
-        """Light and paint of a chart with vertices (A, B, 3): linear RGB (*size, 3) float32."""
+        """Light and paint of a chart with vertices (A, B, 3): linear RGB texels, float32."""
+        size = tuple(max(8, round(self._detail * side)) for side in size)
         points, normals = self._vectors(points), self._vectors(normals)
-        fill = points.new_empty(points.shape[:2])
-        flat = [as_array(x.reshape(-1, 3), wp.vec3) for x in (points, normals)]
-        arguments = [self._mesh.id, *flat, fill.reshape(-1)]
-        launch(bake_fill, fill.numel(), arguments, device=self._device)
-        texels = points.new_empty(*size, 3)
-        grids = [as_array(x, wp.vec3) for x in (points, normals)]
-        arguments = [self._mesh.id, self._seed, int(is_disc), *grids, fill]
-        arguments.append(as_array(texels, wp.vec3))
+        fill, texels = torch.empty_like(points), points.new_empty(*size, 3)
+        grids = [as_array(grid, wp.vec3) for grid in (points, normals, fill, texels)]
+        lists = [as_array(grid.view(-1, 3), wp.vec3) for grid in (points, normals, fill)]
+        launch(bake_fill, fill.numel() // 3, [self._mesh.id, *lists], device=self._device)
+        arguments = [self._mesh.id, self._seed, int(is_disc), *grids]
         launch(bake_texels, math.prod(size), arguments, device=self._device)
         return texels
 
@@ -477,14 +473,13 @@ class DemoRenderer:
             sRGB. (V, height, width, 3) uint8
         """
         size = (len(eyes), height, width, 3)
+        eyes, rotations = self._vectors(eyes), self._vectors(rotations)
         pictures = torch.empty(size, dtype=torch.uint8, device=self._device)
         arguments = [
             self._mesh.id,
-            wp.vec2i(N_ALONG, N_AROUND),
-            as_array(self._knot, wp.vec3),
-            as_array(self._disc, wp.vec3),
-            as_array(self._vectors(eyes), wp.vec3),
-            as_array(self._vectors(rotations), wp.mat33),
+            *(as_array(texels, wp.vec3) for texels in (self._knot, self._disc)),
+            as_array(eyes, wp.vec3),
+            as_array(rotations, wp.mat33),
             wp.vec3(*lens),
             samples,
             pictures,
@@ -496,7 +491,7 @@ class DemoRenderer:
         """Which surface points (P, 3) each camera centre (V, 3) sees. (V, P) bool"""
         size = (len(eyes), len(points))
         visible = torch.empty(size, dtype=torch.uint8, device=self._device)
-        vectors = [as_array(self._vectors(x), wp.vec3) for x in (points, normals, eyes)]
-        arguments = [self._mesh.id, *vectors, visible]
+        vectors = [self._vectors(array) for array in (points, normals, eyes)]
+        arguments = [self._mesh.id, *(as_array(v, wp.vec3) for v in vectors), visible]
         launch(trace_visibility, math.prod(size), arguments, device=self._device)
         return visible.cpu().numpy().astype(bool)

@@ -27,11 +27,8 @@ from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.demo_geometry import (
-    DemoGeometry,
-    DemoRenderer,
-    make_geometry,
-)
+from gaussian_splatting.demo_geometry import DemoGeometry, DemoRenderer, make_geometry
+from gaussian_splatting.images import IMAGE_SUFFIXES
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.random import derive_seed, generator
@@ -205,21 +202,24 @@ def _clear(root: Path) -> None:
     """Remove an older or half-written demo scene, and nothing that is not one.
 
     Raises:
-        UserError: There are other photographs in the folder.
+        UserError: There is another capture in the folder.
     """
     images = root / "images"
-    ours = set(images.glob("view_*.png"))
-    others = sorted(set(images.glob("*")) - ours)
-    if others:
+    ours = sorted(images.glob("view_*.png"))
+    model = [root / "sparse" / "0" / f"{part}.bin" for part in _MODEL_PARTS]
+    foreign = [path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES]
+    foreign = sorted(set(foreign) - set(ours))
+    if not ours and not (root / _MARKER).is_file():
+        foreign += [path for path in model if path.is_file()]
+    if foreign:
         raise UserError(
-            f"{root} holds another capture ({others[0].name}); choose a new folder for the demo"
+            f"{root} holds another capture ({foreign[0].name}); choose a new folder for the demo"
         )
     check_writable(root)
-    old = [root / _MARKER, *ours, *(root / name for name in _GT_FILES)]
-    # Readers cache the points as a PLY file beside the model.
-    old += [root / "sparse" / "0" / f"{part}.bin" for part in _MODEL_PARTS]
-    old += [root / "sparse" / "0" / "points3D.ply"]
-    for path in old:
+    # Readers cache the points as a PLY file beside the model. The pictures, by which the folder
+    # is known as ours, go last.
+    cache = root / "sparse" / "0" / "points3D.ply"
+    for path in [root / _MARKER, *model, cache, *(root / name for name in _GT_FILES), *ours]:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
@@ -232,10 +232,12 @@ def _clear(root: Path) -> None:
 def _build(root: Path, parameters: dict[str, int], device: torch.device) -> None:
     seed = parameters["seed"]
     geometry = make_geometry()
-    renderer = DemoRenderer(geometry, derive_seed(seed, "demo", "paint") % 2**30, device)
     cameras = _cameras(parameters)
     eyes = np.stack([camera.center for camera in cameras])
     first = cameras[0]
+    paint_seed = derive_seed(seed, "demo", "paint") % 2**30
+    detail = min(4.0, max(first.width, first.height) / 320)
+    renderer = DemoRenderer(geometry, paint_seed, detail, device)
     pictures = renderer.pictures(
         eyes,
         np.stack([camera.rotation for camera in cameras]),

@@ -33,3 +33,42 @@ def rotation_matrices(quats: Tensor) -> Tensor:
         1 - 2 * (x * x + y * y),
     )
     return torch.stack(rows, dim=-1).reshape(*quats.shape[:-1], 3, 3)
+
+
+def quaternions_of(matrices: Tensor) -> Tensor:
+    """Unit quaternions of rotation matrices, differentiable, real part not negative.
+
+    Of the four equivalent formulas, each row uses the one with the largest pivot, so that no
+    division is by a small number.
+
+    Args:
+        matrices: Rotations. (..., 3, 3)
+
+    Returns:
+        wxyz. (..., 4)
+    """
+    m = matrices
+    a, b, c = m[..., 0, 0], m[..., 1, 1], m[..., 2, 2]
+    yz, zx, xy = (
+        m[..., 2, 1] - m[..., 1, 2],
+        m[..., 0, 2] - m[..., 2, 0],
+        m[..., 1, 0] - m[..., 0, 1],
+    )
+    syz, szx, sxy = (
+        m[..., 2, 1] + m[..., 1, 2],
+        m[..., 0, 2] + m[..., 2, 0],
+        m[..., 1, 0] + m[..., 0, 1],
+    )
+    candidates = torch.stack(
+        [
+            torch.stack([1 + a + b + c, yz, zx, xy], dim=-1),
+            torch.stack([yz, 1 + a - b - c, sxy, szx], dim=-1),
+            torch.stack([zx, sxy, 1 - a + b - c, syz], dim=-1),
+            torch.stack([xy, szx, syz, 1 - a - b + c], dim=-1),
+        ],
+        dim=-2,
+    )
+    pivot = torch.diagonal(candidates, dim1=-2, dim2=-1).argmax(dim=-1)
+    chosen = torch.take_along_dim(candidates, pivot[..., None, None], dim=-2).squeeze(-2)
+    unit = torch.nn.functional.normalize(chosen, dim=-1)
+    return torch.where(unit[..., :1] < 0, -unit, unit)

@@ -45,9 +45,7 @@ def make_stage(case, mode, *, prune_at=9_000):
 
 
 def gradients(stage):
-    return {
-        FILE_NAMES[name]: g.numpy() for name, g in stage.model.optimizer.gradients().items()
-    }
+    return {FILE_NAMES[name]: g.numpy() for name, g in stage.model.optimizer.gradients().items()}
 
 
 def assert_gradients(actual, case, prefix, *, max_error=1e-3, cosine=0.9999):
