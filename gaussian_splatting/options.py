@@ -213,7 +213,7 @@ def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
 def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
     """Typed form of :func:`add_vanilla_flags`."""
     run = run_options(args)
-    if args.start_checkpoint is not None:
+    if args.start_checkpoint is not None and args.resume == "auto":
         run = RunOptions(str(args.start_checkpoint), run.overwrite, run.keep_checkpoints)
     return VanillaOptions(
         scene_path=args.source_path,

@@ -95,7 +95,12 @@ def train_vanilla(options: VanillaOptions) -> Path:
         notify=notices,
     )
     cloud = _start(scene, options, notices)
-    run = RunDirectory(options.output / CHECKPOINT_FOLDER, options.identity())
+    run = RunDirectory(
+        options.output / CHECKPOINT_FOLDER,
+        options.identity(),
+        output_flag="-m/--model_path",
+        products=(options.output / "point_cloud",),
+    )
     result = point_cloud_path(options.output, config.iterations)
     with open_session(run, options.run, config.iterations, notices, "vanilla 3DGS") as session:
         console = session.console
@@ -135,17 +140,23 @@ def _loop(options: VanillaOptions) -> LoopConfig:
 def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
+    limit = options.config.densification.max_gaussians
     if options.init_ply is not None and holds_gaussians(options.init_ply):
         cloud = read_gaussian_ply(options.init_ply, notices)
-    else:
-        if options.init_ply is not None:
-            points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
-        cloud = initial_cloud(points, colors)
-    limit = options.config.densification.max_gaussians
-    if limit is not None and len(cloud) > limit:
-        notices(f"--max_gaussians {limit}: starting from every {len(cloud) / limit:.2f}th Gaussian")
-        cloud = cloud.select(torch.linspace(0, len(cloud) - 1, limit).long())
-    return cloud
+        return cloud.select(_thinned(len(cloud), limit, notices))
+    if options.init_ply is not None:
+        points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
+    # Thinned before the sizes are chosen: they fill the gaps between the points that stay.
+    rows = _thinned(len(points), limit, notices)
+    return initial_cloud(points[rows], colors[rows])
+
+
+def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:
+    """Rows to start from: all, or evenly spaced ones where there are more than allowed."""
+    if limit is None or n <= limit:
+        return torch.arange(n)
+    notices(f"--max_gaussians {limit}: starting from {limit} of {n} points")
+    return torch.linspace(0, n - 1, limit, dtype=torch.float64).long()
 
 
 def _write_layout(scene: Scene, options: VanillaOptions) -> None:

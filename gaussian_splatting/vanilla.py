@@ -172,7 +172,8 @@ class VanillaStage:
                 self._stats,
                 rules,
                 extent=self.extent,
-                remove_large=iteration > rules.opacity_reset_interval,
+                # Without an extent every Gaussian would be large.
+                remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
                 generator=generator(
                     self._config.seed, "split", iteration, device=self.model.device
                 ),

@@ -20,6 +20,7 @@ from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
 from sugar_utils.errors import UserError
 
+INTENDED_START = 7_000
 CHECKPOINT_INTERVAL = 1_000
 CHECKPOINT_MILESTONES = (5_000, 7_000, 10_000, 13_000, 15_000)
 TEST_ITERATIONS = (7_000, 8_000, 9_000, 10_000, 12_000, 15_000)
@@ -99,6 +100,7 @@ def train_coarse(options: CoarseOptions) -> Path:
     checkpoint = load_reference_checkpoint(
         options.checkpoint_path, options.iteration_to_load, notices
     )
+    _advise(options, checkpoint, notices)
     scene = load_scene_for_checkpoint(
         options.scene_path,
         checkpoint,
@@ -113,6 +115,8 @@ def train_coarse(options: CoarseOptions) -> Path:
             f"all training cameras of {options.scene_path} stand in one place, so the scene has "
             "no scale; SuGaR needs photographs from different positions"
         )
+    # Read before the run's folder is touched: a damaged file must not leave one behind.
+    cloud = _start(checkpoint, notices)
     run = RunDirectory(options.directory, options.identity())
     title = f"coarse SuGaR, {config.regularization}"
     with open_session(run, options.run, config.schedule.last, notices, title) as session:
@@ -121,7 +125,6 @@ def train_coarse(options: CoarseOptions) -> Path:
         if plan.finished:
             console.info(f"finished already: {plan.source}")
             return plan.source
-        cloud = _start(checkpoint, console.info)
         with ImageStore(config.white_background) as images:
             stage = CoarseStage(cloud, config, scene.extent, console.info)
             result = Trainer(
@@ -129,6 +132,21 @@ def train_coarse(options: CoarseOptions) -> Path:
             ).run(plan)
         console.info(f"finished: {result}")
     return result
+
+
+def _advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: Notices) -> None:
+    """Point out inputs that work but seldom do what was meant."""
+    if checkpoint.iteration is not None and checkpoint.iteration > INTENDED_START:
+        notices(
+            f"note: SuGaR is made to start from iteration {INTENDED_START}; the Gaussians of "
+            f"iteration {checkpoint.iteration} have settled and align less well with the surface"
+        )
+    trained_on_white = checkpoint.settings.get("white_background")
+    if trained_on_white is not None and trained_on_white != options.config.white_background:
+        notices(
+            f"note: the checkpoint was trained with white_background={trained_on_white}; pass "
+            f"--white_background {trained_on_white} unless the difference is wanted"
+        )
 
 
 def _start(checkpoint: ReferenceCheckpoint, notify) -> GaussianCloud:

@@ -5,10 +5,11 @@
 class UserError(Exception):
     """Something the user can put right; the message says what, where and how.
 
-    Entry points print the message after ``error:`` and leave with ``exit_code``.
+    Entry points print the message after ``label`` and leave with ``exit_code``.
     """
 
     exit_code = 2
+    label = "error"
 
 
 class TrainingError(UserError):

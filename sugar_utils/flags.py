@@ -206,7 +206,7 @@ def run_main(main: Callable[[], int | None]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{error.label}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)

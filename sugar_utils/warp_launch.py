@@ -9,8 +9,10 @@ kernel of ours lets two work items write one address, so the bits do not depend 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +21,31 @@ import warp as wp
 from torch import Tensor
 
 wp.config.log_level = wp.LOG_WARNING
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Send what native code writes to the standard error nowhere, for a few milliseconds."""
+    try:
+        kept = os.dup(2)
+    except OSError:
+        # Closed, as under some service managers: nothing is shown anyway.
+        yield
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+# Warp's library warns of a missing CUDA driver whatever the log level; it starts at the first
+# kernel or constant that any module defines.
+with contextlib.nullcontext() if torch.cuda.is_available() else _silent_stderr():
+    wp.init()
 
 STRIPS_PER_THREAD = 8
 """Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""

@@ -17,6 +17,9 @@ from torch import Tensor
 from sugar_utils.errors import TrainingError
 
 MAX_SCALE_IN_EXTENTS = 1e4
+TOTAL = "loss"
+"""Name under which stages report the weighted sum of their terms."""
+
 _ROW_LIMIT = 3
 _KEPT = "the last good checkpoint is kept"
 
@@ -34,8 +37,9 @@ def check_losses(terms: Mapping[str, Tensor], iteration: int, camera_name: str) 
     """
     if _all_finite(_loss_probes(terms)):
         return
-    for name, value in terms.items():
-        number = float(value.detach())
+    # The sum comes last: it is bad whenever a term is, and names nothing.
+    for name in sorted(terms, key=lambda name: name == TOTAL):
+        number = float(terms[name].detach())
         if not math.isfinite(number):
             raise TrainingError(
                 f"loss term {name} is {number} {_where(iteration, camera_name)}; {_KEPT}: "
@@ -63,6 +67,29 @@ def check_gradients(named: Mapping[str, Tensor | None], iteration: int, camera_n
                 f"gradient of {name} is not finite in {len(rows)} of {_n_rows(tensor)} rows "
                 f"(first: {_list_rows(rows)}) {_where(iteration, camera_name)}; {_KEPT}: "
                 "look at this image and its pose, or continue from it with lower learning rates"
+            )
+
+
+def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:
+    """Stop on a parameter that is not finite; renderers leave such Gaussians out in silence.
+
+    Args:
+        named: Parameters by name, (N, ...) each and on one device.
+        iteration: For the message.
+        camera_name: For the message.
+
+    Raises:
+        TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
+    """
+    if _all_finite(_sum_probes(named)):
+        return
+    for name, tensor in named.items():
+        rows = _bad_rows(tensor)
+        if len(rows) > 0:
+            raise TrainingError(
+                f"parameter {name} is not finite in {len(rows)} of {_n_rows(tensor)} rows "
+                f"(first: {_list_rows(rows)}) {_where(iteration, camera_name)}; {_KEPT}: "
+                "continue from it with lower learning rates"
             )
 
 
@@ -139,6 +166,7 @@ def check_step(
     radii: Tensor,
     iteration: int,
     camera_name: str,
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> None:
     """All checks of one iteration with a single synchronisation; arguments as in each of them.
 
@@ -146,9 +174,12 @@ def check_step(
     reach the parameters.
 
     Raises:
-        TrainingError: The first check that fails: visibility, losses, gradients, scales.
+        TrainingError: The first check that fails: parameters, visibility, losses, gradients,
+            scales.
     """
+    parameters = parameters or {}
     probes = [
+        *_sum_probes(parameters),
         *_visible_probes(radii),
         *_loss_probes(losses),
         *_sum_probes(gradients),
@@ -156,6 +187,7 @@ def check_step(
     ]
     if _all_finite(probes):
         return
+    check_parameters(parameters, iteration, camera_name)
     check_visible(radii, iteration, camera_name)
     check_losses(losses, iteration, camera_name)
     check_gradients(gradients, iteration, camera_name)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine.checkpoint import CheckpointStore
-from gaussian_splatting.engine.guard import check_step
+from gaussian_splatting.engine.guard import check_parameters, check_step
 from gaussian_splatting.engine.order import CameraOrder
 from gaussian_splatting.engine.report import Reporter
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
@@ -25,11 +25,16 @@ from gaussian_splatting.images import ImageStore
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 
+_RESUME_BEGINNINGS = ("--resu", "--sta")
+"""Shortest forms of --resume and --start_checkpoint that the parsers take."""
+
 SIGNAL_EXIT = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 
 
 class Interrupted(UserError):
     """The user asked the run to stop; it is saved."""
+
+    label = "stopped"
 
     def __init__(self, message: str, signal_name: str) -> None:
         super().__init__(message)
@@ -117,10 +122,9 @@ class Trainer:
         """
         start = self._config.first if plan.payload is None else self._restore(plan)
         self._run.record("running")
-        resumed_at = None if plan.payload is None else start
-        reporter = Reporter(
-            self._stage, self._console, self._run.tensorboard, resumed_at, self._views
-        )
+        # As large as the model; from here on only the model's own tensors count.
+        plan.payload = None
+        reporter = Reporter(self._stage, self._console, self._run.tensorboard, start, self._views)
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
             for iteration in range(start, self._config.last + 1):
@@ -135,13 +139,16 @@ class Trainer:
                 self._after_step(iteration, reporter)
                 if stop.requested and iteration < self._config.last:
                     self._interrupt(iteration, stop.requested)
+        if start > self._config.last:
+            # The run was finished, but what it exported is gone.
+            self._stage.export(self._config.last)
         self._run.record("finished", timings=reporter.summary())
         return self._store.path(self._config.last)
 
     def _step(self, iteration: int) -> dict[str, Tensor]:
         stage, step = self._stage, iteration - self._config.first
         camera = self._cameras[self._order.index(step)]
-        stage.begin(iteration)
+        self._begin(iteration, camera)
         target = self._photograph(camera)
         self._images.prefetch(self._cameras[self._order.index(step + 1)])
         result = stage.accumulate(iteration, camera, target)
@@ -153,9 +160,18 @@ class Trainer:
             radii=result.radii,
             iteration=iteration,
             camera_name=camera.name,
+            parameters=stage.model.optimizer.parameters,
         )
         stage.apply(iteration)
         return result.terms
+
+    def _begin(self, iteration: int, camera: Camera) -> None:
+        try:
+            self._stage.begin(iteration)
+        except UserError:
+            # A neighbour search trips over coordinates that are not finite: say whose they are.
+            check_parameters(self._stage.model.optimizer.parameters, iteration, camera.name)
+            raise
 
     def _photograph(self, camera: Camera) -> Tensor:
         pixels = self._images.get(camera).to(self._stage.model.device, non_blocking=True)
@@ -172,13 +188,19 @@ class Trainer:
 
     def _save(self, iteration: int) -> Path:
         step = iteration - self._config.first
+        # What the last step did is checked in the next iteration, too late for this file.
+        parameters = self._stage.model.optimizer.parameters
+        check_parameters(parameters, iteration, self._cameras[self._order.index(step)].name)
+        model_state = self._stage.model.state()
         path = self._store.save(
             iteration,
             {
-                **self._stage.model.state(),
+                # In the order of SuGaR's own files.
+                "state_dict": model_state["state_dict"],
                 "train_losses": list(self._losses),
                 "epoch": self._order.epoch(step),
                 "iteration": iteration,
+                "optimizer_state_dict": model_state["optimizer_state_dict"],
                 "resume": {
                     "settings": self._run.settings,
                     "stage": self._stage.extra_state(),
@@ -191,6 +213,12 @@ class Trainer:
 
     def _restore(self, plan: ResumePlan) -> int:
         payload: dict[str, Any] = plan.payload
+        first, last = self._config.first, self._config.last
+        if not first <= payload["iteration"] <= last:
+            raise UserError(
+                f"{plan.source} is of iteration {payload['iteration']}, but this run goes from "
+                f"{first} to {last}; continue with the flags that the checkpoint was made with"
+            )
         self._stage.model.restore(payload)
         self._stage.restore_extra(payload.get("resume", {}).get("stage", {}))
         self._losses = list(payload["train_losses"])
@@ -199,9 +227,16 @@ class Trainer:
 
     def _interrupt(self, iteration: int, signal_name: str) -> None:
         path = self._save(iteration)
-        command = shlex.join([Path(sys.executable).name, *sys.argv])
         raise Interrupted(
-            f"stopped by {signal_name} after iteration {iteration}, saved as {path}; "
-            f"continue with: {command}",
+            f"{signal_name} after iteration {iteration}, saved as {path}; "
+            f"continue with: {_command_to_continue(path)}",
             signal_name,
         )
+
+
+def _command_to_continue(checkpoint: Path) -> str:
+    """The command line of this process, pointed at a checkpoint where it named another."""
+    words = [Path(sys.executable).name, *sys.argv]
+    if any(word.startswith(_RESUME_BEGINNINGS) for word in sys.argv):
+        words += ["--resume", str(checkpoint)]
+    return shlex.join(words)

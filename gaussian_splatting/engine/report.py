@@ -30,8 +30,8 @@ class Reporter:
         stage: The stage that runs.
         console: Where lines go.
         tensorboard_dir: Where event files go.
-        first_iteration: Where a continued run goes on, so that events written beyond it before
-            are hidden; None for a fresh run.
+        first_iteration: Where this process begins: events that an earlier one wrote from there
+            on are hidden.
         views: Test and training cameras. Metrics are of the test cameras; pictures too, or of
             training cameras where nothing is held out.
     """
@@ -41,7 +41,7 @@ class Reporter:
         stage: Stage,
         console: Console,
         tensorboard_dir: Path,
-        first_iteration: int | None,
+        first_iteration: int,
         views: tuple[Sequence[Camera], Sequence[Camera]],
     ) -> None:
         self._stage = stage

@@ -47,11 +47,21 @@ class RunDirectory:
     Args:
         path: The folder; need not exist.
         settings: Everything that decides the result, as JSON values.
+        output_flag: The flag that moves the run elsewhere, for messages.
+        products: Folders elsewhere that belong to the run: where one exists, a run is there.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        output_flag: str = "--output_dir",
+        products: tuple[Path, ...] = (),
+    ) -> None:
         self.path = path
         self.settings = settings
+        self._output_flag = output_flag
+        self._products = products
 
     @property
     def tensorboard(self) -> Path:
@@ -78,7 +88,7 @@ class RunDirectory:
             UserError: If the folder holds another run, or the checkpoint cannot be used.
         """
         if resume not in ("auto", "none"):
-            return self._explicit(Path(resume), notify)
+            return self._explicit(Path(resume), final, notify)
         check_writable(self.path)
         if overwrite and (resume == "none" or self._differences() or not self._recorded()):
             self._clear()
@@ -89,12 +99,12 @@ class RunDirectory:
         if differences:
             raise UserError(
                 f"{self.path} holds a run with other settings ({'; '.join(differences)}); choose "
-                "another --output_dir, or replace it with --overwrite True"
+                f"another {self._output_flag}, or replace it with --overwrite True"
             )
         if resume == "none":
             raise UserError(
                 f"{self.path} holds a run already and --resume none does not continue it; choose "
-                "another --output_dir, or replace it with --overwrite True"
+                f"another {self._output_flag}, or replace it with --overwrite True"
             )
         return self._latest(final, notify)
 
@@ -104,7 +114,7 @@ class RunDirectory:
             self.path / RUN_FILE, {"status": status, "settings": self.settings, **extra}
         )
 
-    def _explicit(self, source: Path, notify: Callable[[str], None]) -> ResumePlan:
+    def _explicit(self, source: Path, final: int, notify: Callable[[str], None]) -> ResumePlan:
         if source.is_dir():
             found = CheckpointStore(source).latest_valid(notify)
             if found is None:
@@ -113,12 +123,19 @@ class RunDirectory:
         else:
             payload = load_payload(source)
         saved = payload.get("resume", {}).get("settings", {})
-        for line in settings_differences(saved, self.settings):
+        if not saved:
+            notify(f"{source} does not tell the settings it was made with")
+        for line in settings_differences(saved, self.settings) if saved else ():
             notify(f"continuing with another setting than the checkpoint's: {line}")
+        if payload["iteration"] >= final:
+            raise UserError(
+                f"--resume {source}: it is of iteration {payload['iteration']} and the run ends at "
+                f"{final}; nothing is left to train"
+            )
         check_writable(self.path)
         if self._occupied() and source.resolve().parent != self.path.resolve():
             raise UserError(
-                f"{self.path} holds a run already; choose another --output_dir for the "
+                f"{self.path} holds a run already; choose another {self._output_flag} for the "
                 f"continuation of {source}"
             )
         return ResumePlan(payload=payload, source=source)
@@ -151,20 +168,22 @@ class RunDirectory:
         return recorded if isinstance(recorded, dict) else None
 
     def _occupied(self) -> bool:
-        return self._recorded() is not None or any(self.path.glob("[0-9]*.pt"))
+        if self._recorded() is not None or any(self.path.glob("[0-9]*.pt")):
+            return True
+        return any(folder.exists() for folder in self._products)
 
     def _differences(self) -> list[str]:
         if not self._occupied():
             return []
         recorded = self._recorded()
         if recorded is None:
-            return ["made by another program: it has checkpoints but no run.json"]
+            return ["made by another program: it has results but no run.json"]
         return settings_differences(recorded.get("settings", {}), self.settings)
 
     def _clear(self) -> None:
         for checkpoint in self.path.glob("[0-9]*.pt"):
             checkpoint.unlink()
-        for name in _OWN_FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for folder in (*(self.path / name for name in _OWN_FOLDERS), *self._products):
+            shutil.rmtree(folder, ignore_errors=True)
         for name in _OWN_FILES:
             (self.path / name).unlink(missing_ok=True)

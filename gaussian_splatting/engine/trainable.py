@@ -97,6 +97,9 @@ class TrainableCloud:
             self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
         except (ValueError, KeyError) as error:
             raise UserError(f"the checkpoint's optimiser state does not fit: {error}") from error
+        # Saved groups bring the rates they were saved with; the flags of this run count.
+        for name, rate in rates.items():
+            self.optimizer.set_learning_rate(name, rate)
 
 
 def cloud_from_state(state: dict[str, Tensor]) -> GaussianCloud:

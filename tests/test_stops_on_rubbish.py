@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers gone bad in the middle of a run end it in that iteration, with the culprit named."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from gaussian_splatting import train as vanilla_train
+from gaussian_splatting import vanilla
+from gaussian_splatting.ply import write_gaussian_ply
+from gaussian_splatting.reference_layout import point_cloud_path
+from gaussian_splatting.vanilla import VanillaStage
+from sugar_trainers import coarse
+from sugar_trainers.coarse import CoarseStage
+from tests.tiny_scene import (
+    TinyScene,
+    disturbed_cloud,
+    load_pt,
+    make_tiny_checkpoint,
+    make_tiny_scene,
+    newest,
+    run_cli,
+)
+
+PARAMETERS = ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
+FIRST, PRUNED, LAST = 14, 19, 30
+CHECKPOINT_EVERY = 2
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> TinyScene:
+    return make_tiny_scene(tmp_path_factory.mktemp("tiny") / "scene")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(scene, tmp_path_factory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", scene)
+
+
+def run_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:
+    return run_cli(
+        train.main, "-s", scene.root, "-c", source, "-r", "dn_consistency", "--stop_after",
+        "coarse", "--output_dir", output, "--schedule_scale", 0.002, "--sdf_samples", 200,
+        "--test_iterations", 1, "--checkpoint_milestones", 1, *flags,
+    )  # fmt: skip
+
+
+def run_vanilla(scene: TinyScene, output: Path, *flags: object) -> int:
+    return run_cli(
+        vanilla_train.main, "-s", scene.root, "-m", output, "--iterations", 12,
+        "--checkpoint_interval", CHECKPOINT_EVERY, "--densify_from_iter", 2,
+        "--densification_interval", 4, *flags,
+    )  # fmt: skip
+
+
+def folder_of(output: Path) -> Path:
+    found = [path.parent for path in output.rglob("run.json")]
+    assert len(found) == 1
+    return found[0]
+
+
+def plant(monkeypatch, stage: type, method: str, iteration: int, spoil, *, before: bool) -> None:
+    """Call ``spoil(stage)`` around a method of the stage at one iteration."""
+    original = getattr(stage, method)
+
+    def spoiled(self, now, *arguments):
+        if now == iteration and before:
+            spoil(self)
+        result = original(self, now, *arguments)
+        if now == iteration and not before:
+            spoil(self)
+        return result
+
+    monkeypatch.setattr(stage, method, spoiled)
+
+
+def assert_stopped(code: int, err: str, iteration: int, *texts: str) -> None:
+    assert code == 3
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert f"at iteration {iteration}" in err
+    for text in texts:
+        assert text in err
+
+
+def assert_last_checkpoint_is_good(output: Path, before: int) -> None:
+    folder = folder_of(output)
+    last = newest(folder)
+    assert 0 < last < before
+    for name, value in load_pt(folder / f"{last}.pt")["state_dict"].items():
+        assert bool(value.isfinite().all()), name
+    assert json.loads((folder / "run.json").read_text())["status"] == "running"
+
+
+def planted_nan(name: str):
+    def spoil(stage):
+        stage.model.optimizer.parameters[name].data[5] = torch.nan
+
+    return spoil
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_nan_in_a_parameter_of_the_coarse_stage(
+    scene, checkpoint, tmp_path, monkeypatch, capsys, name
+):
+    plant(monkeypatch, CoarseStage, "begin", 23, planted_nan(name), before=True)
+    code = run_coarse(scene, checkpoint, tmp_path)
+    assert_stopped(
+        code, capsys.readouterr().err, 23, f"parameter {name} ", "1 of 160 rows (first: 5)",
+        "camera view_0", "last good checkpoint is kept",
+    )  # fmt: skip
+    assert_last_checkpoint_is_good(tmp_path, 23)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_nan_in_a_parameter_of_the_vanilla_stage(scene, tmp_path, monkeypatch, capsys, name):
+    plant(monkeypatch, VanillaStage, "begin", 7, planted_nan(name), before=True)
+    code = run_vanilla(scene, tmp_path)
+    assert_stopped(code, capsys.readouterr().err, 7, f"parameter {name} ", "camera view_0")
+    assert_last_checkpoint_is_good(tmp_path, 7)
+
+
+def test_parameters_that_a_step_spoiled_are_not_saved(
+    scene, checkpoint, tmp_path, monkeypatch, capsys
+):
+    plant(monkeypatch, CoarseStage, "apply", 24, planted_nan("quats"), before=False)
+    code = run_coarse(scene, checkpoint, tmp_path)
+    assert_stopped(code, capsys.readouterr().err, 24, "parameter quats ")
+    assert_last_checkpoint_is_good(tmp_path, 24)
+    monkeypatch.undo()
+    assert run_coarse(scene, checkpoint, tmp_path) == 0
+    assert newest(folder_of(tmp_path)) == LAST
+
+
+@pytest.mark.parametrize(
+    ("function", "term", "iteration"),
+    [
+        ("color_loss", "color", FIRST),
+        ("opacity_entropy", "entropy", FIRST + 1),
+        ("depth_normal_consistency", "dn", PRUNED),
+    ],
+)
+def test_loss_term_that_is_not_a_number(
+    scene, checkpoint, tmp_path, monkeypatch, capsys, function, term, iteration
+):
+    original = getattr(coarse, function)
+    monkeypatch.setattr(coarse, function, lambda *args: original(*args) * torch.nan)
+    code = run_coarse(scene, checkpoint, tmp_path)
+    assert_stopped(
+        code, capsys.readouterr().err, iteration, "loss term", f"{term} is nan", "camera view_0"
+    )
+
+
+@pytest.mark.parametrize("name", ["sampled", "photometric"])
+def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys, name):
+    if name == "sampled":
+        from sugar_trainers import sampling_block
+
+        monkeypatch.setattr(
+            sampling_block, "density_estimation_loss", lambda d, *_: d.sum() * torch.inf
+        )
+        code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
+    else:
+        original = vanilla.l1_and_ssim
+        monkeypatch.setattr(
+            vanilla, "l1_and_ssim", lambda *a: (original(*a)[0] * torch.inf, original(*a)[1])
+        )
+        code, iteration, term = run_vanilla(scene, tmp_path), 1, "l1"
+    assert_stopped(code, capsys.readouterr().err, iteration, f"{term} is inf")
+
+
+@pytest.mark.parametrize("stage", [CoarseStage, VanillaStage])
+def test_gradient_that_is_not_finite(scene, checkpoint, tmp_path, monkeypatch, capsys, stage):
+    def spoil(stage):
+        stage.model.optimizer.parameters["quats"].grad[[3, 8]] = torch.inf
+
+    iteration = 23 if stage is CoarseStage else 7
+    plant(monkeypatch, stage, "accumulate", iteration, spoil, before=False)
+    if stage is CoarseStage:
+        code = run_coarse(scene, checkpoint, tmp_path)
+    else:
+        code = run_vanilla(scene, tmp_path)
+    assert_stopped(
+        code, capsys.readouterr().err, iteration, "gradient of quats is not finite in 2 of",
+        "(first: 3, 8)", "camera view_0",
+    )  # fmt: skip
+    assert_last_checkpoint_is_good(tmp_path, iteration)
+
+
+@pytest.mark.parametrize("log_scale", [12.0, 60.0])
+def test_exploding_scales(scene, checkpoint, tmp_path, monkeypatch, capsys, log_scale):
+    def spoil(stage):
+        stage.model.optimizer.parameters["log_scales"].data[4, 1] = log_scale
+
+    plant(monkeypatch, CoarseStage, "begin", 23, spoil, before=True)
+    code = run_coarse(scene, checkpoint, tmp_path)
+    assert_stopped(
+        code, capsys.readouterr().err, 23, "scales out of bounds", "1 of 160 rows (first: 4)",
+        "camera view_0",
+    )  # fmt: skip
+    assert_last_checkpoint_is_good(tmp_path, 23)
+
+
+@pytest.mark.parametrize("kind", ["coarse", "vanilla"])
+def test_camera_that_sees_nothing_is_named(scene, tmp_path, capsys, kind):
+    source = make_tiny_checkpoint(tmp_path / "checkpoint", scene)
+    entries = json.loads((source / "cameras.json").read_text())
+    rotation = torch.tensor(entries[3]["rotation"])
+    # Half a turn about its own y axis.
+    entries[3]["rotation"] = (rotation * torch.tensor([-1.0, 1.0, -1.0])).tolist()
+    (source / "cameras.json").write_text(json.dumps(entries))
+    if kind == "coarse":
+        code = run_coarse(scene, source, tmp_path / "out")
+    else:
+        far = disturbed_cloud(scene.cloud)
+        far.means[:] = far.means * 0.1 + torch.tensor([0.0, 0.0, 50.0])
+        write_gaussian_ply(tmp_path / "far.ply", far)
+        code = run_vanilla(scene, tmp_path / "out", "--init_ply", tmp_path / "far.ply")
+    err = capsys.readouterr().err
+    assert code == 3
+    assert err.count("\n") == 1
+    camera = "view_03.png" if kind == "coarse" else r"view_0\d.png"
+    assert re.search(
+        rf"none of the \d+ Gaussians is visible at iteration \d+, camera {camera}", err
+    )
+
+
+def test_prune_that_leaves_nothing(scene, tmp_path, capsys):
+    source = make_tiny_checkpoint(tmp_path / "checkpoint", scene)
+    faint = disturbed_cloud(scene.cloud)
+    faint.opacity_logits[:] = -3.0
+    write_gaussian_ply(point_cloud_path(source, 7000), faint)
+    code = run_coarse(scene, source, tmp_path / "out")
+    assert_stopped(
+        code, capsys.readouterr().err, PRUNED, "no Gaussians left after pruning by opacity"
+    )
+    assert_last_checkpoint_is_good(tmp_path / "out", PRUNED)
+
+
+def test_densification_that_leaves_nothing(scene, tmp_path, capsys):
+    faint = disturbed_cloud(scene.cloud)
+    faint.opacity_logits[:] = -9.0
+    write_gaussian_ply(tmp_path / "faint.ply", faint)
+    code = run_vanilla(scene, tmp_path / "out", "--init_ply", tmp_path / "faint.ply")
+    assert_stopped(code, capsys.readouterr().err, 4, "no Gaussians left after densification")
+    assert_last_checkpoint_is_good(tmp_path / "out", 4)
