@@ -7,12 +7,12 @@ import argparse
 import sys
 
 from sugar_trainers.pipeline import add_pipeline_flags, run_pipeline
-from sugar_utils.flags import Parser, run_main
+from sugar_utils.flags import HelpFormatter, Parser, run_main
 
 
 def parser() -> argparse.ArgumentParser:
     """All flags of the pipeline."""
-    result = Parser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    result = Parser(description=__doc__, formatter_class=HelpFormatter)
     add_pipeline_flags(result)
     return result
 

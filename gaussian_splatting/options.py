@@ -25,7 +25,17 @@ _RATES = LearningRates()
 _RULES = DensificationConfig()
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
+_WHOLE_SCHEDULE = (
+    "multiply every milestone, interval and length of the schedule, for quick runs; "
+    "1 is the paper's"
+)
+_VANILLA_SCHEDULE = (
+    "multiply the milestones of learning rates, densification and opacity reset, for quick runs; "
+    "--iterations and lists of iterations are taken as they are"
+)
+
+
+def add_run_flags(parser: argparse.ArgumentParser, schedule_help: str = _WHOLE_SCHEDULE) -> None:
     """Flags of every training run: checkpoints, resuming, seed, schedule."""
     group = parser.add_argument_group("run")
     group.add_argument(
@@ -53,9 +63,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="the same seed and flags give the same result",
     )
-    group.add_argument("--schedule_scale", type=positive_float, default=1.0,
-                       help="multiply every milestone, interval and length of the schedule, for "
-                            "quick runs; 1 is the paper's")  # fmt: skip
+    group.add_argument(
+        "--schedule_scale",
+        type=positive_float,
+        default=1.0,
+        help=schedule_help,
+    )
 
 
 def run_options(args: argparse.Namespace) -> RunOptions:
@@ -126,25 +139,90 @@ def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
     add("--start_checkpoint", type=Path, default=None, help="same as --resume PATH")
     _add_optimisation_flags(parser)
     _add_inert_flags(parser)
-    add_run_flags(parser)  # fmt: skip
+    add_run_flags(parser, _VANILLA_SCHEDULE)  # fmt: skip
 
 
 def _add_optimisation_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("optimisation").add_argument
-    add("--position_lr_init", type=positive_float, default=_RATES.position_init)
-    add("--position_lr_final", type=positive_float, default=_RATES.position_final)
-    add("--position_lr_max_steps", type=positive_int, default=_RATES.position_steps)
-    add("--feature_lr", type=positive_float, default=_RATES.sh)
-    add("--opacity_lr", type=positive_float, default=_RATES.opacity)
-    add("--scaling_lr", type=positive_float, default=_RATES.scale)
-    add("--rotation_lr", type=positive_float, default=_RATES.rotation)
-    add("--percent_dense", type=positive_float, default=_RULES.percent_dense)
-    add("--lambda_dssim", type=non_negative_float, default=0.2)
-    add("--densification_interval", type=positive_int, default=_RULES.interval)
-    add("--opacity_reset_interval", type=positive_int, default=_RULES.opacity_reset_interval)
-    add("--densify_from_iter", type=positive_int, default=_RULES.start)
-    add("--densify_until_iter", type=positive_int, default=_RULES.stop)
-    add("--densify_grad_threshold", type=positive_float, default=_RULES.gradient_threshold)
+    add(
+        "--position_lr_init",
+        type=positive_float,
+        default=_RATES.position_init,
+        help="first learning rate of positions, per unit of camera extent",
+    )
+    add(
+        "--position_lr_final",
+        type=positive_float,
+        default=_RATES.position_final,
+        help="their last learning rate",
+    )
+    add(
+        "--position_lr_max_steps",
+        type=positive_int,
+        default=_RATES.position_steps,
+        help="iterations from the first to the last",
+    )
+    add(
+        "--feature_lr",
+        type=positive_float,
+        default=_RATES.sh,
+        help="learning rate of colours; higher bands use a twentieth",
+    )
+    add(
+        "--opacity_lr",
+        type=positive_float,
+        default=_RATES.opacity,
+        help="learning rate of opacities",
+    )
+    add("--scaling_lr", type=positive_float, default=_RATES.scale, help="learning rate of sizes")
+    add(
+        "--rotation_lr",
+        type=positive_float,
+        default=_RATES.rotation,
+        help="learning rate of rotations",
+    )
+    add(
+        "--percent_dense",
+        type=positive_float,
+        default=_RULES.percent_dense,
+        help="share of the extent above which Gaussians are split instead of cloned",
+    )
+    add(
+        "--lambda_dssim",
+        type=non_negative_float,
+        default=0.2,
+        help="weight of 1 - SSIM in the colour loss; the rest is L1",
+    )
+    add(
+        "--densification_interval",
+        type=positive_int,
+        default=_RULES.interval,
+        help="iterations between two rounds of densification",
+    )
+    add(
+        "--opacity_reset_interval",
+        type=positive_int,
+        default=_RULES.opacity_reset_interval,
+        help="iterations between two resets of all opacities",
+    )
+    add(
+        "--densify_from_iter",
+        type=positive_int,
+        default=_RULES.start,
+        help="densification begins after this iteration",
+    )
+    add(
+        "--densify_until_iter",
+        type=positive_int,
+        default=_RULES.stop,
+        help="densification and opacity resets end before this iteration",
+    )
+    add(
+        "--densify_grad_threshold",
+        type=positive_float,
+        default=_RULES.gradient_threshold,
+        help="screen-space gradient from which a Gaussian is cloned or split",
+    )
     add("--random_background", action="store_true", help="a random background per iteration")
 
 

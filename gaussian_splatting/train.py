@@ -11,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gaussian_splatting.options import add_vanilla_flags, vanilla_options
 from gaussian_splatting.training import train_vanilla
-from sugar_utils.flags import Parser, run_main
+from sugar_utils.flags import HelpFormatter, Parser, run_main
 
 
 def parser() -> argparse.ArgumentParser:
     """All flags of the vanilla trainer."""
-    result = Parser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    result = Parser(description=__doc__, formatter_class=HelpFormatter)
     add_vanilla_flags(result)
     return result
 

@@ -109,9 +109,12 @@ def train_vanilla(options: VanillaOptions) -> Path:
             console.info(f"finished already: {result}")
             return result
         _write_layout(scene, options)
+        stage = VanillaStage(cloud, config, scene.extent, options.output)
+        # The stage has its own copy.
+        del cloud
         with ImageStore(config.white_background) as images:
             Trainer(
-                VanillaStage(cloud, config, scene.extent, options.output),
+                stage,
                 _loop(options),
                 scene.train_cameras,
                 scene.test_cameras,

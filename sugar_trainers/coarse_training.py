@@ -39,6 +39,8 @@ class CoarseOptions:
         iteration_to_load: Which iteration of the checkpoint to start from.
         output_dir: Parent of the run's folder; None for ``output/coarse/<scene>``.
         eval_split: Hold out every 8th view.
+        images_dir: Folder of the photographs inside the scene folder; None for the one that the
+            checkpoint was trained on, or ``images``.
         size: Size of the training images.
         config: What decides the optimisation.
         checkpoint_interval: Iterations between two checkpoints.
@@ -53,6 +55,7 @@ class CoarseOptions:
     iteration_to_load: int = 7_000
     output_dir: Path | None = None
     eval_split: bool = True
+    images_dir: str | None = None
     size: SugarSize = field(default_factory=SugarSize)
     config: CoarseConfig = field(default_factory=CoarseConfig)
     checkpoint_interval: int = CHECKPOINT_INTERVAL
@@ -80,6 +83,7 @@ class CoarseOptions:
             "checkpoint": str(self.checkpoint_path.resolve()),
             "iteration_to_load": self.iteration_to_load,
             "eval": self.eval_split,
+            "images": self.images_dir,
             "img_resolution": self.size.img_resolution,
             "img_size_limit": self.size.img_size_limit,
             "resolution_factor": self.size.resolution_factor,
@@ -105,6 +109,7 @@ def train_coarse(options: CoarseOptions) -> Path:
         options.scene_path,
         checkpoint,
         size_rule=options.size,
+        images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
         eval_split=options.eval_split,
         white_background=config.white_background,
         seed=config.seed,
@@ -127,6 +132,8 @@ def train_coarse(options: CoarseOptions) -> Path:
             return plan.source
         with ImageStore(config.white_background) as images:
             stage = CoarseStage(cloud, config, scene.extent, console.info)
+            # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
+            del cloud
             result = Trainer(
                 stage, _loop(options), scene.train_cameras, scene.test_cameras, images, run, console
             ).run(plan)
@@ -141,6 +148,11 @@ def _advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: No
             f"note: SuGaR is made to start from iteration {INTENDED_START}; the Gaussians of "
             f"iteration {checkpoint.iteration} have settled and align less well with the surface"
         )
+    if (
+        options.checkpoint_path.suffix.lower() == ".ply"
+        and options.iteration_to_load != INTENDED_START
+    ):
+        notices("-i/--iteration_to_load only names the output: the checkpoint is a single PLY")
     trained_on_white = checkpoint.settings.get("white_background")
     if trained_on_white is not None and trained_on_white != options.config.white_background:
         notices(
@@ -149,11 +161,11 @@ def _advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: No
         )
 
 
-def _start(checkpoint: ReferenceCheckpoint, notify) -> GaussianCloud:
-    cloud = checkpoint.read_cloud(notify)
+def _start(checkpoint: ReferenceCheckpoint, notices: Notices) -> GaussianCloud:
+    cloud = checkpoint.read_cloud(notices)
     if len(cloud) == 0:
         raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
-    notify(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
+    notices(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
     return cloud
 
 

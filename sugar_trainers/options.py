@@ -17,6 +17,7 @@ from sugar_trainers.coarse_training import (
 )
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
+    HelpFormatter,
     IntList,
     Parser,
     boolean,
@@ -47,6 +48,11 @@ def add_scene_flags(parser: argparse.ArgumentParser) -> None:
         help="iteration of the checkpoint to start from",
     )
     add("--eval", type=boolean, default=True, help="hold out every 8th image")
+    add(
+        "--images",
+        default=None,
+        help="folder of the photographs in the scene folder; unset: as the checkpoint was trained",
+    )
     add(
         "--white_background",
         type=boolean,
@@ -137,7 +143,7 @@ def add_coarse_flags(parser: argparse.ArgumentParser) -> None:
 
 def coarse_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of the scripts that run the coarse stage alone."""
-    parser = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(description=description, formatter_class=HelpFormatter)
     add_scene_flags(parser)
     parser.add_argument(
         "-o",
@@ -182,16 +188,14 @@ def coarse_options(
                         ("-c/--checkpoint_path", args.checkpoint_path)):  # fmt: skip
         if value is None:
             raise UserError(f"{flag} is missing; --help lists all flags")
-    if args.accumulation_steps is not None:
-        notices += ("--accumulation_steps has no effect without --gradient_accumulation True",)
-    if args.gpu is not None:
-        notices += (f"--gpu {args.gpu} has no effect: this version trains on the CPU",)
+    notices += _ineffective(args, regularization)
     return CoarseOptions(
         scene_path=args.scene_path,
         checkpoint_path=args.checkpoint_path,
         iteration_to_load=args.iteration_to_load,
         output_dir=output_dir,
         eval_split=args.eval,
+        images_dir=args.images,
         size=SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor),
         config=CoarseConfig(
             regularization=regularization,
@@ -210,3 +214,28 @@ def coarse_options(
         run=run_options(args),
         notices=notices,
     )
+
+
+def _ineffective(args: argparse.Namespace, regularization: Regularization) -> tuple[str, ...]:
+    """One line for each flag that was given but cannot act beside the others."""
+    lines = []
+    if args.accumulation_steps is not None:
+        lines.append("--accumulation_steps has no effect without --gradient_accumulation True")
+    if args.gpu is not None:
+        lines.append(f"--gpu {args.gpu} has no effect: this version trains on the CPU")
+    default_size = SugarSize()
+    limited = (args.img_resolution, args.img_size_limit) != (
+        default_size.img_resolution,
+        default_size.img_size_limit,
+    )
+    if args.resolution_factor is not None and limited:
+        lines.append(
+            "--img_resolution and --img_size_limit have no effect beside --resolution_factor"
+        )
+    if not args.full_res_normals and regularization != "dn_consistency":
+        lines.append(
+            f"--full_res_normals has no effect with {regularization}, which renders no normals"
+        )
+    if not args.eval and args.test_iterations != list(TEST_ITERATIONS):
+        lines.append("--test_iterations has no effect with --eval False: nothing is held out")
+    return tuple(lines)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from sugar_trainers.coarse_config import REGULARIZATIONS
@@ -13,6 +14,7 @@ from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_trainers.options import add_coarse_flags, add_scene_flags, coarse_options
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
+    Parser,
     boolean,
     integer,
     non_negative_float,
@@ -21,6 +23,15 @@ from sugar_utils.flags import (
     vector3,
 )
 
+DEMO_FLAGS = (
+    "--demo",
+    "--output_dir",
+    "--stop_after",
+    "--resume",
+    "--overwrite",
+    "--keep_checkpoints",
+    "--random_seed",
+)
 STAGES = ("coarse", "mesh", "refine", "texture")
 GAUSSIANS_PER_TRIANGLE = (1, 3, 4, 6)
 REFINEMENT_TIMES = ("short", "medium", "long")
@@ -58,25 +69,93 @@ def _add_later_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the stages after the coarse one: checked now, acting when the stages are there."""
     group = parser.add_argument_group("mesh, refinement and texture (not in this version)")
     add = group.add_argument
-    add("-l", "--surface_level", type=non_negative_float, default=0.3)
-    add("-v", "--n_vertices_in_mesh", type=positive_int, default=1_000_000)
-    add("--project_mesh_on_surface_points", type=boolean, default=True)
-    add("-b", "--bboxmin", type=vector3, default=None, metavar="(X,Y,Z)")
-    add("-B", "--bboxmax", type=vector3, default=None, metavar="(X,Y,Z)")
-    add("--center_bbox", type=boolean, default=True)
-    add("-g", "--gaussians_per_triangle", type=integer, default=1, choices=GAUSSIANS_PER_TRIANGLE)
-    add("-f", "--refinement_iterations", type=positive_int, default=15_000)
-    add("-t", "--export_uv_textured_mesh", type=boolean, default=True)
-    add("--square_size", type=positive_int, default=8)
-    add("--postprocess_mesh", type=boolean, default=False)
-    add("--postprocess_density_threshold", type=non_negative_float, default=0.1)
-    add("--postprocess_iterations", type=positive_int, default=5)
-    add("--export_ply", type=boolean, default=True)
-    add("--low_poly", type=boolean, default=False)
-    add("--high_poly", type=boolean, default=False)
-    add("--refinement_time", type=optional_str, default=None, metavar="{short,medium,long}")
-    group_flags = [action for action in group._group_actions]
-    parser.set_defaults(_later_flags={action.dest: action.default for action in group_flags})
+    add(
+        "-l",
+        "--surface_level",
+        type=non_negative_float,
+        default=0.3,
+        help="density of the level set that becomes the mesh",
+    )
+    add(
+        "-v",
+        "--n_vertices_in_mesh",
+        type=positive_int,
+        default=1_000_000,
+        help="triangles (not vertices) kept in the foreground, and as many in the background",
+    )
+    add(
+        "--project_mesh_on_surface_points",
+        type=boolean,
+        default=True,
+        help="move vertices to the nearest point of the level set",
+    )
+    add(
+        "-b",
+        "--bboxmin",
+        type=vector3,
+        default=None,
+        metavar="(X,Y,Z)",
+        help="one corner of the foreground box",
+    )
+    add(
+        "-B", "--bboxmax", type=vector3, default=None, metavar="(X,Y,Z)", help="the opposite corner"
+    )
+    add("--center_bbox", type=boolean, default=True, help="centre the default box on the cameras")
+    add(
+        "-g",
+        "--gaussians_per_triangle",
+        type=integer,
+        default=1,
+        choices=GAUSSIANS_PER_TRIANGLE,
+        help="Gaussians bound to each triangle",
+    )
+    add(
+        "-f",
+        "--refinement_iterations",
+        type=positive_int,
+        default=15_000,
+        help="length of the refinement",
+    )
+    add("-t", "--export_uv_textured_mesh", type=boolean, default=True, help="write an OBJ")
+    add(
+        "--square_size",
+        type=positive_int,
+        default=8,
+        help="texels along the side of the square that holds two triangles",
+    )
+    add(
+        "--postprocess_mesh",
+        type=boolean,
+        default=False,
+        help="peel off border triangles of low density",
+    )
+    add(
+        "--postprocess_density_threshold",
+        type=non_negative_float,
+        default=0.1,
+        help="density below which they go",
+    )
+    add("--postprocess_iterations", type=positive_int, default=5, help="rings that are peeled off")
+    add("--export_ply", type=boolean, default=True, help="write the refined Gaussians as PLY")
+    add("--low_poly", type=boolean, default=False, help="200,000 triangles with 6 Gaussians each")
+    add("--high_poly", type=boolean, default=False, help="1,000,000 triangles with 1 Gaussian each")
+    add(
+        "--refinement_time",
+        type=optional_str,
+        default=None,
+        metavar="{short,medium,long}",
+        help="2000, 7000 or 15000 iterations of refinement",
+    )
+
+
+def given_flags(
+    args: argparse.Namespace, add_flags: Callable[[argparse.ArgumentParser], None]
+) -> list[str]:
+    """Flags whose values are not the defaults, among those that ``add_flags`` declares."""
+    parser = Parser(add_help=False)
+    add_flags(parser)
+    defaults = vars(parser.parse_args([]))
+    return [f"--{name}" for name, value in defaults.items() if getattr(args, name) != value]
 
 
 def later_flag_notices(args: argparse.Namespace) -> tuple[str, ...]:
@@ -95,11 +174,10 @@ def later_flag_notices(args: argparse.Namespace) -> tuple[str, ...]:
             f"--refinement_time {args.refinement_time} is unknown; choose one of "
             f"{', '.join(REFINEMENT_TIMES)}"
         )
-    used = [name for name, default in args._later_flags.items() if getattr(args, name) != default]
+    used = given_flags(args, _add_later_flags)
     if not used:
         return ()
-    flags = ", ".join(f"--{name}" for name in used)
-    return (f"{flags}: no effect yet, this version ends after the coarse stage",)
+    return (f"{', '.join(used)}: no effect yet, this version ends after the coarse stage",)
 
 
 def run_pipeline(args: argparse.Namespace) -> Path:
@@ -114,6 +192,9 @@ def run_pipeline(args: argparse.Namespace) -> Path:
             "use --stop_after coarse"
         )
     if args.demo:
+        ignored = [flag for flag in given_flags(args, add_pipeline_flags) if flag not in DEMO_FLAGS]
+        if ignored:
+            print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
         return run_demo(args)
     if args.regularization_type is None:
         raise UserError(

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,30 +265,17 @@ class _State:
 
 
 class _Rate:
-    """Iterations per second, averaged over the last seconds."""
+    """Iterations per second over the last seconds."""
 
     def __init__(self) -> None:
-        self._iteration: int | None = None
-        self._time = 0.0
-        self._value: float | None = None
+        self._marks: deque[tuple[float, int]] = deque()
 
     def update(self, iteration: int, now: float) -> float | None:
-        if self._iteration is None:
-            self._iteration, self._time = iteration, now
-            return None
-        elapsed = now - self._time
-        if elapsed <= 0:
-            return self._value
-        current = (iteration - self._iteration) / elapsed
-        if self._value is None:
-            self._value = current
-        else:
-            weight = min(1.0, elapsed / _RATE_MEMORY_SECONDS)
-            # Averaging the time per iteration, not the rate, gives unequal steps their due.
-            slowness = (1 - weight) / max(self._value, 1e-9) + weight / max(current, 1e-9)
-            self._value = 1 / slowness
-        self._iteration, self._time = iteration, now
-        return self._value
+        self._marks.append((now, iteration))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_MEMORY_SECONDS:
+            self._marks.popleft()
+        then, earlier = self._marks[0]
+        return (iteration - earlier) / (now - then) if now > then else None
 
 
 class _Bar(rich.progress.Progress):

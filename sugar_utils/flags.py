@@ -142,6 +142,16 @@ class IntList(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Help that names each default, where there is one to name."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        unnamed = (None, False, argparse.SUPPRESS)
+        if action.help is None or action.default in unnamed or action.default == []:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
 class Parser(argparse.ArgumentParser):
     """``ArgumentParser`` with one-line errors, suggestions and forgiving spellings.
 

@@ -321,7 +321,7 @@ def test_tensorboard_shows_rates_counts_memory_histograms_and_pictures(coarse_ru
     scalars, pictures = set(curves.Tags()["scalars"]), set(curves.Tags()["images"])
     for name in ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats"):
         assert f"LearningRate/{name}" in scalars
-    assert {"Test/L1", "Test/PSNR", "Test/SSIM", "Test/normal_agreement"} <= scalars
+    assert {"Test/L1", "Test/PSNR", "Test/SSIM", "View/normal_agreement"} <= scalars
     assert any(re.fullmatch(r"Memory/peak_geometry_GiB", tag) for tag in scalars)
     counts = [(e.step, e.value) for e in curves.Scalars("Gaussians/count")]
     assert counts[0][1] == 200

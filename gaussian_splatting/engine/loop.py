@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -239,4 +241,4 @@ def _command_to_continue(checkpoint: Path) -> str:
     words = [Path(sys.executable).name, *sys.argv]
     if any(word.startswith(_RESUME_BEGINNINGS) for word in sys.argv):
         words += ["--resume", str(checkpoint)]
-    return shlex.join(words)
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)

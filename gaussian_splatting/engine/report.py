@@ -130,7 +130,7 @@ class Reporter:
                 for name, value in self._stage.view_metrics(camera, output).items():
                     metrics.setdefault(name, []).append(value)
             means = {name: sum(values) / len(values) for name, values in metrics.items()}
-            self._logger.scalars({f"Test/{name}": v for name, v in means.items()}, iteration)
+            self._logger.scalars({f"View/{name}": v for name, v in means.items()}, iteration)
             for name, value in means.items():
                 self._console.info(f"iteration {iteration}: {name} {value:.4f}")
 

@@ -116,6 +116,9 @@ class RunDirectory:
 
     def _explicit(self, source: Path, final: int, notify: Callable[[str], None]) -> ResumePlan:
         if source.is_dir():
+            # The folder of a vanilla run holds its checkpoints one floor down.
+            nested = source / self.path.name
+            source = nested if nested.is_dir() else source
             found = CheckpointStore(source).latest_valid(notify)
             if found is None:
                 raise UserError(f"--resume {source}: no usable checkpoint in this folder")

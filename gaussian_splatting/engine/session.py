@@ -10,6 +10,7 @@ from typing import Any
 
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,12 @@ def open_session(
         notices: Messages of the preparation, printed first.
         title: Heading of the configuration table.
     """
-    plan = run.plan(options.resume, options.overwrite, final, notices)
+    try:
+        plan = run.plan(options.resume, options.overwrite, final, notices)
+    except UserError:
+        for message in notices.messages:
+            print(message)
+        raise
     with Console(run.log) as console:
         console.table(title, _flat(run.settings))
         for message in notices.messages:
