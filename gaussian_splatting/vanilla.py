@@ -19,6 +19,7 @@ from gaussian_splatting.densification import (
     reset_opacity,
 )
 from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.photometric import DSSIM_WEIGHT, l1_and_ssim
@@ -188,16 +189,14 @@ class VanillaStage:
             optimizer.zero_grad()
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
-        """Render at the degree reached, on the plain background."""
-        with torch.no_grad():
-            return rasterize(
-                self.model.cloud.activate(),
-                camera,
-                self._plain_background(),
-                depth=geometry,
-                normal=geometry,
-                sh_degree=self._config.sh_degree,
-            )
+        """Render at the full degree, on the plain background."""
+        return render_view(
+            self.model.cloud.activate(),
+            camera,
+            white=self._config.white_background,
+            geometry=geometry,
+            sh_degree=self._config.sh_degree,
+        )
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """None beyond the usual ones."""
@@ -223,12 +222,8 @@ class VanillaStage:
     def _degree(self, iteration: int) -> int:
         return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
-    def _plain_background(self) -> Tensor:
-        value = 1.0 if self._config.white_background else 0.0
-        return torch.full((3,), value, device=self.model.device)
-
     def _background(self, iteration: int) -> Tensor:
         if not self._config.random_background:
-            return self._plain_background()
+            return plain_background(self._config.white_background, self.model.device)
         rng = generator(self._config.seed, "background", iteration)
         return torch.rand(3, generator=rng).to(self.model.device)

@@ -12,6 +12,7 @@ import warp as wp
 
 from sugar_scene.fields import MIN_NORMAL_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_scene.geometry import MIN_SCALE
+from sugar_utils.warp_math import column, rotation_gradient, rotation_matrix, smallest_axis
 
 wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
@@ -33,53 +34,8 @@ def vec3_of(values: wp.array2d(dtype=float), row: int) -> wp.vec3:
 
 
 @wp.func
-def rotation_of(quats: wp.array2d(dtype=float), row: int) -> wp.mat33:
-    w = quats[row, 0]
-    x = quats[row, 1]
-    y = quats[row, 2]
-    z = quats[row, 3]
-    return wp.mat33(
-        1.0 - 2.0 * (y * y + z * z),
-        2.0 * (x * y - w * z),
-        2.0 * (x * z + w * y),
-        2.0 * (x * y + w * z),
-        1.0 - 2.0 * (x * x + z * z),
-        2.0 * (y * z - w * x),
-        2.0 * (x * z - w * y),
-        2.0 * (y * z + w * x),
-        1.0 - 2.0 * (x * x + y * y),
-    )
-
-
-@wp.func
-def rotation_adjoint(quats: wp.array2d(dtype=float), row: int, g: wp.mat33) -> wp.vec4:
-    """Gradient of the quaternion from that of the entries of its rotation matrix."""
-    w = quats[row, 0]
-    x = quats[row, 1]
-    y = quats[row, 2]
-    z = quats[row, 3]
-    xy = g[0, 1] + g[1, 0]
-    xz = g[0, 2] + g[2, 0]
-    yz = g[1, 2] + g[2, 1]
-    a = g[2, 1] - g[1, 2]
-    b = g[0, 2] - g[2, 0]
-    c = g[1, 0] - g[0, 1]
-    return wp.vec4(
-        2.0 * (x * a + y * b + z * c),
-        2.0 * (w * a + y * xy + z * xz - 2.0 * x * (g[1, 1] + g[2, 2])),
-        2.0 * (w * b + x * xy + z * yz - 2.0 * y * (g[0, 0] + g[2, 2])),
-        2.0 * (w * c + x * xz + y * yz - 2.0 * z * (g[0, 0] + g[1, 1])),
-    )
-
-
-@wp.func
-def smallest_axis_of(scales: wp.array2d(dtype=float), row: int) -> int:
-    axis = int(0)
-    if scales[row, 1] < scales[row, 0]:
-        axis = int(1)
-    if scales[row, 2] < scales[row, axis]:
-        axis = int(2)
-    return axis
+def quat_of(quats: wp.array2d(dtype=float), row: int) -> wp.vec4:
+    return wp.vec4(quats[row, 0], quats[row, 1], quats[row, 2], quats[row, 3])
 
 
 @wp.func
@@ -90,11 +46,6 @@ def _sign(x: float) -> float:
     if x < 0.0:
         return -1.0
     return 0.0
-
-
-@wp.func
-def column_of(matrix: wp.mat33, axis: int) -> wp.vec3:
-    return wp.vec3(matrix[0, axis], matrix[1, axis], matrix[2, axis])
 
 
 @wp.func
@@ -113,9 +64,9 @@ def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) 
     clamped = wp.max(scales, wp.vec3(wp.static(MIN_SCALE)))
     grad = wp.mat33()
     for a in range(3):
-        column = rotation * wp.cw_mul(clamped, column_of(yy_moment, a)) / clamped[a]
+        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) / clamped[a]
         for r in range(3):
-            grad[r, a] = column[r]
+            grad[r, a] = entries[r]
     return grad
 
 
@@ -146,8 +97,8 @@ def pack_rows(
 ):
     """Columns: mean, opacity, whitening (9), smallest scale, its axis, normal weight factor."""
     i = first + wp.tid()
-    rotation = rotation_of(quats, i)
-    axis = smallest_axis_of(scales, i)
+    rotation = rotation_matrix(quat_of(quats, i))
+    axis = smallest_axis(vec3_of(scales, i))
     smallest = scales[i, axis]
     for c in range(3):
         packed[i, c] = means[i, c]
@@ -181,12 +132,12 @@ def evaluate_samples(
 ):
     s = first + wp.tid()
     i = indices[s]
-    rotation = rotation_of(quats, i)
+    rotation = rotation_matrix(quat_of(quats, i))
     spread = wp.cw_mul(vec3_of(scales, i), vec3_of(noise, s)) * wp.static(SAMPLE_SPREAD)
     own_mean = vec3_of(packed, i)
     x = own_mean + rotation * spread
     own_axis = int(packed[i, 14])
-    normal = column_of(rotation, own_axis)
+    normal = column(rotation, own_axis)
 
     total = float(0.0)
     smallest = float(0.0)
@@ -344,11 +295,11 @@ def add_up_samples(
     begin = starts[owner]
     end = starts[owner + 1]
     n_neighbors = neighbors.shape[1]
-    rotation = rotation_of(quats, i)
+    rotation = rotation_matrix(quat_of(quats, i))
     own_scales = vec3_of(scales, i) * wp.static(SAMPLE_SPREAD)
     spread = rotation * wp.diag(own_scales)
     own_axis = int(packed[i, 14])
-    normal = column_of(rotation, own_axis)
+    normal = column(rotation, own_axis)
 
     mean_grad, noise_moment, plane_moment, beta_grad, normal_grad = _sum_over_samples(
         begin, end, noise, residual, field_grads, has_point_grads, point_grads
@@ -382,23 +333,23 @@ def add_up_samples(
             x_grad = unwhitening * y_moment
             mean_grad += x_grad
             noise_moment += unwhitening * y_noise_moment
-            neighbor_rotation = rotation_of(quats, j)
+            neighbor_rotation = rotation_matrix(quat_of(quats, j))
             neighbor_scales = vec3_of(scales, j)
             scale_grad = _scale_gradient(neighbor_scales, yy_moment)
             entry_grad = _rotation_entries(neighbor_rotation, neighbor_scales, yy_moment)
-            sign = _sign(wp.dot(column_of(neighbor_rotation, axis), normal))
+            sign = _sign(wp.dot(column(neighbor_rotation, axis), normal))
             for r in range(3):
                 entry_grad[r, axis] += neighbor_normal_grad[r] * sign
-            quat_grad = rotation_adjoint(quats, j, entry_grad)
+            quat_grad = rotation_gradient(quat_of(quats, j), entry_grad)
         scale_grad[axis] += beta_grad / float(n_neighbors)
         _store(slots, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
 
     entries = _own_rotation_entries(noise_moment, own_scales, own_axis, normal_grad)
     own_scale_grad = wp.vec3()
     for a in range(3):
-        along = wp.dot(column_of(rotation, a), column_of(noise_moment, a))
+        along = wp.dot(column(rotation, a), column(noise_moment, a))
         own_scale_grad[a] = along * wp.static(SAMPLE_SPREAD)
-    quat_grad = rotation_adjoint(quats, i, entries)
+    quat_grad = rotation_gradient(quat_of(quats, i), entries)
     _store(slots, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.photometric import color_loss
@@ -92,7 +92,7 @@ class CoarseStage:
         output = rasterize(
             leaves,
             camera,
-            self._background(),
+            plain_background(config.white_background, self.model.device),
             depth=full_size_normals or (geometric and config.uses_sdf),
             normal=full_size_normals,
             farthest_depth_behind=config.uses_sdf,
@@ -125,14 +125,12 @@ class CoarseStage:
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render all degrees of the colour."""
-        with torch.no_grad():
-            return rasterize(
-                self.model.cloud.activate(),
-                camera,
-                self._background(),
-                depth=geometry,
-                normal=geometry,
-            )
+        return render_view(
+            self.model.cloud.activate(),
+            camera,
+            white=self._config.white_background,
+            geometry=geometry,
+        )
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Mean |cos| between rendered normals and those of the depth map, on solid pixels."""
@@ -205,10 +203,6 @@ class CoarseStage:
     def _draw_samples(self, mask: Tensor, n: int, iteration: int) -> tuple[Tensor, Tensor]:
         rng = generator(self._config.seed, "samples", iteration, device=mask.device)
         return draw_samples(mask, n, rng)
-
-    def _background(self) -> Tensor:
-        value = 1.0 if self._config.white_background else 0.0
-        return torch.full((3,), value, device=self.model.device)
 
 
 def _backward(term: Tensor, weight: float) -> Tensor:

@@ -9,13 +9,14 @@ from pathlib import Path
 from gaussian_splatting.demo_scene import make_demo_scene
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.schedule import LearningRates
 from gaussian_splatting.training import VanillaOptions, train_vanilla
 from gaussian_splatting.vanilla import VanillaConfig
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_training import CoarseOptions, train_coarse
 
-VANILLA_ITERATIONS = 700
-COARSE_SCALE = 0.05
+VANILLA_ITERATIONS = 1_500
+COARSE_SCALE = 0.08
 COARSE_SAMPLES = 100_000
 
 
@@ -40,8 +41,9 @@ def run_demo(args: argparse.Namespace) -> Path:
             eval_split=True,
             config=VanillaConfig(
                 iterations=VANILLA_ITERATIONS,
-                sh_interval=VANILLA_ITERATIONS,
-                densification=DensificationConfig(start=100, stop=500, interval=50),
+                rates=LearningRates(position_steps=VANILLA_ITERATIONS),
+                sh_interval=VANILLA_ITERATIONS // 2,
+                densification=DensificationConfig(start=100, stop=1_000, interval=100),
                 seed=args.random_seed,
             ),
             test_iterations=(),
@@ -63,5 +65,6 @@ def run_demo(args: argparse.Namespace) -> Path:
         )
     )
     print(f"coarse model: {result}")
+    print(f"what it looks like: {result.parent / 'views.png'}")
     print(f"curves and pictures: tensorboard --logdir {result.parent / 'tensorboard'}")
     return result

@@ -250,8 +250,20 @@ def test_coarse_writes_its_files_and_nothing_else(coarse_runs, mode):
     run = coarse_runs[mode]
     found = {re.sub(r"events\.out.*", "events", name) for name in files_of(run)}
     checkpoints = {f"{i}.pt" for i in (14, 20, 22, 24, 26, 28, 30)}
-    assert found == {"run.json", "log.txt", "tensorboard/events", *checkpoints}
+    assert found == {"run.json", "log.txt", "views.png", "tensorboard/events", *checkpoints}
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
+def test_the_contact_sheet_shows_four_pictures_of_a_few_held_out_views(coarse_runs):
+    from PIL import Image
+
+    with Image.open(coarse_runs["dn_consistency"] / "views.png") as sheet:
+        width, height = sheet.size
+        pixels = np.asarray(sheet.convert("RGB"))
+    assert width == 4 * 64
+    assert height % 48 == 0
+    photograph, render = pixels[:48, :64].astype(float), pixels[:48, 64:128].astype(float)
+    assert np.abs(photograph - render).mean() < np.abs(photograph - 128).mean()
 
 
 @pytest.mark.parametrize(

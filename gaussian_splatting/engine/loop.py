@@ -183,6 +183,8 @@ class Trainer:
         last = iteration == self._config.last
         if iteration in self._config.test_iterations or last:
             reporter.evaluate(iteration, self._images)
+        if last:
+            reporter.write_pictures(self._run.pictures)
         if iteration in self._config.export_iterations or last:
             self._stage.export(iteration)
         if self._config.checkpoint_due(iteration) or last:

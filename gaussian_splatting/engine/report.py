@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine.evaluation import evaluate
+from gaussian_splatting.engine.pictures import view_pictures, write_contact_sheet
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.tensorboard import RunLogger
 from gaussian_splatting.images import ImageStore
-from gaussian_splatting.rasterization import RenderOutput
 from sugar_utils.console import Console
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
@@ -51,6 +51,7 @@ class Reporter:
         stride = max(1, len(pictured) // N_PICTURED_VIEWS)
         self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
         self._logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
+        self._pictures: list[dict[str, Tensor]] = []
         self._phase: str | None = None
         self._phase_started = time.perf_counter()
         self._phases: dict[str, dict[str, float]] = {}
@@ -124,9 +125,14 @@ class Reporter:
                     f"PSNR {result.psnr:.2f} dB, SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"
                 )
             metrics: dict[str, list[float]] = {}
+            self._pictures.clear()
             for camera in self._pictured:
                 output = self._stage.render(camera, geometry=True)
-                self._picture(camera, output, images.get(camera), iteration)
+                pictures = view_pictures(output, images.get(camera))
+                self._logger.images(
+                    {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
+                )
+                self._pictures.append(pictures)
                 for name, value in self._stage.view_metrics(camera, output).items():
                     metrics.setdefault(name, []).append(value)
             means = {name: sum(values) / len(values) for name, values in metrics.items()}
@@ -134,25 +140,16 @@ class Reporter:
             for name, value in means.items():
                 self._console.info(f"iteration {iteration}: {name} {value:.4f}")
 
+    def write_pictures(self, path: Path) -> None:
+        """Write the pictures of the last evaluation as one PNG."""
+        if self._pictures:
+            write_contact_sheet(path, self._pictures)
+            self._console.info(f"photograph, render, depth and normals: {path}")
+
     def summary(self) -> dict[str, Any]:
         """Seconds and peak bytes of each phase run so far."""
         self._leave_phase()
         return self._phases
-
-    def _picture(
-        self, camera: Camera, output: RenderOutput, photograph: Tensor, iteration: int
-    ) -> None:
-        farthest = output.depth.max().clamp_min(1e-9)
-        pictures = {
-            "photograph": photograph,
-            "render": output.image.clamp(0, 1),
-            "depth": (output.depth / farthest)[..., None].expand(-1, -1, 3),
-            # The usual colours: x right is red, y up green, towards the camera blue.
-            "normal": (output.normal * output.normal.new_tensor([1, -1, -1]) + 1) / 2,
-        }
-        self._logger.images(
-            {f"{camera.name}/{name}": pixels for name, pixels in pictures.items()}, iteration
-        )
 
     def _leave_phase(self) -> None:
         if self._phase is None:

@@ -23,7 +23,7 @@ from sugar_utils.files import check_writable, read_json, write_json_atomic
 
 RUN_FILE = "run.json"
 _OWN_FOLDERS = ("tensorboard",)
-_OWN_FILES = (RUN_FILE, "log.txt")
+_OWN_FILES = (RUN_FILE, "log.txt", "views.png")
 
 
 @dataclass
@@ -67,6 +67,11 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         """Event files."""
         return self.path / "tensorboard"
+
+    @property
+    def pictures(self) -> Path:
+        """Photograph, render, depth and normals of a few views, when the run is over."""
+        return self.path / "views.png"
 
     @property
     def log(self) -> Path:

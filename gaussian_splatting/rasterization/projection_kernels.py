@@ -23,6 +23,7 @@ from gaussian_splatting.rasterization.spherical_harmonics import (
     vec16,
 )
 from gaussian_splatting.rasterization.view import ALPHA_MIN, LOW_PASS, NEAR, TILE, View
+from sugar_utils.warp_math import column, rotation_gradient, rotation_matrix, smallest_axis
 
 wp.set_module_options({"enable_backward": False})
 
@@ -47,59 +48,6 @@ class Channels:
     features: int
     n_features: int
     sh_degree: int
-
-
-@wp.func
-def rotation_matrix(q: wp.vec4) -> wp.mat33:
-    """Rotation of a unit quaternion stored as wxyz."""
-    w = q[0]
-    x = q[1]
-    y = q[2]
-    z = q[3]
-    return wp.mat33(
-        1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y),
-        2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x),
-        2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y),
-    )  # fmt: skip
-
-
-@wp.func
-def rotation_gradient(q: wp.vec4, g: wp.mat33) -> wp.vec4:
-    """Gradient with respect to the quaternion, given the one with respect to its matrix."""
-    w = q[0]
-    x = q[1]
-    y = q[2]
-    z = q[3]
-    gw = x * (g[2, 1] - g[1, 2]) + y * (g[0, 2] - g[2, 0]) + z * (g[1, 0] - g[0, 1])
-    gx = (
-        y * (g[0, 1] + g[1, 0]) + z * (g[0, 2] + g[2, 0]) + w * (g[2, 1] - g[1, 2])
-        - 2.0 * x * (g[1, 1] + g[2, 2])
-    )  # fmt: skip
-    gy = (
-        x * (g[0, 1] + g[1, 0]) + z * (g[1, 2] + g[2, 1]) + w * (g[0, 2] - g[2, 0])
-        - 2.0 * y * (g[0, 0] + g[2, 2])
-    )  # fmt: skip
-    gz = (
-        x * (g[0, 2] + g[2, 0]) + y * (g[1, 2] + g[2, 1]) + w * (g[1, 0] - g[0, 1])
-        - 2.0 * z * (g[0, 0] + g[1, 1])
-    )  # fmt: skip
-    return wp.vec4(2.0 * gw, 2.0 * gx, 2.0 * gy, 2.0 * gz)
-
-
-@wp.func
-def smallest_axis(s: wp.vec3) -> int:
-    """Index of the smallest scale; the first one on ties."""
-    axis = 0
-    if s[1] < s[axis]:
-        axis = 1
-    if s[2] < s[axis]:
-        axis = 2
-    return axis
-
-
-@wp.func
-def column(m: wp.mat33, j: int) -> wp.vec3:
-    return wp.vec3(m[0, j], m[1, j], m[2, j])
 
 
 @wp.func
