@@ -157,7 +157,7 @@ class Trainer:
         check_step(
             losses=result.terms,
             gradients=stage.model.optimizer.gradients(),
-            log_scales=stage.model.cloud.log_scales,
+            log_scales=stage.model.optimizer.parameters["log_scales"],
             extent=stage.extent,
             radii=result.radii,
             iteration=iteration,

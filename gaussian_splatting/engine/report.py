@@ -92,16 +92,8 @@ class Reporter:
             },
             iteration,
         )
-        cloud = model.cloud.detached()
         self._logger.histograms(
-            {
-                "Parameters/means": cloud.means,
-                "Parameters/opacity": cloud.opacity_logits.sigmoid(),
-                "Parameters/scales": cloud.log_scales.exp(),
-                "Parameters/sh_dc": cloud.sh_dc,
-                "Parameters/sh_rest": cloud.sh_rest,
-                "Parameters/quats": cloud.quats,
-            },
+            {f"Parameters/{name}": values for name, values in model.distributions().items()},
             iteration,
         )
 

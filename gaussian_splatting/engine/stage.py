@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.rasterization import RenderOutput
 
 
@@ -39,7 +39,7 @@ class Stage(Protocol):
     """
 
     name: str
-    model: TrainableCloud
+    model: TrainableModel
     extent: float
 
     def phase(self, iteration: int) -> str:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every stage optimises: named parameters, their optimiser, and their form in files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.optimizer import GroupedAdam
+from sugar_utils.errors import UserError
+
+
+class TrainableModel(ABC):
+    """Parameters that an optimiser owns.
+
+    Attributes:
+        optimizer: Adam with one group per parameter.
+    """
+
+    state_names: ClassVar[dict[str, str]]
+    """Parameter to name in a state dict, in the order of the file."""
+
+    group_names: ClassVar[dict[str, str]]
+    """Parameter to name of the optimiser group, in the order of the file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
+        """Start optimising copies of ``tensors`` with zero moments."""
+        self.optimizer = GroupedAdam(tensors, rates)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of Gaussians."""
+
+    @abstractmethod
+    def tensors_of(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of a ``state_dict``, checked.
+
+        Raises:
+            UserError: If it is not of this kind of model.
+        """
+
+    def frozen(self) -> dict[str, Tensor]:
+        """Tensors that files hold before the parameters but that are not optimised."""
+        return {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return next(iter(self.optimizer.parameters.values())).device
+
+    def distributions(self) -> dict[str, Tensor]:
+        """Current values by name for histograms, opacities and sizes activated."""
+        values = {name: p.detach() for name, p in self.optimizer.parameters.items()}
+        values["opacity"] = values.pop("opacity_logits").sigmoid()
+        values["scales"] = values.pop("log_scales").exp()
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """``state_dict`` and ``optimizer_state_dict`` as files hold them."""
+        optimizer_state = self.optimizer.state_dict()
+        for group in optimizer_state["param_groups"]:
+            group["name"] = self.group_names[group["name"]]
+        parameters = self.optimizer.parameters
+        own = {file: parameters[name].detach() for name, file in self.state_names.items()}
+        return {
+            "state_dict": {**self.frozen(), **own},
+            "optimizer_state_dict": optimizer_state,
+        }
+
+    def restore(self, payload: dict[str, Any]) -> None:
+        """Take parameters, moments and step counts from a checkpoint.
+
+        Raises:
+            UserError: If the checkpoint is of another kind of model.
+        """
+        device, rates = self.device, self.optimizer.learning_rates()
+        tensors = self.tensors_of(payload["state_dict"])
+        self.optimizer = GroupedAdam({n: t.to(device) for n, t in tensors.items()}, rates)
+        own_names = {file: own for own, file in self.group_names.items()}
+        saved = payload["optimizer_state_dict"]
+        groups = [
+            {**group, "name": own_names.get(group["name"], group["name"])}
+            for group in saved["param_groups"]
+        ]
+        try:
+            self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+        except (ValueError, KeyError) as error:
+            raise UserError(f"the checkpoint's optimiser state does not fit: {error}") from error
+        # Saved groups bring the rates they were saved with; the flags of this run count.
+        for name, rate in rates.items():
+            self.optimizer.set_learning_rate(name, rate)

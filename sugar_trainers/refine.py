@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The refinement stage: mesh and bound Gaussians optimised together (SuGaR, section 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.stage import StepResult
+from gaussian_splatting.photometric import color_loss
+from gaussian_splatting.rasterization import RenderOutput, rasterize
+from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_normals import adjacent_face_pairs, normal_consistency
+from sugar_scene.trainable_bound import TrainableBoundCloud
+from sugar_trainers.refine_config import RefineConfig
+
+
+class RefineStage:
+    """Colour loss and normal consistency on mesh-bound Gaussians.
+
+    Args:
+        cloud: Initial state, on the device to train on.
+        config: Settings.
+        extent: Camera extent in world units.
+        export: Writes the refined Gaussians when the run ends; None writes nothing.
+    """
+
+    name = "refine"
+
+    def __init__(
+        self,
+        cloud: BoundCloud,
+        config: RefineConfig,
+        extent: float,
+        export: Callable[[BoundCloud], None] | None = None,
+    ) -> None:
+        self.extent = extent
+        self.model = TrainableBoundCloud(cloud, config.rates, config.vertex_rate_scale(extent))
+        self._config = config
+        self._export = export
+        # The topology never changes, so the pairs are found once.
+        self._pairs = adjacent_face_pairs(cloud.faces)
+        self._iteration = 0
+
+    def phase(self, iteration: int) -> str:
+        """One phase only."""
+        return "refine"
+
+    def begin(self, iteration: int) -> None:
+        """Learning rate and colour degree."""
+        self._iteration = iteration
+        self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
+
+    def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+        """Backpropagate the colour loss, then the normal consistency."""
+        output = rasterize(
+            self.model.cloud.activate(),
+            camera,
+            plain_background(self._config.white_background, self.model.device),
+            sh_degree=self._config.sh_degree(iteration),
+        )
+        terms = {"color": color_loss(output.image, target)}
+        terms["color"].backward()
+        loss = terms["color"].detach()
+        if self._config.normal_consistency_factor > 0:
+            bending = normal_consistency(self.model.cloud.vertices, self._pairs)
+            (self._config.normal_consistency_factor * bending).backward()
+            terms["normal_consistency"] = bending
+            loss = loss + self._config.normal_consistency_factor * bending.detach()
+        return StepResult(
+            {"loss": loss, **{name: term.detach() for name, term in terms.items()}}, output.radii
+        )
+
+    def apply(self, iteration: int) -> None:
+        """One optimiser step."""
+        self.model.optimizer.step()
+
+    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+        """Render at the degree reached."""
+        return render_view(
+            self.model.cloud.activate(),
+            camera,
+            white=self._config.white_background,
+            geometry=geometry,
+            sh_degree=self._config.sh_degree(max(1, self._iteration)),
+        )
+
+    def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
+        """None beyond the usual ones."""
+        return {}
+
+    def extra_state(self) -> dict[str, Any]:
+        """Nothing: parameters, moments and the iteration say it all."""
+        return {}
+
+    def restore_extra(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def export(self, iteration: int) -> None:
+        """Write the refined Gaussians for other programs."""
+        if self._export is not None:
+            self._export(self.model.cloud)
