@@ -41,3 +41,18 @@ def coarse_directory(
         f"sugarcoarse_3Dgs{iteration}_{kind}{number_text(estimation_factor)}"
         f"_sdfnorm{number_text(normal_factor)}"
     )
+
+
+def refined_name(mesh_path: Path, normal_consistency_factor: float, per_triangle: int) -> str:
+    """Name that all files of a refined model share.
+
+    Args:
+        mesh_path: Coarse mesh; its name up to the first dot is kept, less ``sugarmesh_``.
+        normal_consistency_factor: Weight of the normal consistency.
+        per_triangle: Gaussians per triangle.
+    """
+    mesh = mesh_path.name.split(".", 1)[0].removeprefix("sugarmesh_")
+    return (
+        f"sugarfine_{mesh}_normalconsistency{number_text(normal_consistency_factor)}"
+        f"_gaussperface{per_triangle}"
+    )

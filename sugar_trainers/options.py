@@ -170,6 +170,18 @@ def coarse_parser(description: str | None) -> argparse.ArgumentParser:
     return parser  # fmt: skip
 
 
+def required_inputs(args: argparse.Namespace) -> None:
+    """Check that scene and checkpoint were given.
+
+    Raises:
+        UserError: If one was not.
+    """
+    for flag, value in (("-s/--scene_path", args.scene_path),
+                        ("-c/--checkpoint_path", args.checkpoint_path)):  # fmt: skip
+        if value is None:
+            raise UserError(f"{flag} is missing; --help lists all flags")
+
+
 def coarse_options(
     args: argparse.Namespace,
     regularization: Regularization,
@@ -184,10 +196,7 @@ def coarse_options(
     for name, advice in _NOT_YET.items():
         if getattr(args, name):
             raise UserError(f"--{name} True is not available in this version: {advice}")
-    for flag, value in (("-s/--scene_path", args.scene_path),
-                        ("-c/--checkpoint_path", args.checkpoint_path)):  # fmt: skip
-        if value is None:
-            raise UserError(f"{flag} is missing; --help lists all flags")
+    required_inputs(args)
     notices += _ineffective(args, regularization)
     return CoarseOptions(
         scene_path=args.scene_path,

@@ -58,7 +58,9 @@ def run(evaluate, scene, neighbors, indices, noise, factor=1.0, dtype=torch.floa
         found = torch.autograd.grad(
             (field * weights).sum(), leaves, retain_graph=True, allow_unused=True
         )
-        grads[name] = [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found)]  # noqa: B905
+        grads[name] = [
+            torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)
+        ]
     return fields, grads
 
 

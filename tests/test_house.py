@@ -15,18 +15,24 @@ import pytest
 
 import train
 from gaussian_splatting.train import parser as vanilla_parser
+from sugar_extractors.options import mesh_parser
 from sugar_trainers.options import coarse_parser
+from sugar_trainers.refine_options import refine_parser
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = ("sugar_utils", "gaussian_splatting", "sugar_scene", "sugar_trainers")
+FLOORS = ("sugar_utils", "gaussian_splatting", "sugar_scene", "sugar_trainers", "sugar_extractors")
 """From the ground up; a file imports from its own floor and from those below."""
 
 RUNNERS = {
     "gaussian_splatting.options",
     "gaussian_splatting.training",
+    "sugar_extractors.extraction",
+    "sugar_extractors.options",
     "sugar_trainers.coarse_training",
     "sugar_trainers.options",
     "sugar_trainers.pipeline",
+    "sugar_trainers.refine_options",
+    "sugar_trainers.refine_training",
     "sugar_utils.flags",
 }
 """All that an entry point may import of ours: parsers and runners."""
@@ -46,6 +52,8 @@ PARSERS = {
         lambda: coarse_parser(None),
         (*SHARED_BY_COARSE, "Single coarse stage"),
     ),
+    "train_refined.py": (lambda: refine_parser(None), ("Input", "Run", "Refinement")),
+    "extract_mesh.py": (lambda: mesh_parser(None), ("Mesh extraction",)),
     "gaussian_splatting/train.py": (vanilla_parser, ("Run", "Vanilla trainer")),
 }
 """Parser of each entry point, and the sections of DOCS/TRAINING.md that list its flags."""

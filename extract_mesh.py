@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extract a mesh: ``python extract_mesh.py -s SCENE -c CHECKPOINT -m COARSE.pt``."""
+
+from __future__ import annotations
+
+import sys
+
+from sugar_extractors.extraction import extract_coarse_mesh
+from sugar_extractors.options import mesh_options, mesh_parser
+from sugar_utils.flags import run_main
+
+
+def main() -> None:
+    """Parse the flags and extract."""
+    extract_coarse_mesh(mesh_options(mesh_parser(__doc__).parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh stage: from a coarse model to mesh files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.trainable import cloud_from_state
+from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
+from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
+from sugar_extractors.backends import MeshingBackend, choose_backend
+from sugar_extractors.level_sets import LevelSetModel, build_model
+from sugar_extractors.mesh_config import MeshOptions, model_file
+from sugar_extractors.poisson import MIN_POINTS, finish_mesh, reconstruct_region
+from sugar_extractors.surface_samples import Box, SurfaceSamples, collect_surface_samples
+from sugar_extractors.tsdf import fuse_region, view_renderer
+from sugar_scene.mesh_io import write_mesh_ply
+from sugar_scene.meshes import TriangleMesh, open_edge_share
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import read_json, write_json_atomic
+
+
+def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
+    """Extract meshes of all levels and decimation targets.
+
+    Every mesh has a ``.json`` file beside it with its settings and figures. Meshes that exist
+    with the same settings are not made again.
+
+    Args:
+        options: What to do.
+        console: Where to report; a new one on the standard output if None.
+
+    Returns:
+        The mesh files: levels in the outer, targets in the inner loop.
+
+    Raises:
+        UserError: For anything the user can mend: no surface, a wrong box, a damaged model,
+            meshes of other settings in the way.
+    """
+    console = console or Console()
+    _check(options)
+    levels = (0.0,) if options.extractor == "tsdf" else options.surface_levels
+    jobs = [(level, target) for level in levels for target in options.decimation_targets]
+    missing = [job for job in jobs if not _is_finished(options, *job)]
+    for notice in options.notices:
+        console.info(notice)
+    for job in jobs:
+        if job not in missing:
+            console.info(f"exists already: {options.mesh_path(*job)}")
+    if missing:
+        _Extraction(options, console).run(missing)
+    return [options.mesh_path(*job) for job in jobs]
+
+
+def _check(options: MeshOptions) -> None:
+    if not options.use_vanilla and options.coarse_model_path is None:
+        raise UserError(
+            "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
+            "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
+        )
+    if (options.bboxmin is None) != (options.bboxmax is None):
+        given, absent = ("bboxmin", "bboxmax") if options.bboxmin else ("bboxmax", "bboxmin")
+        raise UserError(f"--{given} is given without --{absent}; give both corners of the box")
+    if options.bboxmin and any(a >= b for a, b in zip(options.bboxmin, options.bboxmax)):  # noqa: B905
+        raise UserError(
+            f"--bboxmin {options.bboxmin} is not below --bboxmax {options.bboxmax} on every axis"
+        )
+    if any(not 0 < level < 1 for level in options.surface_levels):
+        raise UserError(
+            f"--surface_level {options.surface_levels} must lie between 0 and 1; 0.3 is usual"
+        )
+
+
+def _is_finished(options: MeshOptions, level: float, target: int) -> bool:
+    """Whether a mesh of these settings exists.
+
+    Raises:
+        UserError: One of other settings does, and it may not be replaced.
+    """
+    path = options.mesh_path(level, target)
+    if not path.exists():
+        return False
+    note = path.with_suffix(".json")
+    saved = read_json(note) if note.is_file() else {}
+    if isinstance(saved, dict) and saved.get("settings") == options.identity(level, target):
+        return True
+    if not options.overwrite:
+        why = "was made with other settings" if saved else "has no settings beside it"
+        raise UserError(
+            f"{path} exists and {why}; pass --overwrite True to replace it, or another "
+            "--mesh_output_dir"
+        )
+    return False
+
+
+class _Extraction:
+    """One run over some (level, target) pairs."""
+
+    def __init__(self, options: MeshOptions, console: Console) -> None:
+        self._options = options
+        self._console = console
+
+    def run(self, jobs: Sequence[tuple[float, int]]) -> None:
+        options = self._options
+        checkpoint = load_reference_checkpoint(
+            options.checkpoint_path, options.iteration_to_load, self._console.info
+        )
+        scene = self._load_scene(checkpoint)
+        cloud, path = _read_cloud(options, checkpoint, self._console.info)
+        model = self._build_model(cloud, path)
+        boxes = self._boxes(scene)
+        backend = choose_backend(options.backend)
+        self._console.info(f"meshing with {backend.name}")
+        levels = sorted({level for level, _ in jobs})
+        if options.extractor == "tsdf":
+            regions: dict[float, Callable[[], _Regions]] = {
+                level: lambda: self._tsdf_regions(model, cloud, scene, boxes) for level in levels
+            }
+        else:
+            samples = self._sample(model, scene, levels)
+            regions = {
+                level: lambda s=s: self._poisson_regions(s, boxes, backend)
+                for level, s in zip(levels, samples, strict=True)
+            }
+        for level in levels:
+            meshes, surface, figures = regions[level]()
+            for target in [target for job_level, target in jobs if job_level == level]:
+                self._finish(level, target, meshes, surface, figures, backend)
+
+    def _load_scene(self, checkpoint: ReferenceCheckpoint) -> Scene:
+        options = self._options
+        scene = load_scene_for_checkpoint(
+            options.scene_path,
+            checkpoint,
+            size_rule=options.size,
+            images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
+            eval_split=options.eval_split,
+            require_images=False,
+            seed=options.seed,
+            notify=self._console.info,
+        )
+        if scene.extent <= 0 and options.bboxmin is None:
+            raise UserError(
+                f"all training cameras of {options.scene_path} stand in one place, so the scene "
+                "has no size; give the foreground with --bboxmin and --bboxmax"
+            )
+        return scene
+
+    def _build_model(self, cloud: GaussianCloud, path: Path) -> LevelSetModel:
+        options, console = self._options, self._console
+        model = build_model(
+            cloud,
+            min_opacity=options.min_opacity,
+            n_neighbors=options.n_neighbors,
+            diamond_extent=options.diamond_extent,
+        )
+        opacities = cloud.opacity_logits.sigmoid().squeeze(-1).numpy()
+        deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
+        console.info(f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "
+                     f"{options.min_opacity:g}; deciles of opacity {deciles}")  # fmt: skip
+        if len(model) == 0:
+            raise UserError(
+                f"{path}: no Gaussian has an opacity above {options.min_opacity:g} (the largest "
+                f"is {opacities.max():.2f}), so there is no surface; train the model longer"
+            )
+        return model
+
+    def _boxes(self, scene: Scene) -> tuple[Box, Box]:
+        """Foreground and background box."""
+        options = self._options
+        center = np.stack([camera.center for camera in scene.train_cameras]).mean(axis=0)
+        own_box = options.bboxmin is not None
+        if own_box:
+            foreground = Box(options.bboxmin, options.bboxmax)
+            if options.center_bbox:
+                foreground = foreground.shifted(center)
+        else:
+            at = np.zeros(3) if options.center_bbox is False else center
+            foreground = Box.cube(at, options.foreground_factor * scene.extent)
+        at = np.zeros(3) if options.center_bbox is False else center
+        background = Box.cube(at, options.background_factor * scene.extent)
+        self._console.info(f"foreground {foreground}, background {background}")
+        return foreground, background
+
+    def _sample(
+        self, model: LevelSetModel, scene: Scene, levels: Sequence[float]
+    ) -> list[SurfaceSamples]:
+        options, cameras = self._options, scene.train_cameras
+        with self._console.progress("surface points", 1, len(cameras)) as progress:
+            return collect_surface_samples(
+                model,
+                cameras,
+                levels,
+                target=options.surface_points,
+                n_samples=options.ray_samples,
+                reach=options.ray_reach,
+                seed=options.seed,
+                on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
+            )
+
+    def _poisson_regions(
+        self, samples: SurfaceSamples, boxes: tuple[Box, Box], backend: MeshingBackend
+    ) -> _Regions:
+        options = self._options
+        if len(samples) < MIN_POINTS:
+            raise UserError(
+                f"only {len(samples)} surface points were found in all views: the density "
+                "crosses no level there; lower --surface_level or train the model longer"
+            )
+        inside = boxes[0].contains(samples.points)
+        outside = boxes[1].contains(samples.points) & ~inside
+        parts = {"foreground": inside}
+        if options.background:
+            parts["background"] = outside
+        figures: dict[str, Any] = {"surface_points": len(samples)}
+        meshes = []
+        for name, mask in parts.items():
+            n = int(mask.sum())
+            figures[f"{name}_points"] = n
+            if n < MIN_POINTS:
+                self._reject_empty(name, n, samples.points)
+                continue
+            start = time.monotonic()
+            mesh = reconstruct_region(samples.select(mask), options.poisson, backend)
+            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
+            self._console.info(
+                f"{name}: {n:,} points, {mesh.n_faces:,} triangles before decimation "
+                f"({figures[f'{name}_seconds']:.1f} s)"
+            )
+            meshes.append(mesh)
+        if not any(mesh.n_faces for mesh in meshes):
+            raise UserError(
+                f"no surface in the foreground or background box; the surface points lie in "
+                f"{_span(samples.points)}: set --bboxmin and --bboxmax"
+            )
+        return meshes, samples if options.project_on_surface_points else None, figures
+
+    def _reject_empty(self, name: str, n: int, points: np.ndarray) -> None:
+        """An empty region is worth a note; an empty box that the user drew is an error."""
+        if name == "foreground" and self._options.bboxmin is not None:
+            raise UserError(
+                f"the box of --bboxmin and --bboxmax holds {n} of {len(points):,} surface "
+                f"points; they lie in {_span(points)} (world coordinates"
+                + (", the box was moved by --center_bbox True)" if self._options.center_bbox
+                   else ")")
+            )  # fmt: skip
+        self._console.info(f"{name}: empty ({n} points), left out")
+
+    def _tsdf_regions(
+        self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene, boxes: tuple[Box, Box]
+    ) -> _Regions:
+        options, figures, meshes = self._options, {}, []
+        render = view_renderer(model, cloud, options.tsdf)
+        parts = {"foreground": (boxes[0], None)}
+        if options.background:
+            parts["background"] = (boxes[1], boxes[0])
+        for name, (box, hole) in parts.items():
+            start = time.monotonic()
+            fused = fuse_region(render, scene.train_cameras, box, hole, options.tsdf, self._console)
+            figures[f"{name}_voxel"] = fused.voxel_size
+            figures[f"{name}_voxels"] = fused.n_voxels
+            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
+            if fused.mesh.n_faces == 0 and name == "foreground" and options.bboxmin is not None:
+                raise UserError(
+                    f"no surface in the box {box}; widen --bboxmin and --bboxmax or check that "
+                    "they are in world coordinates"
+                )
+            if fused.mesh.n_faces:
+                meshes.append(fused.mesh)
+        if not meshes:
+            raise UserError(
+                f"no surface in the foreground or background box {boxes[1]}; set --bboxmin and "
+                "--bboxmax"
+            )
+        return meshes, None, figures
+
+    def _finish(
+        self,
+        level: float,
+        target: int,
+        meshes: Sequence[TriangleMesh],
+        surface: SurfaceSamples | None,
+        figures: dict[str, Any],
+        backend: MeshingBackend,
+    ) -> None:
+        path = self._options.mesh_path(level, target)
+        mesh = finish_mesh(meshes, target, backend, surface)
+        if mesh.n_faces == 0:
+            raise UserError(
+                f"{path.name}: no triangle is left after the clean-up; use more --surface_points "
+                "or a larger --decimation_target"
+            )
+        result = {
+            **figures,
+            "backend": backend.name,
+            "vertices": mesh.n_vertices,
+            "faces": mesh.n_faces,
+            "open_edge_share": open_edge_share(mesh),
+        }
+        # Without its settings a mesh would be a stranger to the next run, so they come first.
+        path.unlink(missing_ok=True)
+        settings = self._options.identity(level, target)
+        write_json_atomic(path.with_suffix(".json"), {"settings": settings, "result": result})
+        write_mesh_ply(path, mesh)
+        self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")
+
+
+_Regions = tuple[list[TriangleMesh], "SurfaceSamples | None", dict[str, Any]]
+
+
+def _read_cloud(
+    options: MeshOptions, checkpoint: ReferenceCheckpoint, notify: Callable[[str], None]
+) -> tuple[GaussianCloud, Path]:
+    if options.use_vanilla or options.coarse_model_path is None:
+        return checkpoint.read_cloud(notify), checkpoint.ply_path
+    path = model_file(options.coarse_model_path)
+    try:
+        return cloud_from_state(load_payload(path)["state_dict"]), path
+    except UserError as error:
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error
+
+
+def _span(points: np.ndarray) -> str:
+    """Box of the middle 98 % of points on each axis."""
+    low, high = np.quantile(points[:: max(1, len(points) // 100_000)], (0.01, 0.99), axis=0)
+    return str(Box(tuple(map(float, low)), tuple(map(float, high))))

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command-line flags of the mesh stage, declared once for all entry points that run it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gaussian_splatting.images import SugarSize
+from sugar_extractors.backends import BACKENDS
+from sugar_extractors.level_sets import (
+    DIAMOND_EXTENT,
+    MIN_OPACITY,
+    N_NEIGHBORS,
+    RAY_REACH,
+    RAY_SAMPLES,
+)
+from sugar_extractors.mesh_config import (
+    BACKGROUND_FACTOR,
+    DECIMATION_TARGETS,
+    EXTRACTORS,
+    SURFACE_LEVELS,
+    SURFACE_POINTS,
+    MeshOptions,
+)
+from sugar_extractors.poisson import PoissonConfig
+from sugar_extractors.tsdf import DEPTHS, TsdfConfig
+from sugar_utils.errors import UserError
+from sugar_utils.flags import (
+    HelpFormatter,
+    Parser,
+    boolean,
+    finite_float,
+    integer,
+    non_negative_float,
+    non_negative_int,
+    optional_str,
+    positive_float,
+    positive_int,
+    vector3,
+)
+
+_POISSON, _TSDF = PoissonConfig(), TsdfConfig()
+_ABLATIONS = {
+    "use_centers_to_extract_mesh": "the level sets give better surfaces than Gaussian centres",
+    "use_marching_cubes": "use --mesh_extractor tsdf for a surface without Poisson",
+}
+
+
+def share(text: str) -> float:
+    """A number of at least 0 and less than 1."""
+    value = finite_float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 0 and less than 1")
+    return value
+
+
+def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
+    """How the surface is found and meshed; shared by all scripts that make a mesh.
+
+    The level and the number of triangles are not among them: scripts name and preset them
+    differently.
+    """
+    add = parser.add_argument_group("coarse mesh").add_argument
+    add("--mesh_extractor", choices=EXTRACTORS, default="poisson",
+        help="poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
+        "rendered depth")  # fmt: skip
+    add("--project_mesh_on_surface_points", type=boolean, default=True,
+        help="snap the vertices of the decimated Poisson mesh to the surface points")  # fmt: skip
+    add("-b", "--bboxmin", type=vector3, default=None, metavar="(X,Y,Z)",
+        help="low corner of the foreground in world coordinates; unset: a cube around the "
+        "cameras")  # fmt: skip
+    add("-B", "--bboxmax", type=vector3, default=None, metavar="(X,Y,Z)",
+        help="high corner of the foreground")  # fmt: skip
+    add("--center_bbox", type=boolean, default=None,
+        help="move the foreground box by the mean camera centre; unset: only the default "
+        "cube")  # fmt: skip
+    add("--background_mesh", type=boolean, default=True,
+        help="mesh what lies outside the foreground, too")  # fmt: skip
+    add("--background_factor", type=positive_float, default=BACKGROUND_FACTOR,
+        help="half side of the background cube in camera extents")  # fmt: skip
+    add("--surface_points", type=positive_int, default=SURFACE_POINTS,
+        help="points sampled on the surface, per level")  # fmt: skip
+    add("--poisson_depth", type=positive_int, default=_POISSON.depth,
+        help="octree depth; 6 to 8 where the mesh is bumpy or full of holes")  # fmt: skip
+    add("--poisson_threads", type=non_negative_int, default=_POISSON.threads,
+        help="threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give "
+        "the same bits")  # fmt: skip
+    add("--vertices_density_quantile", type=share, default=_POISSON.density_quantile,
+        help="share of badly supported Poisson vertices to cut away; 0 avoids holes")  # fmt: skip
+    add("--outlier_neighbors", type=positive_int, default=_POISSON.outlier_neighbors,
+        help="neighbours that decide whether a surface point is an outlier")  # fmt: skip
+    add("--outlier_ratio", type=positive_float, default=_POISSON.outlier_ratio,
+        help="standard deviations beyond which it is one")  # fmt: skip
+    add("--min_opacity", type=share, default=MIN_OPACITY,
+        help="Gaussians that are not more opaque than this are ignored")  # fmt: skip
+    add("--mesh_neighbors", type=positive_int, default=N_NEIGHBORS,
+        help="Gaussians that the density is summed over")  # fmt: skip
+    add("--diamond_extent", type=positive_float, default=DIAMOND_EXTENT,
+        help="half diagonals of the diamonds that rays are cast at, in standard "
+        "deviations")  # fmt: skip
+    add("--ray_samples", type=positive_int, default=RAY_SAMPLES,
+        help="densities per ray")  # fmt: skip
+    add("--ray_reach", type=positive_float, default=RAY_REACH,
+        help="standard deviations searched before and behind a diamond")  # fmt: skip
+    add("--tsdf_depth", choices=DEPTHS, default=_TSDF.depth,
+        help="blended: depth as rendered, all Gaussians averaged; level_set: first point of "
+        "the density's level set at 0.3")  # fmt: skip
+    add("--tsdf_voxel_size", type=positive_float, default=None,
+        help="world units; unset: from the size of a pixel on the surface")  # fmt: skip
+    add("--tsdf_truncation", type=positive_float, default=_TSDF.truncation_voxels,
+        help="reach of the fused distances, in voxels")  # fmt: skip
+    add("--meshing_backend", choices=BACKENDS, default="auto",
+        help="library for Poisson and decimation; auto: Open3D where it can be "
+        "imported")  # fmt: skip
+
+
+def mesh_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of ``extract_mesh.py``."""
+    parser = Parser(description=description, formatter_class=HelpFormatter)
+    add = parser.add_argument_group("input and output").add_argument
+    add("-s", "--scene_path", type=Path, help="scene folder (images/ and sparse/0/)")
+    add("-c", "--checkpoint_path", type=Path, help="vanilla 3DGS checkpoint folder, or a PLY")
+    add("-i", "--iteration_to_load", type=integer, default=7_000, help="iteration of it")
+    add("-m", "--coarse_model_path", type=Path, default=None,
+        help=".pt of a coarse run, or its folder")  # fmt: skip
+    add("--use_vanilla_3dgs", type=boolean, default=False, help="mesh the vanilla Gaussians")
+    add("-o", "--mesh_output_dir", type=Path, default=None,
+        help="folder of the meshes; unset: output/coarse_mesh/<scene>")  # fmt: skip
+    add("-l", "--surface_level", type=non_negative_float, default=None,
+        help=f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each")  # fmt: skip
+    add("-d", "--decimation_target", type=positive_int, default=None,
+        help="triangles of the foreground and of the background; unset: "
+        f"{DECIMATION_TARGETS}, a mesh each")  # fmt: skip
+    add("--eval", type=boolean, default=True, help="leave out every 8th image")
+    add("--images_dir", type=optional_str, default=None,
+        help="folder of the photographs in the scene; unset: that of the checkpoint")  # fmt: skip
+    add("--resolution_factor", type=positive_float, default=None,
+        help="divide the original image size by this; unset: --img_size_limit")  # fmt: skip
+    add("--img_resolution", type=integer, default=1, choices=(1, 2, 4, 8),
+        help="divisor of the image size")  # fmt: skip
+    add("--img_size_limit", type=positive_int, default=1920, help="longest side of the views")
+    add("--random_seed", type=integer, default=0, help="seed of the choice of pixels")
+    add("--overwrite", type=boolean, default=False,
+        help="replace meshes that were made with other settings")  # fmt: skip
+    add("--gpu", type=integer, default=None,
+        help="CUDA device; this version works on the CPU and says so")  # fmt: skip
+    ablations = parser.add_argument_group("ablations of the paper (not in this version)")
+    for name, reason in _ABLATIONS.items():
+        ablations.add_argument(f"--{name}", type=boolean, default=False, help=reason)
+    add_mesh_flags(parser)
+    return parser
+
+
+def mesh_settings(args: argparse.Namespace) -> dict:
+    """Fields of ``MeshOptions`` that :func:`add_mesh_flags` sets."""
+    return {
+        "extractor": args.mesh_extractor,
+        "project_on_surface_points": args.project_mesh_on_surface_points,
+        "bboxmin": args.bboxmin,
+        "bboxmax": args.bboxmax,
+        "center_bbox": args.center_bbox,
+        "background": args.background_mesh,
+        "background_factor": args.background_factor,
+        "surface_points": args.surface_points,
+        "min_opacity": args.min_opacity,
+        "n_neighbors": args.mesh_neighbors,
+        "diamond_extent": args.diamond_extent,
+        "ray_samples": args.ray_samples,
+        "ray_reach": args.ray_reach,
+        "poisson": PoissonConfig(
+            depth=args.poisson_depth,
+            density_quantile=args.vertices_density_quantile,
+            outlier_neighbors=args.outlier_neighbors,
+            outlier_ratio=args.outlier_ratio,
+            threads=args.poisson_threads,
+        ),
+        "tsdf": TsdfConfig(
+            depth=args.tsdf_depth,
+            voxel_size=args.tsdf_voxel_size,
+            truncation_voxels=args.tsdf_truncation,
+        ),
+        "backend": args.meshing_backend,
+    }
+
+
+def mesh_options(args: argparse.Namespace) -> MeshOptions:
+    """Typed form of the flags of :func:`mesh_parser`.
+
+    Raises:
+        UserError: If a flag asks for what this version cannot do, or an input is missing.
+    """
+    for name, advice in _ABLATIONS.items():
+        if getattr(args, name):
+            raise UserError(f"--{name} True is not available in this version: {advice}")
+    for flag, value in (("-s/--scene_path", args.scene_path),
+                        ("-c/--checkpoint_path", args.checkpoint_path)):  # fmt: skip
+        if value is None:
+            raise UserError(f"{flag} is missing; --help lists all flags")
+    if args.ray_samples < 2:
+        raise UserError("--ray_samples must be at least 2; 21 is usual")
+    notices: tuple[str, ...] = ()
+    if args.gpu is not None:
+        notices += (f"--gpu {args.gpu} has no effect: this version works on the CPU",)
+    return MeshOptions(
+        scene_path=args.scene_path,
+        checkpoint_path=args.checkpoint_path,
+        iteration_to_load=args.iteration_to_load,
+        coarse_model_path=args.coarse_model_path,
+        use_vanilla=args.use_vanilla_3dgs,
+        output_dir=args.mesh_output_dir,
+        eval_split=args.eval,
+        images_dir=args.images_dir,
+        size=SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor),
+        surface_levels=SURFACE_LEVELS if args.surface_level is None else (args.surface_level,),
+        decimation_targets=(
+            DECIMATION_TARGETS if args.decimation_target is None else (args.decimation_target,)
+        ),
+        seed=args.random_seed,
+        overwrite=args.overwrite,
+        notices=notices,
+        **mesh_settings(args),
+    )

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triangle meshes as arrays, and the clean-up that every extractor ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TriangleMesh:
+    """A coloured triangle mesh.
+
+    Attributes:
+        vertices: (V, 3) float64 world units.
+        faces: Rows of the vertices, counter-clockwise seen from outside. (F, 3) int64
+        colors: (V, 3) uint8.
+        normals: Unit, outward; None until they are computed. (V, 3) float64
+    """
+
+    vertices: np.ndarray
+    faces: np.ndarray
+    colors: np.ndarray
+    normals: np.ndarray | None = None
+
+    @property
+    def n_vertices(self) -> int:
+        """Number of vertices, those that no face uses included."""
+        return len(self.vertices)
+
+    @property
+    def n_faces(self) -> int:
+        """Number of triangles."""
+        return len(self.faces)
+
+
+def doubled_area_normals(mesh: TriangleMesh) -> np.ndarray:
+    """Normal of each face with twice its area as length. (F, 3) world units squared"""
+    a, b, c = (mesh.vertices[mesh.faces[:, k]] for k in range(3))
+    return np.cross(b - a, c - a)
+
+
+def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
+    """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
+    weighted = doubled_area_normals(mesh)
+    total = np.stack(
+        [
+            sum(
+                np.bincount(mesh.faces[:, k], weights=weighted[:, axis], minlength=mesh.n_vertices)
+                for k in range(3)
+            )
+            for axis in range(3)
+        ],
+        axis=1,
+    )
+    length = np.linalg.norm(total, axis=1, keepdims=True)
+    normals = np.where(length > 0, total / np.where(length > 0, length, 1), (0.0, 0.0, 1.0))
+    return replace(mesh, normals=normals)
+
+
+def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
+    """Remove vertices and all faces that use them. keep: (V,) bool"""
+    new_rows = np.cumsum(keep) - 1
+    faces = mesh.faces[keep[mesh.faces].all(axis=1)]
+    return TriangleMesh(
+        mesh.vertices[keep],
+        new_rows[faces],
+        mesh.colors[keep],
+        None if mesh.normals is None else mesh.normals[keep],
+    )
+
+
+def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
+    """Remove vertices that no face uses."""
+    used = np.zeros(mesh.n_vertices, dtype=bool)
+    used[mesh.faces] = True
+    return keep_vertices(mesh, used)
+
+
+def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
+    """Put meshes side by side without welding them; at least one mesh."""
+    starts = np.cumsum([0, *(mesh.n_vertices for mesh in meshes)])
+    return TriangleMesh(
+        np.concatenate([mesh.vertices for mesh in meshes]),
+        np.concatenate([m.faces + start for m, start in zip(meshes, starts, strict=False)]),
+        np.concatenate([mesh.colors for mesh in meshes]),
+    )
+
+
+def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
+    """Merge equal vertices; drop degenerate and repeated faces, then those at crowded edges."""
+    mesh = _without_duplicated_vertices(mesh)
+    mesh = replace(mesh, faces=_without_degenerate(mesh.faces))
+    mesh = replace(mesh, faces=_without_repeated(mesh.faces))
+    return _without_crowded_edges(mesh)
+
+
+def edge_keys(faces: np.ndarray) -> np.ndarray:
+    """One number per face and side, equal for the two directions of an edge. (F, 3) int64
+
+    Side k is that between corners k and k + 1.
+    """
+    ends = np.roll(faces, -1, axis=1)
+    low, high = np.minimum(faces, ends), np.maximum(faces, ends)
+    return low * (int(faces.max(initial=0)) + 1) + high
+
+
+def component_labels(mesh: TriangleMesh) -> np.ndarray:
+    """Connected component of each vertex, named by its lowest vertex. (V,) int64"""
+    labels = np.arange(mesh.n_vertices)
+    a, b = mesh.faces.ravel(), np.roll(mesh.faces, -1, axis=1).ravel()
+    while True:
+        low = np.minimum(labels[a], labels[b])
+        hooked = labels.copy()
+        # The root of each side learns of the other side; then every chain is followed to its end.
+        np.minimum.at(hooked, labels[a], low)
+        np.minimum.at(hooked, labels[b], low)
+        while not np.array_equal(hooked[hooked], hooked):
+            hooked = hooked[hooked]
+        if np.array_equal(hooked, labels):
+            return labels
+        labels = hooked
+
+
+def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh:
+    """Remove connected parts of fewer than ``min_faces`` triangles."""
+    labels = component_labels(mesh)
+    sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
+    return keep_vertices(mesh, sizes[labels] >= min_faces)
+
+
+def open_edge_share(mesh: TriangleMesh) -> float:
+    """Share of edges that belong to a single face: 0 for a watertight mesh."""
+    counts = np.unique(edge_keys(mesh.faces), return_counts=True)[1]
+    return float((counts == 1).mean()) if len(counts) else 0.0
+
+
+def _without_duplicated_vertices(mesh: TriangleMesh) -> TriangleMesh:
+    x, y, z = mesh.vertices.T
+    order = np.lexsort((np.arange(mesh.n_vertices), z, y, x))
+    ordered = mesh.vertices[order]
+    is_new = np.ones(mesh.n_vertices, dtype=bool)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    group = np.cumsum(is_new) - 1
+    first_of_group = order[is_new]
+    representative = np.empty(mesh.n_vertices, dtype=np.int64)
+    representative[order] = first_of_group[group]
+    keep = np.zeros(mesh.n_vertices, dtype=bool)
+    keep[first_of_group] = True
+    return keep_vertices(replace(mesh, faces=representative[mesh.faces]), keep)
+
+
+def _without_degenerate(faces: np.ndarray) -> np.ndarray:
+    a, b, c = faces.T
+    return faces[(a != b) & (b != c) & (c != a)]
+
+
+def _without_repeated(faces: np.ndarray) -> np.ndarray:
+    """Keep the first of faces with the same corners in the same sense of rotation."""
+    if len(faces) == 0:
+        return faces
+    start = faces.argmin(axis=1)[:, None]
+    turned = np.take_along_axis(faces, (start + np.arange(3)) % 3, axis=1)
+    order = np.lexsort((np.arange(len(faces)), *turned.T[::-1]))
+    is_new = np.ones(len(faces), dtype=bool)
+    is_new[1:] = (turned[order][1:] != turned[order][:-1]).any(axis=1)
+    return faces[np.sort(order[is_new])]
+
+
+def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
+    """Remove the smallest faces at edges of more than two faces until there are none."""
+    faces = mesh.faces
+    areas = np.linalg.norm(doubled_area_normals(mesh), axis=1)
+    while len(faces):
+        keys = edge_keys(faces).ravel()
+        owner = np.repeat(np.arange(len(faces)), 3)
+        order = np.lexsort((owner, areas[owner], keys))
+        first = np.ones(len(keys), dtype=bool)
+        first[1:] = keys[order][1:] != keys[order][:-1]
+        starts = first.nonzero()[0]
+        counts = np.diff(starts, append=len(keys))
+        smallest = owner[order[starts[counts > 2]]]
+        if len(smallest) == 0:
+            break
+        keep = np.ones(len(faces), dtype=bool)
+        keep[smallest] = False
+        faces, areas = faces[keep], areas[keep]
+    return replace(mesh, faces=faces)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A refinement run from coarse mesh to refined ``.pt`` and PLY."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.session import Notices, RunOptions, open_session
+from gaussian_splatting.images import ImageStore, SugarSize
+from gaussian_splatting.ply import write_gaussian_ply
+from gaussian_splatting.reference_layout import load_reference_checkpoint
+from gaussian_splatting.scene import load_scene_for_checkpoint
+from gaussian_splatting.schedule import scaled
+from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
+from sugar_scene.mesh_io import read_mesh_ply
+from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
+from sugar_trainers.refine import RefineStage
+from sugar_trainers.refine_config import RefineConfig
+from sugar_utils.errors import UserError
+
+CHECKPOINT_INTERVAL = 1_000
+TEST_INTERVAL = 5_000
+
+
+@dataclass(frozen=True)
+class RefineOptions:
+    """A refinement run.
+
+    Attributes:
+        scene_path: Scene folder with the photographs.
+        checkpoint_path: Vanilla 3DGS checkpoint that the cameras come from; its Gaussians are
+            not used.
+        mesh_path: Coarse mesh, PLY with vertex colours.
+        iteration_to_load: Which iteration of the checkpoint.
+        output_dir: Parent of the run's folder; None for ``output/refined/<scene>``.
+        ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
+            ``output/refined_ply/<scene>``.
+        eval_split: Hold out every 8th view.
+        images_dir: Folder of the photographs; None for the one the checkpoint was trained on.
+        size: Size of the training images.
+        config: What decides the optimisation.
+        checkpoint_interval: Iterations of the unscaled schedule between two checkpoints.
+        export_ply: Write the refined Gaussians in the layout of 3DGS.
+        run: Treatment of an occupied folder.
+        notices: Lines to print at the start.
+    """
+
+    scene_path: Path
+    checkpoint_path: Path
+    mesh_path: Path
+    iteration_to_load: int = 7_000
+    output_dir: Path | None = None
+    ply_dir: Path | None = None
+    eval_split: bool = True
+    images_dir: str | None = None
+    size: SugarSize = field(default_factory=SugarSize)
+    config: RefineConfig = field(default_factory=RefineConfig)
+    checkpoint_interval: int = CHECKPOINT_INTERVAL
+    export_ply: bool = True
+    run: RunOptions = field(default_factory=RunOptions)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name that all files of the refined model share."""
+        return refined_name(
+            self.mesh_path, self.config.normal_consistency_factor, self.config.per_triangle
+        )
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        parent = self.output_dir or OUTPUT_ROOT / "refined" / scene_name(self.scene_path)
+        return parent / self.name
+
+    @property
+    def ply_path(self) -> Path:
+        """The refined Gaussians for other programs."""
+        folder = self.ply_dir or self.output_dir
+        if folder is None:
+            folder = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
+        return folder / f"{self.name}.ply"
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result."""
+        return {
+            "scene": str(self.scene_path.resolve()),
+            "checkpoint": str(self.checkpoint_path.resolve()),
+            "iteration_to_load": self.iteration_to_load,
+            "mesh": str(self.mesh_path.resolve()),
+            "mesh_content": hashlib.sha256(self.mesh_path.read_bytes()).hexdigest()[:16],
+            "eval": self.eval_split,
+            "images": self.images_dir,
+            "img_resolution": self.size.img_resolution,
+            "img_size_limit": self.size.img_size_limit,
+            "resolution_factor": self.size.resolution_factor,
+            **self.config.identity(),
+        }
+
+
+def train_refined(options: RefineOptions) -> Path:
+    """Refine a coarse mesh.
+
+    Returns:
+        The final ``.pt``. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    notices, config = Notices([*options.notices]), options.config
+    checkpoint = load_reference_checkpoint(
+        options.checkpoint_path, options.iteration_to_load, notices
+    )
+    scene = load_scene_for_checkpoint(
+        options.scene_path,
+        checkpoint,
+        size_rule=options.size,
+        images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
+        eval_split=options.eval_split,
+        white_background=config.white_background,
+        seed=config.seed,
+        notify=notices,
+    )
+    if scene.extent <= 0:
+        raise UserError(
+            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
+            "no scale; SuGaR needs photographs from different positions"
+        )
+    cloud = _start(options, scene.extent, notices)
+    run = RunDirectory(options.directory, options.identity())
+    with open_session(run, options.run, config.iterations, notices, "refinement") as session:
+        console, plan = session.console, session.plan
+        console.info(scene.description)
+        if plan.finished and (options.ply_path.is_file() or not options.export_ply):
+            console.info(f"finished already: {plan.source}")
+            return plan.source
+
+        def export(refined: BoundCloud) -> None:
+            write_refined_ply(options.ply_path, refined)
+            console.info(f"refined Gaussians: {options.ply_path}")
+
+        with ImageStore(config.white_background) as images:
+            result = Trainer(
+                RefineStage(cloud, config, scene.extent, export if options.export_ply else None),
+                _loop(options),
+                scene.train_cameras,
+                scene.test_cameras,
+                images,
+                run,
+                console,
+            ).run(plan)
+        console.info(f"finished: {result}")
+    return result
+
+
+def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
+    """Write mesh-bound Gaussians as a free 3DGS cloud that any viewer reads.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    with torch.no_grad():
+        gaussians = cloud.activate()
+        free = GaussianCloud(
+            means=gaussians.means,
+            sh_dc=gaussians.sh_dc,
+            sh_rest=gaussians.sh_rest,
+            opacity_logits=cloud.opacity_logits,
+            log_scales=gaussians.scales.log(),
+            quats=gaussians.quats,
+        )
+    write_gaussian_ply(path, free.detached())
+
+
+def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundCloud:
+    mesh = read_mesh_ply(options.mesh_path)
+    notices(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {options.mesh_path}")
+    return bind_to_mesh(
+        torch.tensor(mesh.vertices, dtype=torch.float32),
+        torch.tensor(mesh.faces),
+        torch.tensor(mesh.colors).float() / 255.0,
+        options.config.per_triangle,
+        extent,
+    )
+
+
+def _loop(options: RefineOptions) -> LoopConfig:
+    config = options.config
+    return LoopConfig(
+        first=1,
+        last=config.iterations,
+        seed=config.seed,
+        log_interval=config.log_interval,
+        checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
+        keep_checkpoints=options.run.keep_checkpoints,
+        test_iterations=tuple(
+            range(0, config.iterations, scaled(TEST_INTERVAL, config.schedule_scale))
+        ),
+    )

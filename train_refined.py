@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refine a coarse mesh and the Gaussians bound to it."""
+
+import sys
+
+from sugar_trainers.refine_options import refine_options, refine_parser
+from sugar_trainers.refine_training import train_refined
+from sugar_utils.flags import run_main
+
+
+def main() -> None:
+    """Parse the flags and train."""
+    train_refined(refine_options(refine_parser(__doc__).parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
