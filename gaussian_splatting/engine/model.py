@@ -79,7 +79,7 @@ class TrainableModel(ABC):
         """
         device, rates = self.device, self.optimizer.learning_rates()
         tensors = self.tensors_of(payload["state_dict"])
-        self.optimizer = GroupedAdam({n: t.to(device) for n, t in tensors.items()}, rates)
+        self.optimizer = GroupedAdam({n: tensors[n].to(device) for n in self.group_names}, rates)
         own_names = {file: own for own, file in self.group_names.items()}
         saved = payload["optimizer_state_dict"]
         groups = [
