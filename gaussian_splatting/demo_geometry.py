@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: UP018 - in a kernel, float(0) declares a variable and 0.0 a constant
 """The subject of the demo scene, a painted knot of fluted rope on a tiled disc, and its pictures.
 
 The shape is known exactly: the triangles of :class:`DemoGeometry` are what the pictures show.

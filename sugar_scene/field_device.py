@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: UP018 - in a kernel, int(0) declares a variable and 0 a constant
 """Device code of the fields: Warp functions and kernels, launched by ``field_kernels``.
 
 Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an axis of j, y the

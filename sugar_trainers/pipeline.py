@@ -54,7 +54,7 @@ def add_pipeline_flags(parser: argparse.ArgumentParser) -> None:
         "--stop_after",
         choices=STAGES,
         default=None,
-        help="last stage to run; this version has the coarse stage only",
+        help="last stage to run; this script has the coarse stage only for now",
     )
     add(
         "--demo",
@@ -67,7 +67,7 @@ def add_pipeline_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_later_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the stages after the coarse one: checked now, acting when the stages are there."""
-    group = parser.add_argument_group("mesh, refinement and texture (not in this version)")
+    group = parser.add_argument_group("later stages (this script ends before them for now)")
     add = group.add_argument
     add(
         "-l",
@@ -177,7 +177,10 @@ def later_flag_notices(args: argparse.Namespace) -> tuple[str, ...]:
     used = given_flags(args, _add_later_flags)
     if not used:
         return ()
-    return (f"{', '.join(used)}: no effect yet, this version ends after the coarse stage",)
+    return (
+        f"{', '.join(used)}: no effect yet, this script ends after the coarse stage; "
+        "extract_mesh.py and train_refined.py go on from its result",
+    )
 
 
 def run_pipeline(args: argparse.Namespace) -> Path:
@@ -188,7 +191,7 @@ def run_pipeline(args: argparse.Namespace) -> Path:
     """
     if args.stop_after not in (None, "coarse"):
         raise UserError(
-            f"--stop_after {args.stop_after}: this version ends after the coarse stage; "
+            f"--stop_after {args.stop_after}: this script ends after the coarse stage for now; "
             "use --stop_after coarse"
         )
     if args.demo:
@@ -203,7 +206,10 @@ def run_pipeline(args: argparse.Namespace) -> Path:
         )
     notices = later_flag_notices(args)
     if args.stop_after is None:
-        notices += ("this version ends after the coarse stage (say so with --stop_after coarse)",)
+        notices += (
+            "this script ends after the coarse stage for now (say so with --stop_after coarse); "
+            "extract_mesh.py and train_refined.py go on from its result",
+        )
     parent = None
     if args.scene_path is not None:
         parent = args.output_dir / "coarse" / scene_name(args.scene_path)

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: UP018 - in a kernel, int(0) declares a variable and 0 a constant
 """Exact k-nearest neighbours in O(N) memory, one source for CPU and CUDA.
 
 Points are sorted along a Morton curve and cut into leaves of consecutive points; an implicit
