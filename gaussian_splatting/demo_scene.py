@@ -27,7 +27,8 @@ from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.demo_geometry import DemoGeometry, DemoRenderer, make_geometry
+from gaussian_splatting.demo_geometry import DemoGeometry, make_geometry
+from gaussian_splatting.demo_render import DemoRenderer
 from gaussian_splatting.images import IMAGE_SUFFIXES
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic

@@ -11,10 +11,10 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore, SugarSize
-from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
-from gaussian_splatting.scene import load_scene_for_checkpoint
+from gaussian_splatting.images import ImageStore
+from gaussian_splatting.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.schedule import scaled, scaled_all
+from sugar_trainers.capture import CaptureOptions, load_capture
 from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
@@ -26,22 +26,15 @@ CHECKPOINT_MILESTONES = (5_000, 7_000, 10_000, 13_000, 15_000)
 TEST_ITERATIONS = (7_000, 8_000, 9_000, 10_000, 12_000, 15_000)
 
 
-@dataclass(frozen=True)
-class CoarseOptions:
+@dataclass(frozen=True, kw_only=True)
+class CoarseOptions(CaptureOptions):
     """A coarse run.
 
     Milestones and intervals are in iterations of the paper's schedule; the schedule's scale
     applies to them as well.
 
     Attributes:
-        scene_path: Scene folder with the photographs.
-        checkpoint_path: Vanilla 3DGS checkpoint directory, or a PLY.
-        iteration_to_load: Which iteration of the checkpoint to start from.
         output_dir: Parent of the run's folder; None for ``output/coarse/<scene>``.
-        eval_split: Hold out every 8th view.
-        images_dir: Folder of the photographs inside the scene folder; None for the one that the
-            checkpoint was trained on, or ``images``.
-        size: Size of the training images.
         config: What decides the optimisation.
         checkpoint_interval: Iterations between two checkpoints.
         checkpoint_milestones: Further checkpoints, always kept.
@@ -50,13 +43,7 @@ class CoarseOptions:
         notices: Lines to print at the start.
     """
 
-    scene_path: Path
-    checkpoint_path: Path
-    iteration_to_load: int = 7_000
     output_dir: Path | None = None
-    eval_split: bool = True
-    images_dir: str | None = None
-    size: SugarSize = field(default_factory=SugarSize)
     config: CoarseConfig = field(default_factory=CoarseConfig)
     checkpoint_interval: int = CHECKPOINT_INTERVAL
     checkpoint_milestones: tuple[int, ...] = CHECKPOINT_MILESTONES
@@ -78,17 +65,7 @@ class CoarseOptions:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
-        return {
-            "scene": str(self.scene_path.resolve()),
-            "checkpoint": str(self.checkpoint_path.resolve()),
-            "iteration_to_load": self.iteration_to_load,
-            "eval": self.eval_split,
-            "images": self.images_dir,
-            "img_resolution": self.size.img_resolution,
-            "img_size_limit": self.size.img_size_limit,
-            "resolution_factor": self.size.resolution_factor,
-            **self.config.identity(),
-        }
+        return {**self.capture_identity(), **self.config.identity()}
 
 
 def train_coarse(options: CoarseOptions) -> Path:
@@ -101,25 +78,8 @@ def train_coarse(options: CoarseOptions) -> Path:
         UserError: For anything the user can mend.
     """
     notices, config = Notices([*options.notices]), options.config
-    checkpoint = load_reference_checkpoint(
-        options.checkpoint_path, options.iteration_to_load, notices
-    )
+    checkpoint, scene = load_capture(options, config.white_background, config.seed, notices)
     _advise(options, checkpoint, notices)
-    scene = load_scene_for_checkpoint(
-        options.scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
-        eval_split=options.eval_split,
-        white_background=config.white_background,
-        seed=config.seed,
-        notify=notices,
-    )
-    if scene.extent <= 0:
-        raise UserError(
-            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
-            "no scale; SuGaR needs photographs from different positions"
-        )
     # Read before the run's folder is touched: a damaged file must not leave one behind.
     cloud = _start(checkpoint, notices)
     run = RunDirectory(options.directory, options.identity())

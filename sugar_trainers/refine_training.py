@@ -14,38 +14,29 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore, SugarSize
+from gaussian_splatting.images import ImageStore
 from gaussian_splatting.ply import write_gaussian_ply
-from gaussian_splatting.reference_layout import load_reference_checkpoint
-from gaussian_splatting.scene import load_scene_for_checkpoint
 from gaussian_splatting.schedule import scaled
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.mesh_io import read_mesh_ply
+from sugar_trainers.capture import CaptureOptions, load_capture
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
-from sugar_utils.errors import UserError
 
 CHECKPOINT_INTERVAL = 1_000
 TEST_INTERVAL = 5_000
 
 
-@dataclass(frozen=True)
-class RefineOptions:
-    """A refinement run.
+@dataclass(frozen=True, kw_only=True)
+class RefineOptions(CaptureOptions):
+    """A refinement run; of the checkpoint only the cameras are used.
 
     Attributes:
-        scene_path: Scene folder with the photographs.
-        checkpoint_path: Vanilla 3DGS checkpoint that the cameras come from; its Gaussians are
-            not used.
         mesh_path: Coarse mesh, PLY with vertex colours.
-        iteration_to_load: Which iteration of the checkpoint.
         output_dir: Parent of the run's folder; None for ``output/refined/<scene>``.
         ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
             ``output/refined_ply/<scene>``.
-        eval_split: Hold out every 8th view.
-        images_dir: Folder of the photographs; None for the one the checkpoint was trained on.
-        size: Size of the training images.
         config: What decides the optimisation.
         checkpoint_interval: Iterations of the unscaled schedule between two checkpoints.
         export_ply: Write the refined Gaussians in the layout of 3DGS.
@@ -53,15 +44,9 @@ class RefineOptions:
         notices: Lines to print at the start.
     """
 
-    scene_path: Path
-    checkpoint_path: Path
     mesh_path: Path
-    iteration_to_load: int = 7_000
     output_dir: Path | None = None
     ply_dir: Path | None = None
-    eval_split: bool = True
-    images_dir: str | None = None
-    size: SugarSize = field(default_factory=SugarSize)
     config: RefineConfig = field(default_factory=RefineConfig)
     checkpoint_interval: int = CHECKPOINT_INTERVAL
     export_ply: bool = True
@@ -92,16 +77,9 @@ class RefineOptions:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
         return {
-            "scene": str(self.scene_path.resolve()),
-            "checkpoint": str(self.checkpoint_path.resolve()),
-            "iteration_to_load": self.iteration_to_load,
+            **self.capture_identity(),
             "mesh": str(self.mesh_path.resolve()),
             "mesh_content": hashlib.sha256(self.mesh_path.read_bytes()).hexdigest()[:16],
-            "eval": self.eval_split,
-            "images": self.images_dir,
-            "img_resolution": self.size.img_resolution,
-            "img_size_limit": self.size.img_size_limit,
-            "resolution_factor": self.size.resolution_factor,
             **self.config.identity(),
         }
 
@@ -116,24 +94,7 @@ def train_refined(options: RefineOptions) -> Path:
         UserError: For anything the user can mend.
     """
     notices, config = Notices([*options.notices]), options.config
-    checkpoint = load_reference_checkpoint(
-        options.checkpoint_path, options.iteration_to_load, notices
-    )
-    scene = load_scene_for_checkpoint(
-        options.scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
-        eval_split=options.eval_split,
-        white_background=config.white_background,
-        seed=config.seed,
-        notify=notices,
-    )
-    if scene.extent <= 0:
-        raise UserError(
-            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
-            "no scale; SuGaR needs photographs from different positions"
-        )
+    _, scene = load_capture(options, config.white_background, config.seed, notices)
     cloud = _start(options, scene.extent, notices)
     run = RunDirectory(options.directory, options.identity())
     with open_session(run, options.run, config.iterations, notices, "refinement") as session:

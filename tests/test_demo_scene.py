@@ -17,10 +17,10 @@ from scipy.spatial import cKDTree
 from gaussian_splatting.demo_geometry import (
     N_ALONG,
     N_AROUND,
-    DemoRenderer,
     make_geometry,
     rope_knot,
 )
+from gaussian_splatting.demo_render import DemoRenderer
 from gaussian_splatting.demo_scene import DemoScene, make_demo_scene
 from gaussian_splatting.images import SugarSize
 from gaussian_splatting.scene import load_scene

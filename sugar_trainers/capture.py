@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what every SuGaR stage starts from: a checkpoint, and the scene in its world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.images import SugarSize
+from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
+from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
+from sugar_utils.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """The inputs of a stage.
+
+    Attributes:
+        scene_path: Scene folder with the photographs.
+        checkpoint_path: Vanilla 3DGS checkpoint directory, or a PLY.
+        iteration_to_load: Which iteration of the checkpoint.
+        eval_split: Hold out every 8th view.
+        images_dir: Folder of the photographs inside the scene folder; None for the one that the
+            checkpoint was trained on, or ``images``.
+        size: Size of the training images.
+    """
+
+    scene_path: Path
+    checkpoint_path: Path
+    iteration_to_load: int = 7_000
+    eval_split: bool = True
+    images_dir: str | None = None
+    size: SugarSize = field(default_factory=SugarSize)
+
+    def capture_identity(self) -> dict[str, Any]:
+        """The settings above, as JSON values."""
+        return {
+            "scene": str(self.scene_path.resolve()),
+            "checkpoint": str(self.checkpoint_path.resolve()),
+            "iteration_to_load": self.iteration_to_load,
+            "eval": self.eval_split,
+            "images": self.images_dir,
+            "img_resolution": self.size.img_resolution,
+            "img_size_limit": self.size.img_size_limit,
+            "resolution_factor": self.size.resolution_factor,
+        }
+
+
+def load_capture(
+    options: CaptureOptions, white_background: bool, seed: int, notify: Callable[[str], None]
+) -> tuple[ReferenceCheckpoint, Scene]:
+    """Find the checkpoint and read the scene; no Gaussians and no photographs yet.
+
+    Raises:
+        UserError: If something is missing or damaged, or the cameras do not span a scene.
+    """
+    checkpoint = load_reference_checkpoint(
+        options.checkpoint_path, options.iteration_to_load, notify
+    )
+    scene = load_scene_for_checkpoint(
+        options.scene_path,
+        checkpoint,
+        size_rule=options.size,
+        images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
+        eval_split=options.eval_split,
+        white_background=white_background,
+        seed=seed,
+        notify=notify,
+    )
+    if scene.extent <= 0:
+        raise UserError(
+            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
+            "no scale; SuGaR needs photographs from different positions"
+        )
+    return checkpoint, scene
