@@ -15,14 +15,12 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.ssim_reference import ssim_reference
+from gaussian_splatting.ssim_reference import gaussian_window, ssim_reference
 from sugar_utils.warp_launch import NATIVE_OPTIONS, launch
 
 wp.set_module_options(NATIVE_OPTIONS)
 
 DSSIM_WEIGHT = 0.2
-WINDOW_SIZE = 11
-WINDOW_SIGMA = 1.5
 _HALO = 16
 _BLOCK = 256
 
@@ -101,13 +99,6 @@ def _backward_rows(
     )
 
 
-def gaussian_window() -> Tensor:
-    """The 11 taps of SSIM's separable Gaussian window, summing to 1. (11,) float32"""
-    offsets = torch.arange(WINDOW_SIZE, dtype=torch.float64) - WINDOW_SIZE // 2
-    taps = torch.exp(-(offsets**2) / (2 * WINDOW_SIGMA**2))
-    return (taps / taps.sum()).float()
-
-
 def _padded(image: Tensor) -> Tensor:
     """Rows as lines of floats, with the zero margins the kernels read into."""
     height, width, _ = image.shape
@@ -125,7 +116,7 @@ class _FusedPhotometric(torch.autograd.Function):
         stride, keep = x.shape[1], ctx.needs_input_grad[0]
         partials = torch.zeros(3, height, stride) if keep else torch.zeros(3, 1, 1)
         sums = torch.empty(height, 2)
-        taps = gaussian_window()
+        taps = gaussian_window(torch.float32)
         launch(
             _forward_rows,
             height,

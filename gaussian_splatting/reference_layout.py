@@ -64,6 +64,11 @@ class ReferenceCheckpoint:
     cameras: tuple[StoredCamera, ...] | None
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def images_dir(self) -> str:
+        """Folder of the photographs it was trained on, inside the scene folder."""
+        return self.settings.get("images", "images")
+
     def read_cloud(self, notify: Callable[[str], None] = print) -> GaussianCloud:
         """Read the Gaussians.
 

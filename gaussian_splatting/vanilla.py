@@ -29,8 +29,8 @@ from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
 from sugar_utils.random import generator
+from sugar_utils.spherical_harmonics import rgb_to_sh
 
-SH_C0 = 0.28209479177387814
 INITIAL_OPACITY = 0.1
 SH_DEGREE = 3
 
@@ -104,7 +104,7 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
     logit = torch.logit(points.new_tensor(INITIAL_OPACITY))
     return GaussianCloud(
         means=points.float(),
-        sh_dc=((colors.float() / 255.0 - 0.5) / SH_C0)[:, None, :],
+        sh_dc=rgb_to_sh(colors.float() / 255.0)[:, None, :],
         sh_rest=points.new_zeros(n, (SH_DEGREE + 1) ** 2 - 1, 3),
         opacity_logits=logit.expand(n, 1).clone(),
         log_scales=distance.log()[:, None].expand(n, 3).clone(),

@@ -26,6 +26,7 @@ from sugar_scene.meshes import TriangleMesh, open_edge_share
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic
+from sugar_utils.flags import require_both_corners
 
 
 def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
@@ -66,9 +67,7 @@ def _check(options: MeshOptions) -> None:
             "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
             "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
         )
-    if (options.bboxmin is None) != (options.bboxmax is None):
-        given, absent = ("bboxmin", "bboxmax") if options.bboxmin else ("bboxmax", "bboxmin")
-        raise UserError(f"--{given} is given without --{absent}; give both corners of the box")
+    require_both_corners(options.bboxmin, options.bboxmax)
     if options.bboxmin and any(a >= b for a, b in zip(options.bboxmin, options.bboxmax)):  # noqa: B905
         raise UserError(
             f"--bboxmin {options.bboxmin} is not below --bboxmax {options.bboxmax} on every axis"
@@ -141,7 +140,7 @@ class _Extraction:
             options.scene_path,
             checkpoint,
             size_rule=options.size,
-            images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
+            images_dir=options.images_dir or checkpoint.images_dir,
             eval_split=options.eval_split,
             require_images=False,
             seed=options.seed,

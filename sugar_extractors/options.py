@@ -25,6 +25,7 @@ from sugar_extractors.mesh_config import (
 )
 from sugar_extractors.poisson import PoissonConfig
 from sugar_extractors.tsdf import DEPTHS, TsdfConfig
+from sugar_trainers.options import required_inputs
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     HelpFormatter,
@@ -193,10 +194,7 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
     for name, advice in _ABLATIONS.items():
         if getattr(args, name):
             raise UserError(f"--{name} True is not available in this version: {advice}")
-    for flag, value in (("-s/--scene_path", args.scene_path),
-                        ("-c/--checkpoint_path", args.checkpoint_path)):  # fmt: skip
-        if value is None:
-            raise UserError(f"{flag} is missing; --help lists all flags")
+    required_inputs(args)
     if args.ray_samples < 2:
         raise UserError("--ray_samples must be at least 2; 21 is usual")
     notices: tuple[str, ...] = ()

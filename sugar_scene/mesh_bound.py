@@ -18,13 +18,13 @@ from torch.nn.functional import normalize
 from gaussian_splatting.cloud import Gaussians
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of
+from sugar_utils.spherical_harmonics import rgb_to_sh
 
 MIN_CROSS = 1e-6
 """Length below which a cross product is not normalised further. World units squared"""
 
 MIN_RADIUS = 1e-7
 INITIAL_OPACITY = 0.1
-SH_C0 = 0.28209479177387814
 SH_REST = 15
 _SQRT3 = math.sqrt(3.0)
 
@@ -166,7 +166,7 @@ def bind_to_mesh(
     rotations[:, 0] = 1.0
     return BoundCloud(
         vertices=vertices.float().clone(),
-        sh_dc=(colors - 0.5) / SH_C0,
+        sh_dc=rgb_to_sh(colors),
         sh_rest=radius.new_zeros(n, SH_REST, 3),
         opacity_logits=torch.logit(radius.new_full((n, 1), INITIAL_OPACITY)),
         log_scales=radius.log()[:, None].expand(n, 2).clone(),

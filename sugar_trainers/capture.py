@@ -64,7 +64,7 @@ def load_capture(
         options.scene_path,
         checkpoint,
         size_rule=options.size,
-        images_dir=options.images_dir or checkpoint.settings.get("images", "images"),
+        images_dir=options.images_dir or checkpoint.images_dir,
         eval_split=options.eval_split,
         white_background=white_background,
         seed=seed,

@@ -20,6 +20,7 @@ from sugar_utils.flags import (
     non_negative_float,
     optional_str,
     positive_int,
+    require_both_corners,
     vector3,
 )
 
@@ -164,9 +165,7 @@ def later_flag_notices(args: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         UserError: If a value could not work in any version.
     """
-    if (args.bboxmin is None) != (args.bboxmax is None):
-        given, missing = ("bboxmin", "bboxmax") if args.bboxmax is None else ("bboxmax", "bboxmin")
-        raise UserError(f"--{given} is given without --{missing}; give both corners of the box")
+    require_both_corners(args.bboxmin, args.bboxmax)
     if args.square_size < MIN_SQUARE_SIZE:
         raise UserError(f"--square_size {args.square_size} must be at least {MIN_SQUARE_SIZE}")
     if args.refinement_time not in (None, *REFINEMENT_TIMES):

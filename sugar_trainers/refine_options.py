@@ -20,6 +20,7 @@ from sugar_utils.flags import (
     integer,
     non_negative_float,
     positive_int,
+    require_both_corners,
     vector3,
 )
 
@@ -97,8 +98,7 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         raise UserError("-m/--mesh_path is missing; pass the coarse mesh that extract_mesh.py made")
     if not args.mesh_path.is_file():
         raise UserError(f"--mesh_path {args.mesh_path}: no such file; pass the coarse mesh PLY")
-    if (args.bboxmin is None) != (args.bboxmax is None):
-        raise UserError("--bboxmin and --bboxmax belong together; give both corners of the box")
+    require_both_corners(args.bboxmin, args.bboxmax)
     box = None if args.bboxmin is None else (args.bboxmin, args.bboxmax)
     config = RefineConfig(
         iterations=args.refinement_iterations,

@@ -155,6 +155,7 @@ def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundClou
 
 def _loop(options: RefineOptions) -> LoopConfig:
     config = options.config
+    test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
     return LoopConfig(
         first=1,
         last=config.iterations,
@@ -162,7 +163,5 @@ def _loop(options: RefineOptions) -> LoopConfig:
         log_interval=config.log_interval,
         checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
         keep_checkpoints=options.run.keep_checkpoints,
-        test_iterations=tuple(
-            range(0, config.iterations, scaled(TEST_INTERVAL, config.schedule_scale))
-        ),
+        test_iterations=tuple(range(test_interval, config.iterations, test_interval)),
     )

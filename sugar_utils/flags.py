@@ -103,6 +103,17 @@ def vector3(text: str) -> tuple[float, float, float] | None:
     return x, y, z
 
 
+def require_both_corners(low: object | None, high: object | None) -> None:
+    """Check that a box of ``--bboxmin`` and ``--bboxmax`` has both corners or none.
+
+    Raises:
+        UserError: If one is missing.
+    """
+    if (low is None) != (high is None):
+        given, absent = ("bboxmin", "bboxmax") if high is None else ("bboxmax", "bboxmin")
+        raise UserError(f"--{given} is given without --{absent}; give both corners of the box")
+
+
 def parse_int_list(text: str) -> list[int]:
     """Whole numbers separated by spaces or commas, in square brackets or not.
 

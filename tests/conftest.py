@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -17,3 +19,15 @@ def scenes_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no test scenes at {path}; set SUGAR_SCENES to a folder that has them")
     return path
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> TinyScene:
+    """A tiny COLMAP scene, one for each test module."""
+    return make_tiny_scene(tmp_path_factory.mktemp("tiny") / "scene")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(scene, tmp_path_factory) -> Path:
+    """A vanilla checkpoint of it."""
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", scene)

@@ -19,6 +19,7 @@ from gaussian_splatting.reference_layout import (
     write_point_cloud,
 )
 from sugar_utils.quaternions import quaternions_of
+from sugar_utils.spherical_harmonics import SH_C0
 from tests.random_scenes import look_at
 
 ITERATION = 30
@@ -45,7 +46,7 @@ def flat_gaussians(
     scales = np.tile([radius / 10, radius, radius], (n, 1))
     return GaussianCloud(
         means=torch.tensor(points, dtype=torch.float32),
-        sh_dc=torch.tensor((colors - 0.5) / 0.28209479, dtype=torch.float32)[:, None],
+        sh_dc=torch.tensor((colors - 0.5) / SH_C0, dtype=torch.float32)[:, None],
         sh_rest=torch.zeros(n, 15, 3),
         opacity_logits=torch.full((n, 1), float(np.log(opacity / (1 - opacity)))),
         log_scales=torch.tensor(np.log(scales), dtype=torch.float32),

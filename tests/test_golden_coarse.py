@@ -11,17 +11,8 @@ from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from tests.golden import GOLDEN_DIR, golden_cameras, golden_cloud, load_golden
 
-FILE_NAMES = {
-    "means": "points",
-    "opacity_logits": "all_densities",
-    "log_scales": "scales",
-    "quats": "quaternions",
-    "sh_dc": "sh_coordinates_dc",
-    "sh_rest": "sh_coordinates_rest",
-}
 
-
-def recorded_draws(case, iteration_index=None):
+def recorded_draws(case):
     """A sample source that returns the recorded draws, sorted as the kernels want them."""
 
     def source(mask, n, iteration):
@@ -45,7 +36,7 @@ def make_stage(case, mode, *, prune_at=9_000):
 
 
 def gradients(stage):
-    return {FILE_NAMES[name]: g.numpy() for name, g in stage.model.optimizer.gradients().items()}
+    return {GROUP_NAMES[name]: g.numpy() for name, g in stage.model.optimizer.gradients().items()}
 
 
 def assert_gradients(actual, case, prefix, *, max_error=1e-3, cosine=0.9999):
@@ -213,7 +204,7 @@ def test_twenty_iterations_follow_the_recorded_trajectory():
             first_gradients = gradients(stage)
             assert_gradients(first_gradients, case, "grad_first")
         stage.apply(iteration)
-    for own, name in FILE_NAMES.items():
+    for own, name in GROUP_NAMES.items():
         found = stage.model.optimizer.parameters[own].detach().numpy()
         recorded_gradient = np.abs(case[f"grad_first_{name}"])
         meaningful = recorded_gradient > 1e-6 * recorded_gradient.max()

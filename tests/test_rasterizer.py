@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.engine.trainable import GROUP_NAMES
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_trainers.losses import depth_normal_consistency, normals_from_depth
@@ -13,14 +14,6 @@ from tests.golden import golden_cameras, golden_cloud, load_golden
 from tests.random_scenes import look_at, random_gaussians
 
 IMAGES = ("image", "depth", "normal", "features", "alpha")
-GOLDEN_NAMES = {
-    "means": "points",
-    "opacity_logits": "all_densities",
-    "log_scales": "scales",
-    "quats": "quaternions",
-    "sh_dc": "sh_coordinates_dc",
-    "sh_rest": "sh_coordinates_rest",
-}
 
 
 def leaves_of(gaussians, dtype):
@@ -126,7 +119,7 @@ def test_renders_match_the_recorded_ones(key):
         return
     output.means2d.retain_grad()
     (output.image * torch.tensor(case["in_weights"])).sum().backward()
-    found = {GOLDEN_NAMES[n]: t.grad.numpy() for n, t in cloud.tensors().items()}
+    found = {GROUP_NAMES[n]: t.grad.numpy() for n, t in cloud.tensors().items()}
     found["means2D_ndc"] = output.means2d.grad.numpy() * [camera.width / 2, camera.height / 2]
     for name, value in found.items():
         expected = case[f"grad_{key}_{name}"]
@@ -157,7 +150,7 @@ def test_depth_and_normals_match_the_recorded_ones(index):
     loss = depth_normal_consistency(output.depth, output.normal, *intrinsics)
     assert float(loss.detach()) == pytest.approx(float(case[f"out_loss_cam{index}"]), abs=1e-4)
     loss.backward()
-    for own, name in GOLDEN_NAMES.items():
+    for own, name in GROUP_NAMES.items():
         if f"grad_cam{index}_{name}" not in case:
             continue
         found = getattr(cloud, own).grad.numpy()

@@ -27,8 +27,6 @@ from tests.tiny_scene import (
     finish,
     kill,
     load_pt,
-    make_tiny_checkpoint,
-    make_tiny_scene,
     newest,
     run_cli,
     start,
@@ -69,16 +67,6 @@ class Kind:
     @property
     def last(self) -> int:
         return self.saved[-1]
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory) -> TinyScene:
-    return make_tiny_scene(tmp_path_factory.mktemp("tiny") / "scene")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(scene, tmp_path_factory) -> Path:
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", scene)
 
 
 def vanilla(scene: TinyScene, iterations: int, interval: int, *more: object) -> Kind:

@@ -21,7 +21,6 @@ from tests.tiny_scene import (
     disturbed_cloud,
     load_pt,
     make_tiny_checkpoint,
-    make_tiny_scene,
     newest,
     run_cli,
 )
@@ -29,16 +28,6 @@ from tests.tiny_scene import (
 PARAMETERS = ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
 FIRST, PRUNED, LAST = 14, 19, 30
 CHECKPOINT_EVERY = 2
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory) -> TinyScene:
-    return make_tiny_scene(tmp_path_factory.mktemp("tiny") / "scene")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(scene, tmp_path_factory) -> Path:
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", scene)
 
 
 def run_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:

@@ -45,7 +45,6 @@ from tests.tiny_scene import (
     events,
     load_pt,
     make_tiny_checkpoint,
-    make_tiny_scene,
     psnr_of_files,
     render_8_bit,
     run_cli,
@@ -60,16 +59,6 @@ TERMS = {
     "sdf": {"color", "entropy", "sdf", "normal"},
     "dn_consistency": {"color", "entropy", "dn", "density", "normal"},
 }
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory) -> TinyScene:
-    return make_tiny_scene(tmp_path_factory.mktemp("tiny") / "scene")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(scene, tmp_path_factory) -> Path:
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", scene)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from gaussian_splatting.rasterization.view import (
     linearisation_limits,
     n_tiles,
 )
+from sugar_utils.spherical_harmonics import SH_C0
 
 SH_C1 = 0.4886025119029199
 SH_C2 = (1.0925484305920792, -1.0925484305920792, 0.31539156525252005,
@@ -50,7 +51,7 @@ def sh_basis_reference(d: Tensor) -> Tensor:
     x, y, z = d.unbind(-1)
     xx, yy, zz = x * x, y * y, z * z
     bands = [
-        torch.full_like(x, 0.28209479177387814),
+        torch.full_like(x, SH_C0),
         -SH_C1 * y, SH_C1 * z, -SH_C1 * x,
         SH_C2[0] * x * y, SH_C2[1] * y * z, SH_C2[2] * (2 * zz - xx - yy),
         SH_C2[3] * x * z, SH_C2[4] * (xx - yy),

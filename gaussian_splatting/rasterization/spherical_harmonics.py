@@ -6,9 +6,11 @@ Signs and constants are those that 3DGS files use: colour = max(0, sum_k Y_k(dir
 
 import warp as wp
 
+from sugar_utils.spherical_harmonics import SH_C0
+
 vec16 = wp.types.vector(length=16, dtype=wp.float32)
 
-C0 = wp.constant(0.28209479177387814)
+C0 = wp.constant(SH_C0)
 C1 = wp.constant(0.4886025119029199)
 C2_0 = wp.constant(1.0925484305920792)
 C2_2 = wp.constant(0.31539156525252005)
