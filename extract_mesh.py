@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from sugar_extractors.extraction import extract_coarse_mesh
+from sugar_extractors.mesh_report import extract_and_report
 from sugar_extractors.options import mesh_options, mesh_parser
 from sugar_utils.flags import run_main
 
 
 def main() -> None:
     """Parse the flags and extract."""
-    extract_coarse_mesh(mesh_options(mesh_parser(__doc__).parse_args()))
+    extract_and_report(mesh_options(mesh_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

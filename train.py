@@ -3,23 +3,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from sugar_trainers.pipeline import add_pipeline_flags, run_pipeline
-from sugar_utils.flags import HelpFormatter, Parser, run_main
-
-
-def parser() -> argparse.ArgumentParser:
-    """All flags of the pipeline."""
-    result = Parser(description=__doc__, formatter_class=HelpFormatter)
-    add_pipeline_flags(result)
-    return result
+from sugar_pipeline.commands import run_train
+from sugar_pipeline.flags import train_parser
+from sugar_utils.flags import run_main
 
 
 def main() -> None:
     """Parse the flags and run the stages."""
-    run_pipeline(parser().parse_args())
+    run_train(train_parser(__doc__).parse_args())
 
 
 if __name__ == "__main__":

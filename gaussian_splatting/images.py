@@ -7,6 +7,7 @@ and the next one is decoded on a background thread while the current one is trai
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -398,6 +399,13 @@ class ImageStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def shared_or_own_store(
+    shared: ImageStore | None, white_background: bool
+) -> contextlib.AbstractContextManager[ImageStore]:
+    """A store for one stage: the shared one, which stays open, or an own one, closed at the end."""
+    return ImageStore(white_background) if shared is None else contextlib.nullcontext(shared)
 
 
 def _store_key(camera: Camera) -> tuple[Path, int, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates
 from gaussian_splatting.training import VanillaOptions
 from gaussian_splatting.vanilla import VanillaConfig
@@ -78,6 +79,40 @@ def run_options(args: argparse.Namespace) -> RunOptions:
     )
 
 
+def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
+    """How every training stage stores what it optimises, and which Gaussians step."""
+    group = parser.add_argument_group("optimiser memory")
+    group.add_argument(
+        "--optimizer_state",
+        choices=STATE_FORMATS,
+        default="fp32",
+        help="storage of Adam's moments: 8, 4 or about 2.6 bytes per value; bf16 and 8bit round "
+        "stochastically",
+    )
+    group.add_argument(
+        "--use_bfloat16",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        help="store the colour bands 1 to 3, their gradients and moments in bfloat16; all else, "
+        "and all arithmetic, stays float32",
+    )
+    group.add_argument(
+        "--sparse_adam",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        help="step only the Gaussians that the view shows; moments of the others do not decay",
+    )
+
+
+def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
+    """Typed form of :func:`add_optimizer_flags`."""
+    return OptimizerConfig(args.optimizer_state, args.use_bfloat16, args.sparse_adam)
+
+
 def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
     """All flags of the vanilla trainer, spelled as in the reference implementation."""
     add = parser.add_argument
@@ -138,6 +173,7 @@ def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--start_checkpoint", type=Path, default=None, help="same as --resume PATH")
     _add_optimisation_flags(parser)
+    add_optimizer_flags(parser)
     _add_inert_flags(parser)
     add_run_flags(parser, _VANILLA_SCHEDULE)  # fmt: skip
 
@@ -283,6 +319,7 @@ def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
         dssim_weight=args.lambda_dssim,
         white_background=args.white_background,
         random_background=args.random_background,
+        optimizer=optimizer_config(args),
         seed=args.random_seed,
     )
     return config.with_schedule(args.schedule_scale)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_report import write_run_report
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore, VanillaSize
+from gaussian_splatting.images import ImageStore, SugarSize, VanillaSize, shared_or_own_store
 from gaussian_splatting.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.reference_layout import (
     point_cloud_path,
@@ -36,6 +37,7 @@ class VanillaOptions:
         output: Checkpoint directory to write.
         images_dir: Folder of the photographs inside the scene folder.
         resolution: Size rule: -1, a divisor (1, 2, 4, 8) or a width in pixels.
+        resolution_factor: Divisor of the image size that replaces ``resolution``; None for none.
         eval_split: Hold out every 8th view.
         config: What decides the optimisation.
         init_ply: Start from this PLY (Gaussians or points) instead of the scene's points.
@@ -52,6 +54,7 @@ class VanillaOptions:
     output: Path
     images_dir: str = "images"
     resolution: float = -1
+    resolution_factor: float | None = None
     eval_split: bool = False
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = None
@@ -65,18 +68,24 @@ class VanillaOptions:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
+        divided = self.resolution_factor is not None
         return {
+            **({"resolution_factor": self.resolution_factor} if divided else {}),
             "scene": str(self.scene_path.resolve()),
             "images": self.images_dir,
             "resolution": self.resolution,
             "eval": self.eval_split,
             "init_ply": None if self.init_ply is None else str(self.init_ply.resolve()),
-            **asdict(self.config),
+            **self.config.identity(),
         }
 
 
-def train_vanilla(options: VanillaOptions) -> Path:
+def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> Path:
     """Train 3DGS on a scene.
+
+    Args:
+        options: What to do.
+        images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:
         The PLY of the last iteration. A finished run with the same settings is not repeated.
@@ -87,7 +96,7 @@ def train_vanilla(options: VanillaOptions) -> Path:
     notices, config = Notices([*options.notices]), options.config
     scene = load_scene(
         options.scene_path,
-        size_rule=VanillaSize(options.resolution),
+        size_rule=_size_rule(options),
         images_dir=options.images_dir,
         eval_split=options.eval_split,
         white_background=config.white_background,
@@ -112,18 +121,25 @@ def train_vanilla(options: VanillaOptions) -> Path:
         stage = VanillaStage(cloud, config, scene.extent, options.output)
         # The stage has its own copy.
         del cloud
-        with ImageStore(config.white_background) as images:
+        with shared_or_own_store(images, config.white_background) as store:
             Trainer(
                 stage,
                 _loop(options),
                 scene.train_cameras,
                 scene.test_cameras,
-                images,
+                store,
                 run,
                 console,
             ).run(session.plan)
+        write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")
     return result
+
+
+def _size_rule(options: VanillaOptions) -> SugarSize | VanillaSize:
+    if options.resolution_factor is not None:
+        return SugarSize(resolution_factor=options.resolution_factor)
+    return VanillaSize(options.resolution)
 
 
 def _loop(options: VanillaOptions) -> LoopConfig:

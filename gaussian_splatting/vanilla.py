@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.photometric import DSSIM_WEIGHT, l1_and_ssim
 from gaussian_splatting.rasterization import RenderOutput, rasterize
 from gaussian_splatting.reference_layout import write_point_cloud
@@ -48,6 +49,7 @@ class VanillaConfig:
         dssim_weight: Weight of 1 - SSIM in the colour loss; the rest is L1.
         white_background: Render on white instead of black.
         random_background: Render on a random colour in each iteration.
+        optimizer: Storage of parameters and moments, and which Gaussians step.
         seed: Random seed.
     """
 
@@ -59,7 +61,14 @@ class VanillaConfig:
     dssim_weight: float = DSSIM_WEIGHT
     white_background: bool = False
     random_background: bool = False
+    optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     seed: int = 0
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
+        values = asdict(self)
+        values.pop("optimizer")
+        return {**values, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
         """The same settings with every milestone and interval but the length scaled."""
@@ -128,7 +137,7 @@ class VanillaStage:
         self, cloud: GaussianCloud, config: VanillaConfig, extent: float, output: Path
     ) -> None:
         self.extent = extent
-        self.model = TrainableCloud(cloud, config.rates, extent)
+        self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, config.seed)
         self._config = config
         self._output = output
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)

@@ -15,6 +15,7 @@ from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.trainable import cloud_from_state
 from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
+from sugar_extractors.ablations import center_samples, density_surface
 from sugar_extractors.backends import MeshingBackend, choose_backend
 from sugar_extractors.level_sets import LevelSetModel, build_model
 from sugar_extractors.mesh_config import MeshOptions, model_file
@@ -27,6 +28,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic
 from sugar_utils.flags import require_both_corners
+from sugar_utils.memory import memory_usage, reset_peak
 
 
 def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
@@ -48,8 +50,9 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     """
     console = console or Console()
     _check(options)
-    levels = (0.0,) if options.extractor == "tsdf" else options.surface_levels
-    jobs = [(level, target) for level in levels for target in options.decimation_targets]
+    if options.coarse_model_path is not None and not options.use_vanilla:
+        model_file(options.coarse_model_path)
+    jobs = options.jobs
     missing = [job for job in jobs if not _is_finished(options, *job)]
     for notice in options.notices:
         console.info(notice)
@@ -58,7 +61,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
             console.info(f"exists already: {options.mesh_path(*job)}")
     if missing:
         _Extraction(options, console).run(missing)
-    return [options.mesh_path(*job) for job in jobs]
+    return options.mesh_paths
 
 
 def _check(options: MeshOptions) -> None:
@@ -106,9 +109,12 @@ class _Extraction:
     def __init__(self, options: MeshOptions, console: Console) -> None:
         self._options = options
         self._console = console
+        self._start = time.monotonic()
 
     def run(self, jobs: Sequence[tuple[float, int]]) -> None:
         options = self._options
+        self._start = time.monotonic()
+        reset_peak("cpu")
         checkpoint = load_reference_checkpoint(
             options.checkpoint_path, options.iteration_to_load, self._console.info
         )
@@ -119,18 +125,21 @@ class _Extraction:
         backend = choose_backend(options.backend)
         self._console.info(f"meshing with {backend.name}")
         levels = sorted({level for level, _ in jobs})
-        if options.extractor == "tsdf":
-            regions: dict[float, Callable[[], _Regions]] = {
-                level: lambda: self._tsdf_regions(model, cloud, scene, boxes) for level in levels
-            }
-        else:
-            samples = self._sample(model, scene, levels)
-            regions = {
-                level: lambda s=s: self._poisson_regions(s, boxes, backend)
-                for level, s in zip(levels, samples, strict=True)
-            }
+        samples = {}
+        if options.extractor == "poisson":
+            samples = dict(zip(levels, self._sample(model, scene, levels), strict=True))
         for level in levels:
-            meshes, surface, figures = regions[level]()
+            if options.extractor == "tsdf":
+                regions = self._tsdf_regions(model, cloud, scene, boxes)
+            elif options.extractor == "marching_cubes":
+                regions = self._density_regions(model, boxes, level)
+            elif options.extractor == "centers":
+                points = center_samples(model, scene.train_cameras)
+                regions = self._poisson_regions(points, boxes, backend, project=False)
+            else:
+                project = options.project_on_surface_points
+                regions = self._poisson_regions(samples.pop(level), boxes, backend, project)
+            meshes, surface, figures = regions
             for target in [target for job_level, target in jobs if job_level == level]:
                 self._finish(level, target, meshes, surface, figures, backend)
 
@@ -206,7 +215,11 @@ class _Extraction:
             )
 
     def _poisson_regions(
-        self, samples: SurfaceSamples, boxes: tuple[Box, Box], backend: MeshingBackend
+        self,
+        samples: SurfaceSamples,
+        boxes: tuple[Box, Box],
+        backend: MeshingBackend,
+        project: bool,
     ) -> _Regions:
         options = self._options
         if len(samples) < MIN_POINTS:
@@ -240,7 +253,7 @@ class _Extraction:
                 f"no surface in the foreground or background box; the surface points lie in "
                 f"{_span(samples.points)}: set --bboxmin and --bboxmax"
             )
-        return meshes, samples if options.project_on_surface_points else None, figures
+        return meshes, samples if project else None, figures
 
     def _reject_empty(self, name: str, n: int, points: np.ndarray) -> None:
         """An empty region is worth a note; an empty box that the user drew is an error."""
@@ -281,6 +294,36 @@ class _Extraction:
             )
         return meshes, None, figures
 
+    def _density_regions(
+        self, model: LevelSetModel, boxes: tuple[Box, Box], level: float
+    ) -> _Regions:
+        options, figures, meshes = self._options, {}, []
+        parts = {"foreground": (boxes[0], None)}
+        if options.background:
+            parts["background"] = (boxes[1], boxes[0])
+        for name, (box, hole) in parts.items():
+            start = time.monotonic()
+            with self._console.progress(f"{name} grid", 1, 1) as progress:
+                mesh = density_surface(
+                    model,
+                    box,
+                    hole,
+                    level,
+                    options.grid_resolution,
+                    lambda done, total: progress.update(
+                        int(done == total), fields={"blocks": f"{done:,} of {total:,}"}
+                    ),
+                )
+            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
+            if mesh.n_faces:
+                meshes.append(mesh)
+        if not meshes:
+            raise UserError(
+                f"no surface of density {level:g} in the foreground or background box {boxes[1]}; "
+                "set --bboxmin and --bboxmax"
+            )
+        return meshes, None, figures
+
     def _finish(
         self,
         level: float,
@@ -299,6 +342,8 @@ class _Extraction:
             )
         result = {
             **figures,
+            "seconds": round(time.monotonic() - self._start, 2),
+            "peak_bytes": memory_usage("cpu").peak,
             "backend": backend.name,
             "vertices": mesh.n_vertices,
             "faces": mesh.n_faces,

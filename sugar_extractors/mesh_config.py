@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gaussian_splatting.images import SugarSize
+from sugar_extractors.ablations import RESOLUTION
 from sugar_extractors.level_sets import (
     DIAMOND_EXTENT,
     MIN_OPACITY,
@@ -17,10 +17,21 @@ from sugar_extractors.level_sets import (
 )
 from sugar_extractors.poisson import PoissonConfig
 from sugar_extractors.tsdf import TsdfConfig
+from sugar_trainers.capture import CaptureOptions
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
 from sugar_utils.errors import UserError
+from sugar_utils.files import fingerprint
+
+MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
+"""How a mesh was made, as file names tell it; empty for level sets and Poisson."""
 
 EXTRACTORS = ("poisson", "tsdf")
+_VARIANTS: dict[str, MeshVariant] = {
+    "poisson": "",
+    "tsdf": "tsdf",
+    "centers": "poissoncenters",
+    "marching_cubes": "marchingcubes",
+}
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
 SURFACE_POINTS = 10_000_000
@@ -29,23 +40,21 @@ FOREGROUND_FACTOR, BACKGROUND_FACTOR = 1.0, 4.0
 Vector = tuple[float, float, float]
 
 
-@dataclass(frozen=True)
-class MeshOptions:
+@dataclass(frozen=True, kw_only=True)
+class MeshOptions(CaptureOptions):
     """A mesh extraction; the defaults are those of SuGaR.
 
+    Held-out views give no surface points. Of the vanilla checkpoint only the cameras are used,
+    unless it is meshed itself.
+
     Attributes:
-        scene_path: Scene folder.
-        checkpoint_path: Vanilla 3DGS checkpoint folder (or PLY) that the cameras come from.
-        iteration_to_load: Iteration of that checkpoint.
         coarse_model_path: Coarse ``.pt``, or the folder of a coarse run; unused with
             ``use_vanilla``.
         use_vanilla: Mesh the vanilla Gaussians themselves.
         output_dir: Folder of the meshes; None for ``output/coarse_mesh/<scene>``.
-        eval_split: Whether every 8th view is held out; held-out views give no surface points.
-        images_dir: Folder of the photographs; None for the one the checkpoint was trained on.
-        size: Size of the views.
-        extractor: ``poisson`` or ``tsdf``.
-        surface_levels: Densities of the level sets; one mesh for each. Unused by ``tsdf``.
+        extractor: ``poisson``, ``tsdf``, or the ablations ``centers`` and ``marching_cubes``.
+        surface_levels: Densities of the level sets; one mesh for each. Unused by ``tsdf``
+            and ``centers``.
         decimation_targets: Triangles of the foreground and of the background; one mesh for each.
         project_on_surface_points: Snap the decimated mesh to the surface points.
         surface_points: Points in total and per level.
@@ -63,21 +72,16 @@ class MeshOptions:
         ray_reach: Standard deviations searched before and behind a hit.
         poisson: Constants of the reconstruction.
         tsdf: Constants of the fusion.
+        grid_resolution: Corners along the side of the grid of ``marching_cubes``.
         backend: ``auto``, ``open3d`` or ``pycolmap``.
         seed: Seed of the choice of pixels.
         overwrite: Replace meshes that were made with other settings.
         notices: Lines to print at the start.
     """
 
-    scene_path: Path
-    checkpoint_path: Path
-    iteration_to_load: int = 7_000
     coarse_model_path: Path | None = None
     use_vanilla: bool = False
     output_dir: Path | None = None
-    eval_split: bool = True
-    images_dir: str | None = None
-    size: SugarSize = field(default_factory=SugarSize)
     extractor: str = "poisson"
     surface_levels: tuple[float, ...] = SURFACE_LEVELS
     decimation_targets: tuple[int, ...] = DECIMATION_TARGETS
@@ -96,6 +100,7 @@ class MeshOptions:
     ray_reach: float = RAY_REACH
     poisson: PoissonConfig = field(default_factory=PoissonConfig)
     tsdf: TsdfConfig = field(default_factory=TsdfConfig)
+    grid_resolution: int = RESOLUTION
     backend: str = "auto"
     seed: int = 0
     overwrite: bool = False
@@ -110,25 +115,46 @@ class MeshOptions:
         """File of one mesh."""
         model = "vanilla3dgs"
         if not self.use_vanilla and self.coarse_model_path is not None:
-            model = model_file(self.coarse_model_path).resolve().parent.name
-            model = model.removeprefix("sugarcoarse_")
-        kind = "tsdf" if self.extractor == "tsdf" else f"level{number_text(level)}"
-        return self.directory / f"sugarmesh_{model}_{kind}_decim{target}.ply"
+            path = self.coarse_model_path
+            folder = path if path.is_dir() else path.resolve().parent
+            model = folder.resolve().name.removeprefix("sugarcoarse_")
+        return self.directory / mesh_name(model, level, target, self.variant)
+
+    @property
+    def variant(self) -> MeshVariant:
+        """How file names tell the extractor."""
+        return _VARIANTS[self.extractor]
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether the surface is a level set of the density."""
+        return self.extractor in ("poisson", "marching_cubes")
+
+    @property
+    def jobs(self) -> list[tuple[float, int]]:
+        """Level and target of every mesh: levels in the outer, targets in the inner loop."""
+        levels = self.surface_levels if self.has_levels else (0.0,)
+        return [(level, target) for level in levels for target in self.decimation_targets]
+
+    @property
+    def mesh_paths(self) -> list[Path]:
+        """The meshes, in the order of the jobs."""
+        return [self.mesh_path(*job) for job in self.jobs]
 
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
-        skipped = {"output_dir", "notices", "overwrite", "surface_levels", "decimation_targets"}
-        skipped |= {"poisson"} if self.extractor == "tsdf" else {"tsdf"}
+        skipped = {"coarse_model_path", "output_dir", "notices", "overwrite", "surface_levels", "decimation_targets"}
+        skipped |= {"tsdf"} if self.extractor != "tsdf" else {"poisson"}
+        skipped |= {"grid_resolution"} if self.extractor != "marching_cubes" else {"poisson"}
         values = {name: v for name, v in asdict(self).items() if name not in skipped}
-        for name in ("scene_path", "checkpoint_path", "coarse_model_path"):
-            values[name] = None if values[name] is None else str(Path(values[name]).resolve())
+        for name in ("scene_path", "checkpoint_path"):
+            values[name] = str(values[name].resolve())
         for name in ("bboxmin", "bboxmax"):
             values[name] = None if values[name] is None else list(values[name])
-        values["level"] = None if self.extractor == "tsdf" else level
+        values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
         if not self.use_vanilla and self.coarse_model_path is not None:
-            stat = model_file(self.coarse_model_path).stat()
-            values["coarse_model"] = [stat.st_size, stat.st_mtime_ns]
+            values["coarse_model"] = fingerprint(model_file(self.coarse_model_path))
         return values
 
 
@@ -142,3 +168,22 @@ def model_file(path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: no such file; check --coarse_model_path")
     return path
+
+
+def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:
+    """File name of a coarse mesh.
+
+    Args:
+        model: Name of the coarse run's folder without ``sugarcoarse_``, or ``vanilla3dgs``.
+        level: Density of the surface; not part of the name where the variant has none.
+        target: Triangles of the foreground and of the background.
+        variant: How the mesh was made.
+    """
+    kind = {
+        "": f"_level{number_text(level)}",
+        "tsdf": "_tsdf",
+        "poissoncenters": "_poissoncenters",
+        # Without an underscore, as in the original.
+        "marchingcubes": f"marchingcubes_level{number_text(level)}",
+    }[variant]
+    return f"sugarmesh_{model}{kind}_decim{target}.ply"

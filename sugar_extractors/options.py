@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from gaussian_splatting.images import SugarSize
+from sugar_extractors.ablations import RESOLUTION
 from sugar_extractors.backends import BACKENDS
 from sugar_extractors.level_sets import (
     DIAMOND_EXTENT,
@@ -25,7 +26,7 @@ from sugar_extractors.mesh_config import (
 )
 from sugar_extractors.poisson import PoissonConfig
 from sugar_extractors.tsdf import DEPTHS, TsdfConfig
-from sugar_trainers.options import required_inputs
+from sugar_trainers.options import add_scene_flags, required_inputs
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     HelpFormatter,
@@ -35,17 +36,12 @@ from sugar_utils.flags import (
     integer,
     non_negative_float,
     non_negative_int,
-    optional_str,
     positive_float,
     positive_int,
     vector3,
 )
 
 _POISSON, _TSDF = PoissonConfig(), TsdfConfig()
-_ABLATIONS = {
-    "use_centers_to_extract_mesh": "the level sets give better surfaces than Gaussian centres",
-    "use_marching_cubes": "use --mesh_extractor tsdf for a surface without Poisson",
-}
 
 
 def share(text: str) -> float:
@@ -119,10 +115,8 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
 def mesh_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``extract_mesh.py``."""
     parser = Parser(description=description, formatter_class=HelpFormatter)
-    add = parser.add_argument_group("input and output").add_argument
-    add("-s", "--scene_path", type=Path, help="scene folder (images/ and sparse/0/)")
-    add("-c", "--checkpoint_path", type=Path, help="vanilla 3DGS checkpoint folder, or a PLY")
-    add("-i", "--iteration_to_load", type=integer, default=7_000, help="iteration of it")
+    add_scene_flags(parser, background=False)
+    add = parser.add_argument_group("model and output").add_argument
     add("-m", "--coarse_model_path", type=Path, default=None,
         help=".pt of a coarse run, or its folder")  # fmt: skip
     add("--use_vanilla_3dgs", type=boolean, default=False, help="mesh the vanilla Gaussians")
@@ -133,23 +127,17 @@ def mesh_parser(description: str | None) -> argparse.ArgumentParser:
     add("-d", "--decimation_target", type=positive_int, default=None,
         help="triangles of the foreground and of the background; unset: "
         f"{DECIMATION_TARGETS}, a mesh each")  # fmt: skip
-    add("--eval", type=boolean, default=True, help="leave out every 8th image")
-    add("--images_dir", type=optional_str, default=None,
-        help="folder of the photographs in the scene; unset: that of the checkpoint")  # fmt: skip
-    add("--resolution_factor", type=positive_float, default=None,
-        help="divide the original image size by this; unset: --img_size_limit")  # fmt: skip
-    add("--img_resolution", type=integer, default=1, choices=(1, 2, 4, 8),
-        help="divisor of the image size")  # fmt: skip
-    add("--img_size_limit", type=positive_int, default=1920, help="longest side of the views")
     add("--random_seed", type=integer, default=0, help="seed of the choice of pixels")
     add("--overwrite", type=boolean, default=False,
         help="replace meshes that were made with other settings")  # fmt: skip
-    add("--gpu", type=integer, default=None,
-        help="CUDA device; this version works on the CPU and says so")  # fmt: skip
-    ablations = parser.add_argument_group("ablations of the paper (not in this version)")
-    for name, reason in _ABLATIONS.items():
-        ablations.add_argument(f"--{name}", type=boolean, default=False, help=reason)
     add_mesh_flags(parser)
+    add = parser.add_argument_group("ablations of the paper").add_argument
+    add("--use_centers_to_extract_mesh", type=boolean, default=False,
+        help="Poisson on the Gaussians' centres instead of level sets")  # fmt: skip
+    add("--use_marching_cubes", type=boolean, default=False,
+        help="marching cubes on the density instead of Poisson")  # fmt: skip
+    add("--grid_resolution", type=positive_int, default=RESOLUTION,
+        help="corners along the side of its grid")  # fmt: skip
     return parser
 
 
@@ -191,15 +179,19 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
     Raises:
         UserError: If a flag asks for what this version cannot do, or an input is missing.
     """
-    for name, advice in _ABLATIONS.items():
-        if getattr(args, name):
-            raise UserError(f"--{name} True is not available in this version: {advice}")
     required_inputs(args)
+    if args.use_centers_to_extract_mesh and args.use_marching_cubes:
+        raise UserError("--use_centers_to_extract_mesh and --use_marching_cubes exclude each other")
     if args.ray_samples < 2:
         raise UserError("--ray_samples must be at least 2; 21 is usual")
     notices: tuple[str, ...] = ()
     if args.gpu is not None:
         notices += (f"--gpu {args.gpu} has no effect: this version works on the CPU",)
+    settings = mesh_settings(args)
+    if args.use_centers_to_extract_mesh:
+        settings["extractor"] = "centers"
+    if args.use_marching_cubes:
+        settings["extractor"] = "marching_cubes"
     return MeshOptions(
         scene_path=args.scene_path,
         checkpoint_path=args.checkpoint_path,
@@ -208,7 +200,7 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
         use_vanilla=args.use_vanilla_3dgs,
         output_dir=args.mesh_output_dir,
         eval_split=args.eval,
-        images_dir=args.images_dir,
+        images_dir=args.images,
         size=SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor),
         surface_levels=SURFACE_LEVELS if args.surface_level is None else (args.surface_level,),
         decimation_targets=(
@@ -217,5 +209,6 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
         seed=args.random_seed,
         overwrite=args.overwrite,
         notices=notices,
-        **mesh_settings(args),
+        grid_resolution=args.grid_resolution,
+        **settings,
     )

@@ -7,6 +7,7 @@ Binary little-endian: ``double`` positions and normals, ``uchar`` colours, and f
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ _VERTEX = np.dtype(
 _FACE_ROW = np.dtype([("n", "u1"), ("rows", "<u4", (3,))])
 _CHUNK_ROWS = 1 << 16
 _DEFAULT_COLOR = 128
+_FACE_LISTS = ("vertex_indices", "vertex_index")
 
 
 def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
@@ -72,8 +74,7 @@ def read_mesh_ply(path: Path) -> TriangleMesh:
     if not path.is_file():
         raise UserError(f"{path}: no such mesh file; check --mesh_path")
     try:
-        data = PlyData.read(str(path))
-        mesh = _mesh_of(path, data)
+        mesh = _mesh_of(path, _read(path))
     except (PlyParseError, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
@@ -87,6 +88,15 @@ def read_mesh_ply(path: Path) -> TriangleMesh:
             f"({mesh.n_vertices} vertices); extract it again"
         )
     return mesh
+
+
+def _read(path: Path) -> PlyData:
+    """All elements; a hundred times faster where every face is a triangle, which is the rule."""
+    for name in _FACE_LISTS:
+        # Another name, another length, or no faces at all: the general way finds out.
+        with contextlib.suppress(PlyParseError, ValueError, KeyError):
+            return PlyData.read(str(path), known_list_len={"face": {name: 3}})
+    return PlyData.read(str(path))
 
 
 def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
@@ -117,10 +127,12 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
 
 
 def _triangles(path: Path, faces: np.ndarray) -> np.ndarray:
-    names = [name for name in ("vertex_indices", "vertex_index") if name in faces.dtype.names]
+    names = [name for name in _FACE_LISTS if name in faces.dtype.names]
     if not names:
         raise UserError(f"{path}: faces lack 'vertex_indices'; extract the mesh again")
     lists = faces[names[0]]
+    if lists.ndim == 2:
+        return lists.astype(np.int64)
     if len(lists) == 0:
         return np.empty((0, 3), dtype=np.int64)
     sizes = np.fromiter((len(row) for row in lists), dtype=np.int64, count=len(lists))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates
 from sugar_scene.mesh_bound import BoundCloud, triangle_layout
 from sugar_utils.errors import UserError
@@ -39,12 +40,21 @@ class TrainableBoundCloud(TrainableModel):
         cloud: Initial state.
         rates: Learning rates; that of positions is the vertices'.
         vertex_scale: Spatial scale of the vertex rate in world units.
+        optimizer: Storage of parameters and moments, and which rows step.
+        seed: Seed of the run, for stochastic rounding.
     """
 
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
 
-    def __init__(self, cloud: BoundCloud, rates: LearningRates, vertex_scale: float) -> None:
+    def __init__(
+        self,
+        cloud: BoundCloud,
+        rates: LearningRates,
+        vertex_scale: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
         by_name = rates.by_name(0, vertex_scale)
         own_rates = {
             **{name: by_name[name] for name in ("sh_dc", "sh_rest", "opacity_logits")},
@@ -52,7 +62,8 @@ class TrainableBoundCloud(TrainableModel):
             "log_scales": by_name["log_scales"],
             "rotations": by_name["quats"],
         }
-        super().__init__({name: getattr(cloud, name) for name in GROUP_NAMES}, own_rates)
+        tensors = {name: getattr(cloud, name) for name in GROUP_NAMES}
+        super().__init__(tensors, own_rates, optimizer, seed)
         self._start = cloud
         self._rates = rates
         self._vertex_scale = vertex_scale
@@ -68,6 +79,13 @@ class TrainableBoundCloud(TrainableModel):
     def frozen(self) -> dict[str, Tensor]:
         """Faces and thickness."""
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
+
+    def rows_seen(self, visible: Tensor) -> dict[str, Tensor]:
+        """The visible Gaussians, and the vertices of the triangles they lie on."""
+        faces = self._start.faces
+        vertices = visible.new_zeros(self.optimizer.parameters["vertices"].shape[0])
+        vertices[faces[visible.view(faces.shape[0], -1).any(dim=1)].flatten()] = True
+        return {**super().rows_seen(visible), "vertices": vertices}
 
     def schedule_vertex_rate(self, iteration: float) -> None:
         """Set the vertex learning rate of an (unscaled) iteration."""

@@ -60,7 +60,7 @@ class CoarseStage:
     ) -> None:
         self.name = f"coarse {config.regularization}"
         self.extent = extent
-        self.model = TrainableCloud(cloud, config.rates, extent)
+        self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, config.seed)
         self.neighbors: Tensor | None = None
         self._config = config
         self._notify = notify

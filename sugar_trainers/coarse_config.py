@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
 
@@ -83,6 +84,7 @@ class CoarseConfig:
         full_res_normals: Evaluate depth-normal consistency at the training size; False renders
             depth and normals a second time at half the size instead.
         white_background: Render on white instead of black.
+        optimizer: Storage of parameters and moments, and which Gaussians step.
         seed: Random seed.
     """
 
@@ -100,6 +102,7 @@ class CoarseConfig:
     prune_opacity: float = 0.5
     full_res_normals: bool = True
     white_background: bool = False
+    optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -127,6 +130,6 @@ class CoarseConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        for technical in ("sample_chunk", "knn_batch_size"):
-            values.pop(technical)
-        return values
+        for other in ("sample_chunk", "knn_batch_size", "optimizer"):
+            values.pop(other)
+        return {**values, **self.optimizer.identity()}

@@ -10,8 +10,9 @@ from typing import Any
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_report import write_run_report
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore
+from gaussian_splatting.images import ImageStore, shared_or_own_store
 from gaussian_splatting.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.schedule import scaled, scaled_all
 from sugar_trainers.capture import CaptureOptions, load_capture
@@ -63,13 +64,22 @@ class CoarseOptions(CaptureOptions):
             self.config.normal_factor,
         )
 
+    @property
+    def result(self) -> Path:
+        """The final ``.pt``."""
+        return self.directory / f"{self.config.schedule.last}.pt"
+
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
         return {**self.capture_identity(), **self.config.identity()}
 
 
-def train_coarse(options: CoarseOptions) -> Path:
+def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Path:
     """Train the coarse stage.
+
+    Args:
+        options: What to do.
+        images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:
         The final ``.pt``. A finished run with the same settings is not repeated.
@@ -90,13 +100,14 @@ def train_coarse(options: CoarseOptions) -> Path:
         if plan.finished:
             console.info(f"finished already: {plan.source}")
             return plan.source
-        with ImageStore(config.white_background) as images:
+        with shared_or_own_store(images, config.white_background) as store:
             stage = CoarseStage(cloud, config, scene.extent, console.info)
             # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
             del cloud
             result = Trainer(
-                stage, _loop(options), scene.train_cameras, scene.test_cameras, images, run, console
+                stage, _loop(options), scene.train_cameras, scene.test_cameras, store, run, console
             ).run(plan)
+        write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")
     return result
 

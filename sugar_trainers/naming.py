@@ -9,6 +9,9 @@ from sugar_trainers.coarse_config import Regularization
 
 OUTPUT_ROOT = Path("output")
 
+ESTIMATION_FACTOR, NORMAL_FACTOR, NORMAL_CONSISTENCY = 0.2, 0.2, 0.1
+"""Weights that the pipeline and its file names take for granted."""
+
 
 def number_text(value: float) -> str:
     """A number as file names carry it: 0.2 is ``02``, 1.0 is ``10``."""

@@ -7,7 +7,12 @@ import argparse
 from pathlib import Path
 
 from gaussian_splatting.images import SugarSize
-from gaussian_splatting.options import add_run_flags, run_options
+from gaussian_splatting.options import (
+    add_optimizer_flags,
+    add_run_flags,
+    optimizer_config,
+    run_options,
+)
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
 from sugar_trainers.coarse_training import (
     CHECKPOINT_INTERVAL,
@@ -31,34 +36,56 @@ _NOT_YET = {
     "use_gradient_checkpointing": "every loss term is backpropagated as soon as it is known, so "
     "the peak is that of one term without recomputing anything",
     "gradient_accumulation": "use --resolution_factor or --full_res_normals False to save memory",
-    "use_bfloat16": "everything is computed and stored in float32",
 }
 
 
-def add_scene_flags(parser: argparse.ArgumentParser) -> None:
-    """What to read: scene, checkpoint, split and image size."""
+def add_scene_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    checkpoint: bool = True,
+    background: bool = True,
+    gpu: tuple[str, ...] = ("--gpu",),
+) -> None:
+    """What to read: scene, checkpoint, split and image size.
+
+    Args:
+        parser: Gets the flags.
+        checkpoint: Whether the script starts from a checkpoint.
+        background: Whether the script renders on a background of the user's choice.
+        gpu: Spellings of the device flag.
+    """
     add = parser.add_argument_group("input").add_argument
     add("-s", "--scene_path", type=Path, help="scene folder (images/ and sparse/0/)")
-    add("-c", "--checkpoint_path", type=Path, help="vanilla 3DGS checkpoint folder, or a PLY")
-    add(
-        "-i",
-        "--iteration_to_load",
-        type=integer,
-        default=7_000,
-        help="iteration of the checkpoint to start from",
-    )
+    if checkpoint:
+        add("-c", "--checkpoint_path", type=Path, help="vanilla 3DGS checkpoint folder, or a PLY")
+        add(
+            "-i",
+            "--iteration_to_load",
+            type=integer,
+            default=7_000,
+            help="iteration of the checkpoint to start from",
+        )
     add("--eval", type=boolean, default=True, help="hold out every 8th image")
     add(
         "--images",
         default=None,
         help="folder of the photographs in the scene folder; unset: as the checkpoint was trained",
     )
-    add(
-        "--white_background",
-        type=boolean,
-        default=False,
-        help="composite transparent photographs, and render, on white instead of black",
-    )
+    if background:
+        add(
+            "--white_background",
+            type=boolean,
+            default=False,
+            help="composite transparent photographs, and render, on white instead of black",
+        )
+    add_size_flags(parser)
+    add(*gpu, type=integer, default=None,
+        help="CUDA device; this version trains on the CPU and says so")  # fmt: skip
+
+
+def add_size_flags(parser: argparse.ArgumentParser) -> None:
+    """Size of the images."""
+    add = parser.add_argument_group("image size").add_argument
     add(
         "--resolution_factor",
         type=positive_float,
@@ -78,8 +105,6 @@ def add_scene_flags(parser: argparse.ArgumentParser) -> None:
         default=1920,
         help="longest side of the training images",
     )
-    add("--gpu", type=integer, default=None,
-        help="CUDA device; this version trains on the CPU and says so")  # fmt: skip
 
 
 def add_coarse_flags(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +162,7 @@ def add_coarse_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="acts with --gradient_accumulation only",
     )
-    add("--use_bfloat16", type=boolean, default=False, help="not available in this version")
+    add_optimizer_flags(parser)
     add_run_flags(parser)  # fmt: skip
 
 
@@ -215,6 +240,7 @@ def coarse_options(
             knn_batch_size=args.knn_batch_size,
             full_res_normals=args.full_res_normals,
             white_background=args.white_background,
+            optimizer=optimizer_config(args),
             seed=args.random_seed,
         ),
         checkpoint_interval=args.checkpoint_interval,

@@ -39,7 +39,9 @@ class RefineStage:
         export: Callable[[BoundCloud], None] | None = None,
     ) -> None:
         self.extent = extent
-        self.model = TrainableBoundCloud(cloud, config.rates, config.vertex_rate_scale(extent))
+        self.model = TrainableBoundCloud(
+            cloud, config.rates, config.vertex_rate_scale(extent), config.optimizer, config.seed
+        )
         self._config = config
         self._export = export
         # The topology never changes, so the pairs are found once.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_scene.mesh_bound import triangle_layout
 
@@ -31,6 +32,7 @@ class RefineConfig:
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
         schedule_scale: What the schedule was multiplied with; rates follow the paper's clock.
         white_background: Render on white instead of black.
+        optimizer: Storage of parameters and moments, and which Gaussians step.
         seed: Random seed.
     """
 
@@ -44,6 +46,7 @@ class RefineConfig:
     log_interval: int = 200
     schedule_scale: float = 1.0
     white_background: bool = False
+    optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -73,4 +76,6 @@ class RefineConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        return asdict(self)
+        values = asdict(self)
+        values.pop("optimizer")
+        return {**values, **self.optimizer.identity()}

@@ -7,7 +7,12 @@ import argparse
 from pathlib import Path
 
 from gaussian_splatting.images import SugarSize
-from gaussian_splatting.options import add_run_flags, run_options
+from gaussian_splatting.options import (
+    add_optimizer_flags,
+    add_run_flags,
+    optimizer_config,
+    run_options,
+)
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_trainers.options import add_scene_flags, required_inputs
 from sugar_trainers.refine_config import RefineConfig
@@ -83,6 +88,7 @@ def refine_parser(description: str | None) -> argparse.ArgumentParser:
         default=CHECKPOINT_INTERVAL,
         help="iterations between checkpoints to resume from",
     )
+    add_optimizer_flags(parser)
     add_run_flags(parser)
     return parser
 
@@ -107,6 +113,7 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         n_vertices_in_fg=args.n_vertices_in_fg,
         bbox=box,
         white_background=args.white_background,
+        optimizer=optimizer_config(args),
         seed=args.random_seed,
     )
     notices = ()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_report import write_run_report
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore
+from gaussian_splatting.images import ImageStore, shared_or_own_store
 from gaussian_splatting.ply import write_gaussian_ply
 from gaussian_splatting.schedule import scaled
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
@@ -23,6 +23,7 @@ from sugar_trainers.capture import CaptureOptions, load_capture
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
+from sugar_utils.files import fingerprint
 
 CHECKPOINT_INTERVAL = 1_000
 TEST_INTERVAL = 5_000
@@ -67,6 +68,11 @@ class RefineOptions(CaptureOptions):
         return parent / self.name
 
     @property
+    def result(self) -> Path:
+        """The final ``.pt``."""
+        return self.directory / f"{self.config.iterations}.pt"
+
+    @property
     def ply_path(self) -> Path:
         """The refined Gaussians for other programs."""
         folder = self.ply_dir or self.output_dir
@@ -78,14 +84,17 @@ class RefineOptions(CaptureOptions):
         """The settings that decide the result."""
         return {
             **self.capture_identity(),
-            "mesh": str(self.mesh_path.resolve()),
-            "mesh_content": hashlib.sha256(self.mesh_path.read_bytes()).hexdigest()[:16],
+            "mesh_content": fingerprint(self.mesh_path),
             **self.config.identity(),
         }
 
 
-def train_refined(options: RefineOptions) -> Path:
+def train_refined(options: RefineOptions, images: ImageStore | None = None) -> Path:
     """Refine a coarse mesh.
+
+    Args:
+        options: What to do.
+        images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:
         The final ``.pt``. A finished run with the same settings is not repeated.
@@ -108,16 +117,17 @@ def train_refined(options: RefineOptions) -> Path:
             write_refined_ply(options.ply_path, refined)
             console.info(f"refined Gaussians: {options.ply_path}")
 
-        with ImageStore(config.white_background) as images:
+        with shared_or_own_store(images, config.white_background) as store:
             result = Trainer(
                 RefineStage(cloud, config, scene.extent, export if options.export_ply else None),
                 _loop(options),
                 scene.train_cameras,
                 scene.test_cameras,
-                images,
+                store,
                 run,
                 console,
             ).run(plan)
+        write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")
     return result
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from sugar_utils import files
 from sugar_utils.errors import UserError
 from sugar_utils.files import (
     atomic_path,
     check_writable,
+    fingerprint,
     process_is_alive,
     read_json,
     remove_stale_temporaries,
@@ -156,3 +158,22 @@ def test_liveness_of_processes():
     assert process_is_alive(os.getpid())
     assert not process_is_alive(0)
     assert not process_is_alive(2**40)
+
+
+def test_a_fingerprint_follows_the_content_and_not_the_place(tmp_path):
+    first, second = tmp_path / "a.bin", tmp_path / "b.bin"
+    first.write_bytes(b"mesh")
+    second.write_bytes(b"mesh")
+    assert fingerprint(first) == fingerprint(second)
+    second.write_bytes(b"nesh")
+    assert fingerprint(first) != fingerprint(second)
+
+
+def test_a_fingerprint_of_a_large_file_sees_its_end_and_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "FINGERPRINT_BLOCKS", 2)
+    path = tmp_path / "large.bin"
+    found = set()
+    for length, last in ((5 << 20, 0), (5 << 20, 1), ((5 << 20) + 1, 0)):
+        path.write_bytes(bytes(length - 1) + bytes([last]))
+        found.add(fingerprint(path))
+    assert len(found) == 3

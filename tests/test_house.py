@@ -13,24 +13,38 @@ from pathlib import Path
 
 import pytest
 
-import train
 from gaussian_splatting.train import parser as vanilla_parser
 from sugar_extractors.options import mesh_parser
+from sugar_extractors.texture_options import texture_parser
+from sugar_pipeline.flags import full_parser, train_parser
+from sugar_pipeline.metrics_options import metrics_parser
 from sugar_trainers.options import coarse_parser
 from sugar_trainers.refine_options import refine_parser
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = ("sugar_utils", "gaussian_splatting", "sugar_scene", "sugar_trainers", "sugar_extractors")
+FLOORS = (
+    "sugar_utils",
+    "gaussian_splatting",
+    "sugar_scene",
+    "sugar_trainers",
+    "sugar_extractors",
+    "sugar_pipeline",
+)
 """From the ground up; a file imports from its own floor and from those below."""
 
 RUNNERS = {
     "gaussian_splatting.options",
     "gaussian_splatting.training",
-    "sugar_extractors.extraction",
+    "sugar_extractors.mesh_report",
     "sugar_extractors.options",
+    "sugar_extractors.texture_options",
+    "sugar_extractors.texturing",
+    "sugar_pipeline.commands",
+    "sugar_pipeline.flags",
+    "sugar_pipeline.metrics",
+    "sugar_pipeline.metrics_options",
     "sugar_trainers.coarse_training",
     "sugar_trainers.options",
-    "sugar_trainers.pipeline",
     "sugar_trainers.refine_options",
     "sugar_trainers.refine_training",
     "sugar_utils.flags",
@@ -41,19 +55,33 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 100
 DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
 
-SHARED_BY_COARSE = ("Input", "Coarse stage", "Run")
+INPUT = ("Input", "Checkpoint", "Background", "Device")
+PIPELINE = (
+    *("Input", "Background", "Device", "Coarse stage", "Run", "Pipeline", "Presets"),
+    *("Mesh stage", "Surface", "Refinement stage", "Texture"),
+)
+COARSE = (*INPUT, "Coarse stage", "Run", "Single coarse stage")
 PARSERS = {
-    "train.py": (train.parser, (*SHARED_BY_COARSE, "Pipeline", "Later stages")),
-    "train_coarse_density.py": (
-        lambda: coarse_parser(None),
-        (*SHARED_BY_COARSE, "Single coarse stage"),
+    "train.py": (lambda: train_parser(None), (*PIPELINE, "Checkpoint", "Only train.py")),
+    "train_full_pipeline.py": (
+        lambda: full_parser(None),
+        (*PIPELINE, "Only train_full_pipeline.py"),
     ),
-    "train_coarse_sdf.py": (
-        lambda: coarse_parser(None),
-        (*SHARED_BY_COARSE, "Single coarse stage"),
+    "train_coarse_density.py": (lambda: coarse_parser(None), COARSE),
+    "train_coarse_sdf.py": (lambda: coarse_parser(None), COARSE),
+    "train_refined.py": (lambda: refine_parser(None), (*INPUT, "Run", "Only train_refined.py")),
+    "extract_mesh.py": (
+        lambda: mesh_parser(None),
+        ("Input", "Checkpoint", "Device", "Surface", "Only extract_mesh.py"),
     ),
-    "train_refined.py": (lambda: refine_parser(None), ("Input", "Run", "Refinement")),
-    "extract_mesh.py": (lambda: mesh_parser(None), ("Mesh extraction",)),
+    "extract_refined_mesh_with_texture.py": (
+        lambda: texture_parser(None),
+        (
+            *("Input", "Checkpoint", "Background", "Texture"),
+            "Only extract_refined_mesh_with_texture.py",
+        ),
+    ),
+    "metrics.py": (lambda: metrics_parser(None), ("Metrics", "Presets")),
     "gaussian_splatting/train.py": (vanilla_parser, ("Run", "Vanilla trainer")),
 }
 """Parser of each entry point, and the sections of DOCS/TRAINING.md that list its flags."""

@@ -316,10 +316,39 @@ def test_the_command_line_fills_every_option(tmp_path):
     assert made.center_bbox is None
     assert made.tsdf.depth == "level_set"
     default = mesh_options(mesh_parser(None).parse_args(["-s", "s", "-c", "c"]))
-    assert default == MeshOptions(Path("s"), Path("c"))
-    ablation = ["-s", "s", "-c", "c", "--use_marching_cubes", "True"]
-    with pytest.raises(UserError, match="not available"):
-        mesh_options(mesh_parser(None).parse_args(ablation))
+    assert default == MeshOptions(scene_path=Path("s"), checkpoint_path=Path("c"))
+
+
+def test_the_ablations_are_named_as_in_the_original(options):
+    model = options.coarse_model_path.parent.name.removeprefix("sugarcoarse_")
+    cubes = replace(options, extractor="marching_cubes").mesh_paths[0].name
+    centers = replace(options, extractor="centers").mesh_paths[0].name
+    assert cubes == "sugarmesh_" + model + "marchingcubes_level03_decim3000.ply"
+    assert centers == "sugarmesh_" + model + "_poissoncenters_decim3000.ply"
+
+
+@pytest.mark.parametrize("extractor", ["centers", "marching_cubes"])
+def test_the_ablations_find_the_sphere(options, extractor):
+    box = {"bboxmin": (-1.5,) * 3, "bboxmax": (1.5,) * 3, "background": False}
+    (path,) = extract_coarse_mesh(
+        replace(options, extractor=extractor, grid_resolution=160, min_opacity=0.2, **box)
+    )
+    mesh = read_mesh_ply(path)
+    radii = np.linalg.norm(mesh.vertices, axis=1)
+    assert np.abs(radii - 1).max() < 0.15
+    outward = (doubled_area_normals(mesh) * mesh.vertices[mesh.faces[:, 0]]).sum(axis=1) > 0
+    if extractor == "centers":
+        assert outward.mean() > 0.95
+    else:
+        # A shell of Gaussians has two sides, and the density is a level set on both.
+        assert (radii[mesh.faces[outward]] > 1).mean() > 0.95
+        assert (radii[mesh.faces[~outward]] < 1).mean() > 0.95
+
+
+def test_the_two_ablations_exclude_each_other():
+    words = "-s s -c c --use_marching_cubes True --use_centers_to_extract_mesh True"
+    with pytest.raises(UserError, match="exclude each other"):
+        mesh_options(mesh_parser(None).parse_args(words.split()))
 
 
 def test_the_entry_point_reports_errors_in_one_line(tmp_path):

@@ -123,10 +123,13 @@ class Trainer:
             Interrupted: If the user asked to stop; a checkpoint was saved.
         """
         start = self._config.first if plan.payload is None else self._restore(plan)
-        self._run.record("running")
+        timings = {} if plan.payload is None else self._run.timings()
+        self._run.record("running", timings=timings)
         # As large as the model; from here on only the model's own tensors count.
         plan.payload = None
-        reporter = Reporter(self._stage, self._console, self._run.tensorboard, start, self._views)
+        reporter = Reporter(
+            self._stage, self._console, self._run.tensorboard, start, self._views, timings
+        )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
             for iteration in range(start, self._config.last + 1):
@@ -140,7 +143,7 @@ class Trainer:
                 bar.update(iteration, fields=fields)
                 self._after_step(iteration, reporter)
                 if stop.requested and iteration < self._config.last:
-                    self._interrupt(iteration, stop.requested)
+                    self._interrupt(iteration, stop.requested, reporter)
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
@@ -164,6 +167,7 @@ class Trainer:
             camera_name=camera.name,
             parameters=stage.model.optimizer.parameters,
         )
+        stage.model.see(result.radii > 0)
         stage.apply(iteration)
         return result.terms
 
@@ -229,8 +233,9 @@ class Trainer:
         self._console.info(f"continuing after iteration {payload['iteration']} of {plan.source}")
         return payload["iteration"] + 1
 
-    def _interrupt(self, iteration: int, signal_name: str) -> None:
+    def _interrupt(self, iteration: int, signal_name: str, reporter: Reporter) -> None:
         path = self._save(iteration)
+        self._run.record("interrupted", timings=reporter.summary())
         raise Interrupted(
             f"{signal_name} after iteration {iteration}, saved as {path}; "
             f"continue with: {_command_to_continue(path)}",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.optimizer import GroupedAdam
+from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from sugar_utils.errors import UserError
 
 
@@ -27,9 +28,23 @@ class TrainableModel(ABC):
     group_names: ClassVar[dict[str, str]]
     """Parameter to name of the optimiser group, in the order of the file."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
-        """Start optimising copies of ``tensors`` with zero moments."""
-        self.optimizer = GroupedAdam(tensors, rates)
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        rates: Mapping[str, float],
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
+        """Start optimising copies of ``tensors`` with zero moments.
+
+        Args:
+            tensors: Initial parameters.
+            rates: Learning rates by the same names.
+            optimizer: Storage of parameters and moments, and which rows step.
+            seed: Seed of the run, for stochastic rounding.
+        """
+        self._seed = seed
+        self.optimizer = GroupedAdam(tensors, rates, optimizer, seed)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -47,6 +62,19 @@ class TrainableModel(ABC):
         """Tensors that files hold before the parameters but that are not optimised."""
         return {}
 
+    def see(self, visible: Tensor) -> None:
+        """Say which Gaussians the view shows; a sparse optimiser steps only those.
+
+        Args:
+            visible: (N,) bool
+        """
+        if self.optimizer.config.sparse:
+            self.optimizer.see(self.rows_seen(visible))
+
+    def rows_seen(self, visible: Tensor) -> dict[str, Tensor]:
+        """Rows of each parameter that belong to visible Gaussians. visible: (N,) bool"""
+        return dict.fromkeys(self.optimizer.parameters, visible)
+
     @property
     def device(self) -> torch.device:
         """Where the parameters live."""
@@ -54,18 +82,21 @@ class TrainableModel(ABC):
 
     def distributions(self) -> dict[str, Tensor]:
         """Current values by name for histograms, opacities and sizes activated."""
-        values = {name: p.detach() for name, p in self.optimizer.parameters.items()}
+        values = {name: p.detach().float() for name, p in self.optimizer.parameters.items()}
         values["opacity"] = values.pop("opacity_logits").sigmoid()
         values["scales"] = values.pop("log_scales").exp()
         return values
 
     def state(self) -> dict[str, Any]:
-        """``state_dict`` and ``optimizer_state_dict`` as files hold them."""
+        """``state_dict`` and ``optimizer_state_dict`` as files hold them.
+
+        Parameters are float32 whatever they are stored in; the others go to the CPU for that.
+        """
         optimizer_state = self.optimizer.state_dict()
         for group in optimizer_state["param_groups"]:
             group["name"] = self.group_names[group["name"]]
         parameters = self.optimizer.parameters
-        own = {file: parameters[name].detach() for name, file in self.state_names.items()}
+        own = {file: _in_float32(parameters[name]) for name, file in self.state_names.items()}
         return {
             "state_dict": {**self.frozen(), **own},
             "optimizer_state_dict": optimizer_state,
@@ -78,8 +109,11 @@ class TrainableModel(ABC):
             UserError: If the checkpoint is of another kind of model.
         """
         device, rates = self.device, self.optimizer.learning_rates()
+        config = self.optimizer.config
         tensors = self.tensors_of(payload["state_dict"])
-        self.optimizer = GroupedAdam({n: tensors[n].to(device) for n in self.group_names}, rates)
+        self.optimizer = GroupedAdam(
+            {n: tensors[n].to(device) for n in self.group_names}, rates, config, self._seed
+        )
         own_names = {file: own for own, file in self.group_names.items()}
         saved = payload["optimizer_state_dict"]
         groups = [
@@ -93,3 +127,8 @@ class TrainableModel(ABC):
         # Saved groups bring the rates they were saved with; the flags of this run count.
         for name, rate in rates.items():
             self.optimizer.set_learning_rate(name, rate)
+
+
+def _in_float32(parameter: Tensor) -> Tensor:
+    values = parameter.detach()
+    return values if values.dtype == torch.float32 else values.cpu().float()

@@ -34,6 +34,7 @@ class Reporter:
             on are hidden.
         views: Test and training cameras. Metrics are of the test cameras; pictures too, or of
             training cameras where nothing is held out.
+        timings: Summary of the processes that ran before this one.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Reporter:
         tensorboard_dir: Path,
         first_iteration: int,
         views: tuple[Sequence[Camera], Sequence[Camera]],
+        timings: dict[str, dict[str, float]] | None = None,
     ) -> None:
         self._stage = stage
         self._console = console
@@ -54,7 +56,7 @@ class Reporter:
         self._pictures: list[dict[str, Tensor]] = []
         self._phase: str | None = None
         self._phase_started = time.perf_counter()
-        self._phases: dict[str, dict[str, float]] = {}
+        self._phases = dict(timings or {})
 
     def __enter__(self) -> Reporter:
         return self
@@ -139,7 +141,7 @@ class Reporter:
             self._console.info(f"photograph, render, depth and normals: {path}")
 
     def summary(self) -> dict[str, Any]:
-        """Seconds and peak bytes of each phase run so far."""
+        """Seconds and peak bytes of each phase, earlier processes included."""
         self._leave_phase()
         return self._phases
 

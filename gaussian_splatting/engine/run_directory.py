@@ -23,7 +23,7 @@ from sugar_utils.files import check_writable, read_json, write_json_atomic
 
 RUN_FILE = "run.json"
 _OWN_FOLDERS = ("tensorboard",)
-_OWN_FILES = (RUN_FILE, "log.txt", "views.png")
+_OWN_FILES = (RUN_FILE, "log.txt", "views.png", "report.html")
 
 
 @dataclass
@@ -118,6 +118,10 @@ class RunDirectory:
         write_json_atomic(
             self.path / RUN_FILE, {"status": status, "settings": self.settings, **extra}
         )
+
+    def timings(self) -> dict[str, dict[str, float]]:
+        """Seconds and peak bytes of each phase, of the processes that ended in good order."""
+        return (self._recorded() or {}).get("timings", {})
 
     def _explicit(self, source: Path, final: int, notify: Callable[[str], None]) -> ResumePlan:
         if source.is_dir():

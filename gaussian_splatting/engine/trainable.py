@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates
 from sugar_utils.errors import UserError
 
@@ -40,9 +41,16 @@ class TrainableCloud(TrainableModel):
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
 
-    def __init__(self, cloud: GaussianCloud, rates: LearningRates, extent: float) -> None:
+    def __init__(
+        self,
+        cloud: GaussianCloud,
+        rates: LearningRates,
+        extent: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
         """Start optimising a copy of ``cloud``; ``extent`` scales the position rate."""
-        super().__init__(cloud.detached().tensors(), rates.by_name(0, extent))
+        super().__init__(cloud.detached().tensors(), rates.by_name(0, extent), optimizer, seed)
         self._rates = rates
         self._extent = extent
 

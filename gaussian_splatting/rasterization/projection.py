@@ -12,10 +12,11 @@ from torch import Tensor
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.rasterization.projection_kernels import (
+    PROJECT_BACKWARD,
+    PROJECT_FORWARD,
     SPLAT_HEADER,
     channel_struct,
-    project_backward,
-    project_forward,
+    vec3bf,
 )
 from gaussian_splatting.rasterization.view import make_view
 from sugar_utils.warp_launch import as_array, launch
@@ -86,15 +87,17 @@ class _Project(torch.autograd.Function):
         rects = torch.empty(n, 4, dtype=torch.int32, device=device)
         counts = torch.empty(n, dtype=torch.int32, device=device)
         inputs = [t.detach().float().contiguous() for t in
-                  (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
-        means, quats, scales, opacities, sh_dc, sh_rest, features = inputs
+                  (means, quats, scales, opacities, sh_dc, features)]  # fmt: skip
+        means, quats, scales, opacities, sh_dc, features = inputs
+        # Three quarters of all values: read in the type they are stored in.
+        vector, sh_rest = _vector_of(sh_rest), sh_rest.detach().contiguous()
         launch(
-            project_forward,
+            PROJECT_FORWARD[vector],
             n,
             [
                 view, channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
                 as_array(scales, wp.vec3), opacities, as_array(sh_dc, wp.vec3),
-                as_array(sh_rest, wp.vec3), features, means2d_splats, radii, depths,
+                as_array(sh_rest, vector), features, means2d_splats, radii, depths,
                 as_array(rects, wp.vec4i), counts,
             ],
             device=device,
@@ -114,21 +117,33 @@ class _Project(torch.autograd.Function):
         grads = [torch.zeros_like(t) for t in
                  (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
+        vector = _vector_of(sh_rest)
         launch(
-            project_backward,
+            PROJECT_BACKWARD[vector],
             means.shape[0],
             [
                 ctx.view, ctx.channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
-                as_array(scales, wp.vec3), as_array(sh_rest, wp.vec3), radii, splats,
+                as_array(scales, wp.vec3), as_array(sh_rest, vector), radii, splats,
                 as_array(d_means2d.contiguous(), wp.vec2), d_splats.contiguous(),
                 as_array(d_means, wp.vec3), as_array(d_quats, wp.vec4),
                 as_array(d_scales, wp.vec3), d_opacities, as_array(d_sh_dc, wp.vec3),
-                as_array(d_sh_rest, wp.vec3), d_features,
+                as_array(d_sh_rest, vector), d_features,
             ],
             device=means.device,
             min_items=MIN_STRIP,
         )  # fmt: skip
         return (None, None, None, *grads)
+
+
+def _vector_of(sh_rest: Tensor) -> type:
+    """Kernel type of one coefficient.
+
+    Raises:
+        ValueError: If it is neither float32 nor bfloat16.
+    """
+    if sh_rest.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"sh_rest is {sh_rest.dtype}; float32 and bfloat16 can be rendered")
+    return vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
 
 
 def project(
@@ -153,6 +168,7 @@ def project(
         normal: Carry x and y of the camera-space normal, flipped towards the camera.
         features: Free values to blend. (N, F) or None
         sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest`` holds.
+            ``sh_rest`` may be bfloat16, and its gradient is then, too.
 
     Returns:
         The projection; gradients flow back to every attribute of ``gaussians`` and ``features``.

@@ -36,6 +36,7 @@ TILE_SIDE = wp.constant(float(TILE))
 UNBOUNDED = wp.constant(1.0e9)
 
 mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
+vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
 
 
 @wp.struct
@@ -84,13 +85,13 @@ def sh_color(
     direction: wp.vec3,
     degree: int,
     sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
     color = basis[0] * sh_dc[i, 0] + wp.vec3(0.5, 0.5, 0.5)
     for k in range(1, (degree + 1) * (degree + 1)):
-        color += basis[k] * sh_rest[i, k - 1]
+        color += basis[k] * wp.vec3(sh_rest[i, k - 1])
     return color
 
 
@@ -119,7 +120,7 @@ def project_forward(
     scales: wp.array(dtype=wp.vec3),
     opacities: wp.array(dtype=float),
     sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any),
     features: wp.array2d(dtype=float),
     splats: wp.array2d(dtype=float),
     radii: wp.array(dtype=int),
@@ -197,15 +198,25 @@ def project_forward(
 
 
 @wp.func
+def put_vector(target: wp.array2d(dtype=wp.vec3), i: int, k: int, v: wp.vec3):
+    target[i, k] = v
+
+
+@wp.func
+def put_vector(target: wp.array2d(dtype=vec3bf), i: int, k: int, v: wp.vec3):  # noqa: F811
+    target[i, k] = vec3bf(v)
+
+
+@wp.func
 def color_gradient(
     i: int,
     offset: wp.vec3,
     channels: Channels,
     splats: wp.array2d(dtype=float),
     d_splats: wp.array2d(dtype=float),
-    sh_rest: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any),
     d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:
     """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
     d_color = wp.vec3()
@@ -219,8 +230,8 @@ def color_gradient(
     d_sh_dc[i, 0] = basis[0] * d_color
     d_basis = vec16()
     for k in range(1, (channels.sh_degree + 1) * (channels.sh_degree + 1)):
-        d_sh_rest[i, k - 1] = basis[k] * d_color
-        d_basis[k] = wp.dot(sh_rest[i, k - 1], d_color)
+        put_vector(d_sh_rest, i, k - 1, basis[k] * d_color)
+        d_basis[k] = wp.dot(wp.vec3(sh_rest[i, k - 1]), d_color)
     d_direction = sh_direction_gradient(direction, channels.sh_degree, d_basis)
     return (d_direction - direction * wp.dot(direction, d_direction)) / length
 
@@ -252,7 +263,7 @@ def project_backward(
     means: wp.array(dtype=wp.vec3),
     quats: wp.array(dtype=wp.vec4),
     scales: wp.array(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any),
     radii: wp.array(dtype=int),
     splats: wp.array2d(dtype=float),
     d_means2d: wp.array(dtype=wp.vec2),
@@ -262,7 +273,7 @@ def project_backward(
     d_scales: wp.array(dtype=wp.vec3),
     d_opacities: wp.array(dtype=float),
     d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=Any),
     d_features: wp.array2d(dtype=float),
 ):
     """Adjoint of :func:`project_forward`; outputs come in as zeros and rows of culled ones stay so.
@@ -334,6 +345,22 @@ def project_backward(
     d_opacities[i] = d_splats[i, 5]
     for k in range(channels.n_features):
         d_features[i, k] = d_splats[i, HEADER + channels.features + k]
+
+
+PROJECT_FORWARD = {
+    vector: wp.overload(project_forward, {"sh_rest": wp.array2d(dtype=vector)})
+    for vector in (wp.vec3, vec3bf)
+}
+"""By the type of the coefficients of bands 1 and up."""
+
+PROJECT_BACKWARD = {
+    vector: wp.overload(
+        project_backward,
+        {"sh_rest": wp.array2d(dtype=vector), "d_sh_rest": wp.array2d(dtype=vector)},
+    )
+    for vector in (wp.vec3, vec3bf)
+}
+"""By the type of the coefficients of bands 1 and up, and of their gradients."""
 
 
 def channel_struct(values: dict[str, int]) -> Any:

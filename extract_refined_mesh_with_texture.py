@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a refined model as a textured mesh: ``-s SCENE -c CHECKPOINT -m REFINED.pt``."""
+
+from __future__ import annotations
+
+import sys
+
+from sugar_extractors.texture_options import texture_options, texture_parser
+from sugar_extractors.texturing import extract_textured_mesh
+from sugar_utils.flags import run_main
+
+
+def main() -> None:
+    """Parse the flags and extract."""
+    extract_textured_mesh(texture_options(texture_parser(__doc__).parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

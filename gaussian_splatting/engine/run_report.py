@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one training run did, read from its folder alone and shown as a page."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.engine.run_directory import RUN_FILE
+from sugar_utils.charts import Chart, Point, Series
+from sugar_utils.errors import UserError
+from sugar_utils.files import read_json
+from sugar_utils.html import Page, Picture, duration_text, flattened, write_page
+from sugar_utils.memory import format_bytes
+
+REPORT_FILE = "report.html"
+_MAX_RECORD_BYTES = 1024
+"""A scalar takes some 60 bytes; histograms and pictures take kilobytes."""
+
+_HEAD_BYTES, _TAIL_BYTES = 12, 4
+_TOTAL = "Loss/loss"
+
+Curves = Mapping[str, list[Point]]
+
+
+def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
+    """Write ``report.html`` into a run's folder.
+
+    Args:
+        run_directory: Folder with a ``run.json``.
+        notify: Told why there is no report; never an error.
+
+    Returns:
+        The file, or None.
+    """
+
+    def build() -> Page:
+        folder = run_directory.resolve()
+        page = Page(f"Training run {folder.parent.name} / {folder.name}", str(folder))
+        add_run_section(page, run_directory, run_directory)
+        return page
+
+    return write_page(run_directory / REPORT_FILE, build, notify)
+
+
+def add_run_section(
+    page: Page, run_directory: Path, root: Path, figures: Mapping[str, object] | None = None
+) -> None:
+    """Append settings, times, memory, curves, pictures and files of one run.
+
+    What the folder lacks is left out: a run without event files has no curves.
+
+    Args:
+        page: The page.
+        run_directory: Folder of the run.
+        root: Folder that the page will be written to.
+        figures: Further figures to show among the run's own; those of the run win.
+    """
+    record = _record(run_directory, page)
+    curves = read_curves(run_directory / "tensorboard")
+    own = _figures(record, curves)
+    page.facts({**own, **{k: v for k, v in (figures or {}).items() if k not in own}}.items())
+    _add_phases(page, record, run_directory)
+    page.charts(_charts(curves))
+    pictures = run_directory / "views.png"
+    if pictures.is_file():
+        page.strip(Picture(pictures, "photograph, render, depth (white is far) and normals"))
+    page.pairs(flattened(record.get("settings", {})), folded="Settings of this run")
+    files = sorted(p for p in run_directory.iterdir() if p.name != REPORT_FILE)
+    page.files((p for p in files if ".tmp-" not in p.name), root, folded="Files of this run")
+
+
+def read_curves(tensorboard_dir: Path) -> Curves:
+    """All scalars of a run's event files, by name: (iteration, value) by rising iteration.
+
+    Where a run was continued, what an earlier process wrote from there on is left out, as in any
+    viewer. Empty without files, or where TensorBoard is not installed.
+    """
+    files = sorted(tensorboard_dir.glob("*tfevents*"))
+    if not files:
+        return {}
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        # The reader checks every byte in Python, 8 MB a second. Pictures are nearly all of a
+        # file, so it gets a copy without them.
+        for file in files:
+            (Path(folder) / file.name).write_bytes(_small_records(file))
+        events = EventAccumulator(folder, size_guidance={"scalars": 0}).Reload()
+        return {
+            name: [(float(e.step), float(e.value)) for e in events.Scalars(name)]
+            for name in events.Tags()["scalars"]
+        }
+
+
+def last_value(curves: Curves, name: str) -> float | None:
+    """Last point of a curve; None without any."""
+    points = curves.get(name)
+    return points[-1][1] if points else None
+
+
+def _small_records(path: Path) -> bytes:
+    """The records of an event file that may hold scalars, up to the first incomplete one.
+
+    A record is its length (uint64), a checksum of the length, the data and their checksum.
+    """
+    kept, size = [], path.stat().st_size
+    with path.open("rb") as file:
+        while True:
+            head = file.read(_HEAD_BYTES)
+            if len(head) < _HEAD_BYTES:
+                break
+            n_bytes = struct.unpack_from("<Q", head)[0] + _TAIL_BYTES
+            if file.tell() + n_bytes > size:
+                break
+            if n_bytes > _MAX_RECORD_BYTES:
+                file.seek(n_bytes, 1)
+            else:
+                kept += [head, file.read(n_bytes)]
+    return b"".join(kept)
+
+
+def _record(run_directory: Path, page: Page) -> dict[str, Any]:
+    try:
+        record = read_json(run_directory / RUN_FILE)
+    except UserError as error:
+        page.paragraph(str(error), note=True)
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
+    phases = record.get("timings", {}).values()
+    rows: dict[str, object] = {"status": record.get("status")}
+    if phases:
+        peak = max(phase["peak_bytes"] for phase in phases)
+        rows["time"] = duration_text(sum(phase["seconds"] for phase in phases))
+        rows["peak memory"] = format_bytes(peak)
+    if curves.get(_TOTAL):
+        rows["last iteration"] = int(curves[_TOTAL][-1][0])
+    for label, name, form in (
+        ("loss there", _TOTAL, "{:.4f}"),
+        ("held-out PSNR", "Test/PSNR", "{:.2f} dB"),
+        ("held-out SSIM", "Test/SSIM", "{:.4f}"),
+        ("Gaussians", "Gaussians/count", "{:,.0f}"),
+        ("normal agreement", "View/normal_agreement", "{:.3f}"),
+    ):
+        value = last_value(curves, name)
+        if value is not None:
+            rows[label] = form.format(value)
+    return rows
+
+
+def _add_phases(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
+    timings = record.get("timings", {})
+    page.table(
+        ("phase", "time", "peak memory"),
+        (
+            (name, duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
+            for name, phase in timings.items()
+        ),
+    )
+    if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
+        page.paragraph("This run was continued. What a killed process took is not counted.")
+
+
+def _charts(curves: Curves) -> list[Chart]:
+    losses = [name for name in curves if name.startswith("Loss/")]
+    losses.sort(key=lambda name: name != _TOTAL)
+    charts = [
+        Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
+        Chart("PSNR of held-out views", _series(curves, ["Test/PSNR"]), y_label="dB"),
+    ]
+    counts = {value for _, value in curves.get("Gaussians/count", ())}
+    if len(counts) > 1:
+        series = _series(curves, ["Gaussians/count"])
+        charts.append(Chart("Gaussians", series, y_label="number"))
+    # A single measurement is a figure, and stands in the table above.
+    return [chart for chart in charts if any(len(s.points) > 1 for s in chart.series)]
+
+
+def _series(curves: Curves, names: list[str]) -> list[Series]:
+    shown = {_TOTAL: "total"}
+    return [
+        Series(shown.get(name, name.split("/", 1)[1]), curves[name])
+        for name in names
+        if name in curves
+    ]

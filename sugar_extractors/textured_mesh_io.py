@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Textured meshes as OBJ with MTL and PNG, and as one GLB file.
+
+The OBJ is laid out as SuGaR's tools exchange it: positions, three texture coordinates per face,
+then faces, without normals. Face i uses the texture coordinates 3 i + 1 to 3 i + 3.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+
+_CHUNK_ROWS = 1 << 16
+_PNG_LEVEL = 4
+_GLB_LIMIT = (1 << 32) - 1
+_FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
+
+
+@dataclass(frozen=True)
+class TexturedMesh:
+    """A mesh with a picture on it; all tensors on one device.
+
+    Attributes:
+        vertices: (V, 3) float32 world units.
+        faces: Rows of the vertices. (F, 3) int64
+        uvs: Texture coordinates of the corners of each face, v upwards. (F, 3, 2) float32 in [0, 1]
+        texture: Row 0 is at v = 1. (H, W, 3) uint8
+    """
+
+    vertices: Tensor
+    faces: Tensor
+    uvs: Tensor
+    texture: Tensor
+
+    @property
+    def n_faces(self) -> int:
+        """Number of triangles."""
+        return self.faces.shape[0]
+
+    def to(self, device: torch.device | str) -> TexturedMesh:
+        """The same mesh on another device."""
+        return TexturedMesh(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+
+def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
+    """The files of a textured mesh, in the order in which they appear."""
+    suffixes = [".png", ".mtl", *([".glb"] if glb else []), ".obj"]
+    return [obj_path.with_suffix(suffix) for suffix in suffixes]
+
+
+def write_textured_mesh(
+    obj_path: Path,
+    mesh: TexturedMesh,
+    *,
+    glb: bool = True,
+    note: Callable[[dict], Any] | None = None,
+) -> list[Path]:
+    """Write OBJ, MTL, PNG and, if wanted, GLB.
+
+    Nothing is replaced before everything is written, and the OBJ comes last: it never refers to a
+    picture that is not there.
+
+    Args:
+        obj_path: File to write; the others lie beside it.
+        mesh: What to write.
+        glb: Whether to write the one-file form, too.
+        note: Given the size of each file by name, makes what the ``.json`` file beside them holds;
+            it appears first. None for no such file.
+
+    Returns:
+        The files, the OBJ last.
+
+    Raises:
+        UserError: They cannot be written; older files of these names are as they were.
+    """
+    paths = mesh_files(obj_path, glb)
+    png = png_bytes(mesh.texture)
+    with ExitStack() as stack:
+        # The last one to be entered takes its final name first.
+        temporary = {path: stack.enter_context(atomic_path(path)) for path in reversed(paths)}
+        temporary[paths[0]].write_bytes(png)
+        material = f"newmtl mesh\nmap_Kd {obj_path.with_suffix('.png').name}"
+        temporary[paths[1]].write_bytes(material.encode())
+        with temporary[paths[-1]].open("wb") as file:
+            _write_chunks(file, obj_chunks(mesh, obj_path.with_suffix(".mtl").name))
+        if glb:
+            with temporary[paths[2]].open("wb") as file:
+                _write_chunks(file, glb_chunks(mesh, png, paths[2]))
+        if note is not None:
+            sizes = {path.name: temporary[path].stat().st_size for path in paths}
+            text = json.dumps(note(sizes), indent=2, ensure_ascii=False) + "\n"
+            beside = stack.enter_context(atomic_path(obj_path.with_suffix(".json")))
+            beside.write_bytes(text.encode())
+    return paths
+
+
+def png_bytes(texture: Tensor) -> bytes:
+    """A picture as PNG. (H, W, 3) uint8"""
+    buffer = BytesIO()
+    pixels = np.ascontiguousarray(texture.cpu().numpy())
+    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=_PNG_LEVEL)
+    return buffer.getvalue()
+
+
+def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:
+    """The text of an OBJ file in parts."""
+    yield f"\nmtllib {material_name}\nusemtl mesh\n\n".encode()
+    # Nine digits give every float32 back as it was.
+    yield from _lines("v %.9g %.9g %.9g\n", mesh.vertices.cpu().numpy())
+    yield from _lines("vt %.9g %.9g\n", mesh.uvs.reshape(-1, 2).cpu().numpy())
+    faces = mesh.faces.cpu().numpy()
+    for first in range(0, len(faces), _CHUNK_ROWS):
+        chunk = faces[first : first + _CHUNK_ROWS]
+        corners = np.arange(3 * first, 3 * (first + len(chunk))).reshape(-1, 3)
+        table = np.stack([chunk, corners], axis=2).reshape(-1, 6) + 1
+        text = "f %d/%d %d/%d %d/%d\n" * len(table) % tuple(table.ravel().tolist())
+        yield (text if first + len(chunk) < len(faces) else text[:-1]).encode()
+
+
+def _lines(pattern: str, rows: np.ndarray) -> Iterator[bytes]:
+    for first in range(0, len(rows), _CHUNK_ROWS):
+        chunk = rows[first : first + _CHUNK_ROWS]
+        yield (pattern * len(chunk) % tuple(chunk.ravel().tolist())).encode()
+
+
+def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path) -> Iterator[bytes]:
+    """A binary glTF 2.0 file in parts: one mesh, its picture inside, no lighting.
+
+    glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward:
+    (x, y, z) becomes (x, -y, -z), a half turn about x. The OBJ keeps the axes of the capture.
+    Corners are not shared, because every face has its own place in the picture. The material is
+    ``KHR_materials_unlit`` and double-sided, so that viewers show the colours of the photographs.
+
+    Args:
+        mesh: What to write.
+        png: Its picture as a file.
+        path: Named in the error.
+
+    Raises:
+        UserError: Past the 4 GiB that the format can hold.
+    """
+    n_corners = 3 * mesh.n_faces
+    sizes = [12 * n_corners, 8 * n_corners, len(png)]
+    padding = b"\0" * (-sizes[-1] % 4)
+    n_binary = sum(sizes) + len(padding)
+    header = json.dumps(_gltf(mesh, sizes, n_binary), separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 4)
+    total = 12 + 8 + len(header) + 8 + n_binary
+    if total > _GLB_LIMIT:
+        raise UserError(f"{path}: larger than the 4 GiB of a GLB file; use --export_glb False")
+    yield struct.pack("<4sII", b"glTF", 2, total)
+    yield struct.pack("<I4s", len(header), b"JSON") + header
+    yield struct.pack("<I4s", n_binary, b"BIN\0")
+    vertices = _upright(mesh.vertices).cpu()
+    faces, uvs = mesh.faces.cpu(), mesh.uvs.cpu()
+    for first in range(0, mesh.n_faces, _CHUNK_ROWS):
+        yield vertices[faces[first : first + _CHUNK_ROWS]].numpy().astype("<f4").tobytes()
+    for first in range(0, mesh.n_faces, _CHUNK_ROWS):
+        # The picture's first row is v = 0 here.
+        chunk = uvs[first : first + _CHUNK_ROWS].numpy() * (1, -1) + (0, 1)
+        yield chunk.astype("<f4").tobytes()
+    yield png + padding
+
+
+def _upright(vertices: Tensor) -> Tensor:
+    return vertices.float() * vertices.new_tensor([1.0, -1.0, -1.0])
+
+
+def _gltf(mesh: TexturedMesh, sizes: list[int], n_binary: int) -> dict[str, Any]:
+    """The JSON part of a GLB: positions, texture coordinates and picture, in this order."""
+    starts = [0, sizes[0], sizes[0] + sizes[1]]
+    views: list[dict[str, Any]] = [
+        {"buffer": 0, "byteOffset": start, "byteLength": size}
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+    for view in views[:2]:
+        view["target"] = _ARRAY_BUFFER
+    corners = _upright(mesh.vertices[mesh.faces.unique()])
+    accessor = {"componentType": _FLOAT32, "count": 3 * mesh.n_faces}
+    bounds = {"min": corners.amin(dim=0).tolist(), "max": corners.amax(dim=0).tolist()}
+    return {
+        "asset": {"version": "2.0", "generator": "sugar-trainer"},
+        "extensionsUsed": ["KHR_materials_unlit"],
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0}],
+        "meshes": [
+            {
+                "primitives": [
+                    {
+                        "attributes": {"POSITION": 0, "TEXCOORD_0": 1},
+                        "material": 0,
+                        "mode": _TRIANGLES,
+                    }
+                ]
+            }
+        ],
+        "materials": [
+            {
+                "name": "mesh",
+                "doubleSided": True,
+                "pbrMetallicRoughness": {
+                    "baseColorTexture": {"index": 0},
+                    "metallicFactor": 0.0,
+                    "roughnessFactor": 1.0,
+                },
+                "extensions": {"KHR_materials_unlit": {}},
+            }
+        ],
+        "textures": [{"sampler": 0, "source": 0}],
+        # Smaller copies of the picture would mix the colours of unrelated faces.
+        "samplers": [
+            {"magFilter": _LINEAR, "minFilter": _LINEAR, "wrapS": _CLAMP, "wrapT": _CLAMP}
+        ],
+        "images": [{"bufferView": 2, "mimeType": "image/png"}],
+        "accessors": [
+            {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
+            {"bufferView": 1, "type": "VEC2", **accessor},
+        ],
+        "bufferViews": views,
+        "buffers": [{"byteLength": n_binary}],
+    }
+
+
+def _write_chunks(file: IO[bytes], chunks: Iterable[bytes]) -> None:
+    for chunk in chunks:
+        file.write(chunk)
+
+
+def read_textured_mesh(path: Path) -> TexturedMesh:
+    """Read an OBJ of triangles with texture coordinates, and its picture.
+
+    The picture is the one that the material file names.
+
+    Raises:
+        UserError: A file is missing or damaged, or the mesh has no texture.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().split(b"\n")
+        vertices = _table(lines, b"v ", 3, np.float64)
+        points = _table(lines, b"vt ", 2, np.float64)
+        rows = _table(lines, b"f ", 6, np.int64).reshape(-1, 3, 2) - 1
+        material = _value(lines, b"mtllib ", path)
+        picture = _value((path.parent / material).read_bytes().split(b"\n"), b"map_Kd ", path)
+        with Image.open(path.parent / picture) as image:
+            texture = np.array(image.convert("RGB"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{error.filename}: no such file; extract the textured mesh again"
+        ) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
+        ) from error
+    for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
+        if values.size and not 0 <= values.min() <= values.max() < len(table):
+            raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
+    return TexturedMesh(
+        torch.from_numpy(vertices.astype(np.float32)),
+        torch.from_numpy(rows[..., 0].copy()),
+        torch.from_numpy(points[rows[..., 1]].astype(np.float32)),
+        torch.from_numpy(texture),
+    )
+
+
+def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.ndarray:
+    """The numbers of all lines of one kind. (N, width)"""
+    skip = len(prefix)
+    text = b" ".join([line[skip:] for line in lines if line.startswith(prefix)])
+    return np.array(text.replace(b"/", b" ").split(), dtype=dtype).reshape(-1, width)
+
+
+def _value(lines: list[bytes], prefix: bytes, path: Path) -> str:
+    for line in lines:
+        if line.startswith(prefix):
+            return line[len(prefix) :].decode().strip()
+    raise UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")

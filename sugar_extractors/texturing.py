@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texture stage: from a refined model to a textured mesh."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.rendering import render_view
+from gaussian_splatting.images import ImageStore, shared_or_own_store
+from gaussian_splatting.reference_layout import load_reference_checkpoint
+from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
+from sugar_extractors.postprocess import (
+    DENSITY_THRESHOLD,
+    ITERATIONS,
+    face_density,
+    kept_faces,
+)
+from sugar_extractors.texture_atlas import Atlas, check_square_size, make_atlas
+from sugar_extractors.texture_baking import (
+    BakedTexture,
+    BakingConfig,
+    ViewSource,
+    bake_texture,
+    count_bands,
+)
+from sugar_extractors.textured_mesh_io import TexturedMesh, mesh_files, write_textured_mesh
+from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_trainers.capture import CaptureOptions
+from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import fingerprint, read_json, remove_stale_temporaries
+from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.spherical_harmonics import SH_C0
+
+SOURCES = ("renders", "photos")
+SQUARE_SIZE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextureOptions(CaptureOptions):
+    """A texture run; the topology of the mesh comes from the refined model itself.
+
+    Attributes:
+        refined_model_path: Refined ``.pt``, or the folder of a refinement.
+        output_dir: Folder of the files; None for ``output/refined_mesh/<scene>``.
+        per_triangle: Gaussians per triangle that the model must have; None accepts any.
+        square_size: Texels per side of the square of two triangles; decides the size of the
+            texture for any atlas.
+        atlas: ``squares`` or ``xatlas``.
+        source: ``renders`` of the refined Gaussians without view-dependent colour, or ``photos``.
+        baking: How colours are gathered.
+        postprocess: Peel thin borders off the mesh first.
+        postprocess_density_threshold: Border triangles of a larger density stay.
+        postprocess_iterations: Rings of border triangles to peel off.
+        glb: Write a ``.glb`` file, too.
+        white_background: Whether the renders are on white instead of black, and photographs too.
+        seed: Seed of the initial points of scenes without points; the texture has no randomness.
+        overwrite: Replace a mesh that was made with other settings.
+        notices: Lines to print at the start.
+    """
+
+    refined_model_path: Path
+    output_dir: Path | None = None
+    per_triangle: int | None = None
+    square_size: int = SQUARE_SIZE
+    atlas: str = "squares"
+    source: str = "renders"
+    baking: BakingConfig = BakingConfig()
+    postprocess: bool = False
+    postprocess_density_threshold: float = DENSITY_THRESHOLD
+    postprocess_iterations: int = ITERATIONS
+    glb: bool = True
+    white_background: bool = False
+    seed: int = 0
+    overwrite: bool = False
+    notices: tuple[str, ...] = ()
+
+    @property
+    def obj_path(self) -> Path:
+        """The mesh; its other files lie beside it under the same name."""
+        folder = self.output_dir or OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
+        model = self.refined_model_path
+        name = (model if model.is_dir() else model.resolve().parent).resolve().name
+        return folder / f"{name}{'_postprocessed' if self.postprocess else ''}.obj"
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the mesh, as its ``.json`` file keeps them."""
+        values = {
+            **self.capture_identity(),
+            "refined_model": fingerprint(refined_file(self.refined_model_path)),
+            "square_size": self.square_size,
+            "atlas": self.atlas,
+            "source": self.source,
+            "depth_tolerance": self.baking.depth_tolerance,
+            "cosine_power": self.baking.cosine_power,
+            "postprocess": self.postprocess,
+            "white_background": self.white_background,
+        }
+        if self.postprocess:
+            values["postprocess_density_threshold"] = self.postprocess_density_threshold
+            values["postprocess_iterations"] = self.postprocess_iterations
+        return values
+
+
+def extract_textured_mesh(
+    options: TextureOptions, console: Console | None = None, images: ImageStore | None = None
+) -> Path:
+    """Write a refined model as a textured mesh.
+
+    A ``.json`` file beside the mesh keeps its settings and figures. A complete mesh of the same
+    settings is not made again.
+
+    Args:
+        options: What to do.
+        console: Where to report; a new one on the standard output if None.
+        images: Photographs that are decoded already; only the source ``photos`` reads them.
+
+    Returns:
+        The OBJ file.
+
+    Raises:
+        UserError: For anything the user can mend: a damaged or wrong model, missing views or
+            photographs, a mesh of other settings in the way, a full disk.
+    """
+    console = console or Console()
+    if options.source not in SOURCES:
+        raise UserError(f"--texture_source {options.source}: choose from {', '.join(SOURCES)}")
+    check_square_size(options.square_size)
+    for notice in options.notices:
+        console.info(notice)
+    if _is_finished(options):
+        console.info(f"exists already: {options.obj_path}")
+        return options.obj_path
+    cloud = _read_model(options, console)
+    scene = _load_scene(options, console)
+    remove_stale_temporaries(options.obj_path.parent)
+    with shared_or_own_store(images, options.white_background) as store:
+        _texture(options, cloud, scene, store, console)
+    return options.obj_path
+
+
+def refined_file(path: Path) -> Path:
+    """The ``.pt`` itself, or the last one of a run's folder.
+
+    Raises:
+        UserError: There is none.
+    """
+    if path.is_dir():
+        files = [p for p in path.glob("*.pt") if p.stem.isdigit()]
+        if not files:
+            raise UserError(f"{path}: holds no .pt file; check --refined_model_path")
+        return max(files, key=lambda p: int(p.stem))
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; check --refined_model_path")
+    return path
+
+
+def select_faces(cloud: BoundCloud, keep: Tensor) -> BoundCloud:
+    """Some faces with their Gaussians; all vertices stay. keep: (F,) bool"""
+    rows = keep.repeat_interleave(cloud.per_triangle)
+    names = ("sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
+    return replace(
+        cloud, faces=cloud.faces[keep], **{name: getattr(cloud, name)[rows] for name in names}
+    )
+
+
+def face_colors(cloud: BoundCloud) -> Tensor:
+    """Mean colour of the Gaussians of each face, without what depends on the view. (F, 3)"""
+    colors = (0.5 + SH_C0 * cloud.sh_dc[:, 0]).clamp(0, 1)
+    return colors.reshape(-1, cloud.per_triangle, 3).mean(dim=1)
+
+
+def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewSource:
+    """Renders of Gaussians without what depends on the view."""
+
+    def render(camera: Camera) -> Tensor:
+        output = render_view(gaussians, camera, white=white_background, geometry=False, sh_degree=0)
+        return torch.nan_to_num(output.image).clamp(0, 1)
+
+    return render
+
+
+def photo_source(images: ImageStore, device: torch.device) -> ViewSource:
+    """The photographs."""
+    return lambda camera: images.get(camera).to(device).float() / 255
+
+
+def _is_finished(options: TextureOptions) -> bool:
+    """Whether a complete mesh of these settings exists.
+
+    Raises:
+        UserError: One of other settings does, and it may not be replaced.
+    """
+    path = options.obj_path
+    if not path.exists():
+        return False
+    note = path.with_suffix(".json")
+    saved = read_json(note) if note.is_file() else {}
+    saved = saved if isinstance(saved, dict) else {}
+    if saved.get("settings") != options.identity():
+        if options.overwrite:
+            return False
+        why = "was made with other settings" if saved else "has no settings beside it"
+        raise UserError(
+            f"{path} exists and {why}; pass --overwrite True to replace it, or another "
+            "--mesh_output_dir"
+        )
+    # Sizes tell a file of an interrupted or changed set from one of this run.
+    sizes = saved.get("files", {})
+    return all(
+        file.is_file() and file.stat().st_size == sizes.get(file.name)
+        for file in mesh_files(path, options.glb)
+    )
+
+
+def _read_model(options: TextureOptions, console: Console) -> BoundCloud:
+    path = refined_file(options.refined_model_path)
+    try:
+        state = load_payload(path).get("state_dict")
+        if not isinstance(state, dict):
+            raise UserError("the checkpoint lacks state_dict: not a refined SuGaR model")
+        cloud = bound_cloud_from_state(state)
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{path}: {error}; check --refined_model_path") from error
+    _check_model(path, cloud, options.per_triangle)
+    console.info(
+        f"{path}: {cloud.faces.shape[0]:,} triangles with {cloud.per_triangle} Gaussians each"
+    )
+    if options.postprocess:
+        keep = kept_faces(
+            cloud.faces,
+            face_density(cloud),
+            options.postprocess_iterations,
+            options.postprocess_density_threshold,
+        )
+        console.info(f"peeled {int((~keep).sum()):,} border triangles off")
+        if not keep.any():
+            raise UserError(
+                f"{path}: no triangle is left after peeling; lower "
+                "--postprocess_density_threshold or --postprocess_iterations"
+            )
+        cloud = select_faces(cloud, keep)
+    return cloud
+
+
+def _check_model(path: Path, cloud: BoundCloud, per_triangle: int | None) -> None:
+    if per_triangle is not None and per_triangle != cloud.per_triangle:
+        raise UserError(
+            f"{path}: has {cloud.per_triangle} Gaussians per triangle, not the {per_triangle} of "
+            "--n_gaussians_per_surface_triangle; leave that flag out"
+        )
+    n_vertices = cloud.vertices.shape[0]
+    if not 0 <= int(cloud.faces.min()) <= int(cloud.faces.max()) < n_vertices:
+        raise UserError(
+            f"{path}: a triangle refers to a vertex that is not there ({n_vertices} vertices); "
+            "refine the mesh again"
+        )
+    for name in ("vertices", "sh_dc", "opacity_logits", "log_scales", "rotations"):
+        if not torch.isfinite(getattr(cloud, name)).all():
+            raise UserError(f"{path}: has {name} of NaN or infinity; refine the mesh again")
+
+
+def _load_scene(options: TextureOptions, console: Console) -> Scene:
+    checkpoint = load_reference_checkpoint(
+        options.checkpoint_path, options.iteration_to_load, console.info
+    )
+    return load_scene_for_checkpoint(
+        options.scene_path,
+        checkpoint,
+        size_rule=options.size,
+        images_dir=options.images_dir or checkpoint.images_dir,
+        eval_split=options.eval_split,
+        require_images=options.source == "photos",
+        seed=options.seed,
+        notify=console.info,
+    )
+
+
+@torch.no_grad()
+def _texture(
+    options: TextureOptions, cloud: BoundCloud, scene: Scene, images: ImageStore, console: Console
+) -> None:
+    device = cloud.vertices.device
+    reset_peak(device)
+    start = time.monotonic()
+    atlas = make_atlas(options.atlas, cloud.vertices, cloud.faces, options.square_size)
+    unwrapped = time.monotonic()
+    if options.source == "photos":
+        source = photo_source(images, device)
+    else:
+        source = render_source(cloud.activate(), options.white_background)
+    baked = _bake(options, cloud, atlas, scene.train_cameras, source, console)
+    finished = time.monotonic()
+    mesh = TexturedMesh(cloud.vertices, cloud.faces, atlas.uvs, baked.texture)
+    result = {
+        "vertices": cloud.vertices.shape[0],
+        "faces": atlas.n_faces,
+        "views": len(scene.train_cameras),
+        "texture_side": atlas.side,
+        "bands": baked.n_bands,
+        "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
+        "seen_face_share": round(baked.seen_faces / atlas.n_faces, 4),
+        "unwrap_seconds": round(unwrapped - start, 2),
+        "seconds": round(finished - start, 2),
+        "bake_seconds": round(finished - unwrapped, 2),
+        "peak_bytes": memory_usage(device).peak,
+    }
+    settings = options.identity()
+    write_textured_mesh(
+        options.obj_path,
+        mesh,
+        glb=options.glb,
+        note=lambda sizes: {
+            "settings": settings,
+            "result": {**result, "write_seconds": round(time.monotonic() - finished, 2)},
+            "files": sizes,
+        },
+    )
+    console.info(
+        f"texture {atlas.side} x {atlas.side}, {100 * result['seen_face_share']:.1f} % of the "
+        f"triangles seen ({time.monotonic() - start:.1f} s): {options.obj_path}"
+    )
+
+
+def _bake(
+    options: TextureOptions,
+    cloud: BoundCloud,
+    atlas: Atlas,
+    cameras: list[Camera],
+    source: ViewSource,
+    console: Console,
+) -> BakedTexture:
+    n_steps = len(cameras) * count_bands(atlas.side, options.baking.budget_bytes)
+    with console.progress("texture", 1, n_steps) as progress:
+        return bake_texture(
+            cloud.vertices,
+            cloud.faces,
+            atlas,
+            cameras,
+            source,
+            face_colors(cloud),
+            options.baking,
+            on_view=lambda done, total: progress.update(done),
+        )

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``train.py`` and ``train_full_pipeline.py`` do with their flags."""
+
+from __future__ import annotations
+
+import argparse
+
+from sugar_pipeline.demo import run_demo
+from sugar_pipeline.flags import DEMO_FLAGS, given_flags, train_parser
+from sugar_pipeline.plan import full_plan, train_plan
+from sugar_pipeline.run import PipelineResult, run_stages
+
+
+def run_train(args: argparse.Namespace) -> PipelineResult:
+    """Run ``train.py``: the stages after a vanilla checkpoint, or the demo.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    if not args.demo:
+        return run_stages(train_plan(args))
+    ignored = [flag for flag in given_flags(args, train_parser(None)) if flag not in DEMO_FLAGS]
+    if ignored:
+        print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
+    return run_demo(args)
+
+
+def run_full(args: argparse.Namespace) -> PipelineResult:
+    """Run ``train_full_pipeline.py``: from photographs on.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    return run_stages(full_plan(args))

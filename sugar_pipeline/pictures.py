@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of a pipeline's meshes for its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.metrics import to_uint8
+from gaussian_splatting.engine.rendering import plain_background
+from sugar_extractors.mesh_pictures import at_most, pick_views, shaded_views
+from sugar_extractors.textured_mesh_io import read_textured_mesh
+from sugar_extractors.textured_rendering import render_textured
+from sugar_scene.mesh_io import read_mesh_ply
+from sugar_scene.meshes import TriangleMesh
+from sugar_scene.trainable_bound import bound_cloud_from_state
+
+N_VIEWS, WIDTH = 4, 640
+
+
+def mesh_picture_rows(
+    cameras: Sequence[Camera],
+    *,
+    coarse_mesh: Path | None,
+    refined: Path | None,
+    textured: Path | None,
+    white_background: bool = False,
+) -> dict[str, list[np.ndarray]]:
+    """Four views of each mesh there is, from cameras of the scene.
+
+    Args:
+        cameras: Cameras to choose from; at least one.
+        coarse_mesh: PLY.
+        refined: ``.pt`` of a refined model.
+        textured: OBJ of our own.
+        white_background: What the textured mesh is shown on.
+
+    Returns:
+        Title of a row to its pictures, (H, W, 3) uint8 each.
+    """
+    views = [at_most(camera, WIDTH) for camera in pick_views(cameras, N_VIEWS)]
+    rows: dict[str, list[np.ndarray]] = {}
+    if coarse_mesh is not None:
+        rows["Coarse mesh"] = shaded_views(read_mesh_ply(coarse_mesh), views, WIDTH)
+    if refined is not None:
+        rows["Refined mesh"] = shaded_views(refined_mesh(refined), views, WIDTH)
+    if textured is not None:
+        mesh = read_textured_mesh(textured)
+        background = plain_background(white_background, torch.device("cpu"))
+        rows["Textured mesh, without lighting"] = [
+            to_uint8(render_textured(mesh, camera, background, supersampling=2)).numpy()
+            for camera in views
+        ]
+    return rows
+
+
+def refined_mesh(path: Path) -> TriangleMesh:
+    """The surface of a refined model, grey.
+
+    Raises:
+        UserError: The file is missing, damaged or not a refined model.
+    """
+    cloud = bound_cloud_from_state(load_payload(path)["state_dict"])
+    vertices = cloud.vertices.double().numpy()
+    return TriangleMesh(
+        vertices, cloud.faces.numpy(), np.full((len(vertices), 3), 128, dtype=np.uint8)
+    )

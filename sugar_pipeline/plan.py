@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of all stages, resolved and checked before the first one starts.
+
+Every stage's result has a name that follows from the flags, so the input of each stage is known
+before the one that makes it has run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.densification import DensificationConfig
+from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.options import run_options
+from gaussian_splatting.schedule import scaled
+from gaussian_splatting.training import VanillaOptions
+from gaussian_splatting.vanilla import VanillaConfig
+from sugar_extractors.mesh_config import MeshOptions
+from sugar_extractors.options import mesh_settings
+from sugar_extractors.texture_options import texture_settings
+from sugar_extractors.texturing import TextureOptions
+from sugar_pipeline.flags import apply_presets, notices, runs_stage
+from sugar_trainers.coarse_config import REGULARIZATIONS
+from sugar_trainers.coarse_training import CoarseOptions
+from sugar_trainers.naming import scene_name
+from sugar_trainers.options import coarse_options
+from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_training import RefineOptions
+from sugar_utils.errors import UserError
+from sugar_utils.flags import require_both_corners
+
+EXPLICIT = ("sugarfine_", "checkpoints", "sugarcoarse_")
+"""Beginnings of run folders' names: refinement, vanilla, coarse."""
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """What runs, one after the other.
+
+    Attributes:
+        coarse: Coarse stage.
+        mesh: Mesh extraction; None to stop before it, and likewise below.
+        refine: Refinement.
+        texture: Texture baking.
+        vanilla: Vanilla stage before all others; None where a checkpoint is given.
+        notices: Lines to print at the start.
+    """
+
+    coarse: CoarseOptions
+    mesh: MeshOptions | None = None
+    refine: RefineOptions | None = None
+    texture: TextureOptions | None = None
+    vanilla: VanillaOptions | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def n_stages(self) -> int:
+        """Stages that run."""
+        stages = (self.vanilla, self.coarse, self.mesh, self.refine, self.texture)
+        return sum(stage is not None for stage in stages)
+
+    def settings(self) -> dict[str, Any]:
+        """Resolved settings of each stage, as JSON values; files of earlier stages must exist."""
+        stages: dict[str, Any] = {}
+        if self.vanilla is not None:
+            stages["vanilla"] = self.vanilla.identity()
+        stages["coarse"] = self.coarse.identity()
+        if self.mesh is not None:
+            stages["mesh"] = self.mesh.identity(*self.mesh.jobs[0])
+        if self.refine is not None:
+            stages["refine"] = self.refine.identity()
+        if self.texture is not None:
+            stages["texture"] = self.texture.identity()
+        return stages
+
+
+def train_plan(args: argparse.Namespace) -> PipelinePlan:
+    """Plan of ``train.py``.
+
+    Raises:
+        UserError: If flags contradict each other or an input is missing.
+    """
+    if args.regularization_type is None:
+        raise UserError(
+            f"-r/--regularization_type is missing; choose one of {', '.join(REGULARIZATIONS)} "
+            "(dn_consistency is the recommended one)"
+        )
+    args = apply_presets(args)
+    require_both_corners(args.bboxmin, args.bboxmax)
+    if args.ray_samples < 2:
+        raise UserError("--ray_samples must be at least 2; 21 is usual")
+    if args.scene_path is None:
+        raise UserError("-s/--scene_path is missing; --help lists all flags")
+    folders = _Folders(args.output_dir, scene_name(args.scene_path))
+    coarse = coarse_options(args, args.regularization_type, folders.of("coarse"))
+    coarse = replace(coarse, run=_run_of(args, "sugarcoarse_"))
+    plan = PipelinePlan(coarse, notices=notices(args))
+    if not runs_stage(args, "mesh"):
+        return plan
+    mesh = _mesh_options(args, coarse, folders)
+    plan = replace(plan, mesh=mesh)
+    if not runs_stage(args, "refine"):
+        return plan
+    refine = _refine_options(args, mesh, folders)
+    plan = replace(plan, refine=refine)
+    if not runs_stage(args, "texture"):
+        return plan
+    return replace(plan, texture=_texture_options(args, refine, folders))
+
+
+def full_plan(args: argparse.Namespace) -> PipelinePlan:
+    """Plan of ``train_full_pipeline.py``: a vanilla stage, if none is given, before the others.
+
+    Raises:
+        UserError: As :func:`train_plan`.
+    """
+    args = argparse.Namespace(**vars(args))
+    if args.scene_path is None:
+        raise UserError("-s/--scene_path is missing; --help lists all flags")
+    args.iteration_to_load = args.vanilla_iterations
+    if args.gs_output_dir is not None:
+        args.checkpoint_path = args.gs_output_dir
+        plan = train_plan(args)
+        idle = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
+        if idle:
+            line = f"{', '.join(idle)}: no effect with --gs_output_dir, nothing is trained before"
+            plan = replace(plan, notices=(*plan.notices, line))
+        return plan
+    args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
+    args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
+    return replace(train_plan(args), vanilla=_vanilla_options(args))
+
+
+@dataclass(frozen=True)
+class _Folders:
+    """Where the stages of one scene write."""
+
+    root: Path
+    scene: str
+
+    def of(self, stage: str) -> Path:
+        return self.root / stage / self.scene
+
+
+def _run_of(args: argparse.Namespace, prefix: str) -> RunOptions:
+    """Treatment of earlier runs; a checkpoint given by path concerns the stage that made it."""
+    options = run_options(args)
+    if options.resume in ("auto", "none"):
+        return options
+    path = Path(options.resume)
+    folder = path if path.is_dir() else path.parent
+    owner = next((p for p in EXPLICIT if folder.resolve().name.startswith(p)), "sugarcoarse_")
+    return options if owner == prefix else replace(options, resume="auto")
+
+
+def _capture(args: argparse.Namespace, coarse: CoarseOptions) -> dict:
+    return {
+        "scene_path": coarse.scene_path,
+        "checkpoint_path": coarse.checkpoint_path,
+        "iteration_to_load": coarse.iteration_to_load,
+        "eval_split": coarse.eval_split,
+        "images_dir": coarse.images_dir,
+        "size": coarse.size,
+    }
+
+
+def _mesh_options(
+    args: argparse.Namespace, coarse: CoarseOptions, folders: _Folders
+) -> MeshOptions:
+    return MeshOptions(
+        **_capture(args, coarse),
+        **mesh_settings(args),
+        coarse_model_path=coarse.result,
+        output_dir=folders.of("coarse_mesh"),
+        surface_levels=(args.surface_level,),
+        decimation_targets=(args.n_vertices_in_mesh,),
+        seed=args.random_seed,
+        overwrite=args.overwrite,
+    )
+
+
+def _refine_options(
+    args: argparse.Namespace, mesh: MeshOptions, folders: _Folders
+) -> RefineOptions:
+    config = RefineConfig(
+        iterations=args.refinement_iterations,
+        per_triangle=args.gaussians_per_triangle,
+        n_vertices_in_fg=args.n_vertices_in_mesh,
+        bbox=None if args.bboxmin is None else (args.bboxmin, args.bboxmax),
+        white_background=args.white_background,
+        seed=args.random_seed,
+    )
+    return RefineOptions(
+        **_capture(args, mesh),
+        mesh_path=mesh.mesh_paths[0],
+        output_dir=folders.of("refined"),
+        ply_dir=folders.of("refined_ply"),
+        config=config.with_schedule(args.schedule_scale),
+        checkpoint_interval=args.checkpoint_interval,
+        export_ply=args.export_ply,
+        run=_run_of(args, "sugarfine_"),
+    )
+
+
+def _texture_options(
+    args: argparse.Namespace, refine: RefineOptions, folders: _Folders
+) -> TextureOptions:
+    return TextureOptions(
+        **_capture(args, refine),
+        **texture_settings(args),
+        refined_model_path=refine.result,
+        output_dir=folders.of("refined_mesh"),
+        white_background=args.white_background,
+        overwrite=args.overwrite,
+    )
+
+
+def _vanilla_options(args: argparse.Namespace) -> VanillaOptions:
+    """The vanilla stage holds out what the others hold out, at the size that they train on."""
+    config = VanillaConfig(
+        iterations=scaled(args.vanilla_iterations, args.schedule_scale),
+        densification=DensificationConfig(max_gaussians=args.max_gaussians),
+        white_background=args.white_background,
+        seed=args.random_seed,
+    )
+    return VanillaOptions(
+        scene_path=args.scene_path,
+        output=args.checkpoint_path,
+        images_dir=args.images or "images",
+        resolution=-1 if args.img_resolution == 1 else args.img_resolution,
+        resolution_factor=args.resolution_factor,
+        eval_split=args.eval,
+        config=config.with_schedule(args.schedule_scale),
+        init_ply=args.init_ply,
+        test_iterations=(),
+        save_iterations=(),
+        run=_run_of(args, "checkpoints"),
+    )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the stages of a plan in one process, and writes the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.images import ImageStore
+from gaussian_splatting.training import CHECKPOINT_FOLDER, train_vanilla
+from sugar_extractors.extraction import extract_coarse_mesh
+from sugar_extractors.mesh_quality import (
+    OBJECT_FILE,
+    MeshQuality,
+    compare_surfaces,
+    read_reference,
+)
+from sugar_extractors.texturing import extract_textured_mesh
+from sugar_pipeline.pictures import mesh_picture_rows, refined_mesh
+from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.report import StageRecord, write_report
+from sugar_scene.mesh_io import read_mesh_ply
+from sugar_trainers.capture import load_capture
+from sugar_trainers.coarse_training import train_coarse
+from sugar_trainers.refine_training import train_refined
+from sugar_utils.console import Console
+from sugar_utils.files import read_json
+
+
+@dataclass
+class PipelineResult:
+    """What a pipeline made.
+
+    Attributes:
+        records: The stages, those that were finished before included.
+        coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
+        refined: Refined ``.pt``.
+        textured: OBJ.
+        quality: Figures of each mesh, in scenes whose true geometry is known.
+        report: HTML file; None if it could not be written.
+    """
+
+    records: list[StageRecord] = field(default_factory=list)
+    coarse_mesh: Path | None = None
+    refined: Path | None = None
+    textured: Path | None = None
+    quality: dict[str, MeshQuality] = field(default_factory=dict)
+    report: Path | None = None
+
+
+def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineResult:
+    """Run all stages of a plan; what is finished already is not repeated.
+
+    All stages share one store of decoded photographs.
+    """
+    console = console or Console()
+    for notice in plan.notices:
+        console.info(notice)
+    result = PipelineResult()
+    with ImageStore(plan.coarse.config.white_background) as images:
+        for number, (title, run) in enumerate(_stages(plan, result, images, console), start=1):
+            console.info(f"stage {number} of {plan.n_stages}: {title}")
+            result.records.append(run())
+    result.quality = _measure(plan.coarse.scene_path, result)
+    for name, quality in result.quality.items():
+        console.info(
+            f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
+            f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
+        )
+    result.report = _write_report(plan, result, console)
+    for label, path in (
+        ("mesh", result.coarse_mesh),
+        ("refined model", result.refined),
+        ("textured mesh", result.textured),
+        ("report", result.report),
+    ):
+        if path is not None:
+            console.info(f"{label}: {path}")
+    return result
+
+
+def _stages(
+    plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
+) -> list[tuple[str, Callable[[], StageRecord]]]:
+    """Title and function of every stage that runs."""
+
+    def vanilla() -> StageRecord:
+        ply = train_vanilla(plan.vanilla, images)
+        return training_record("vanilla 3DGS", plan.vanilla.output / CHECKPOINT_FOLDER, [ply])
+
+    def coarse() -> StageRecord:
+        path = train_coarse(plan.coarse, images)
+        title = f"coarse SuGaR, {plan.coarse.config.regularization}"
+        return training_record(title, path.parent, [path])
+
+    def mesh() -> StageRecord:
+        result.coarse_mesh = extract_coarse_mesh(plan.mesh, console)[0]
+        return file_record("coarse mesh", result.coarse_mesh)
+
+    def refine() -> StageRecord:
+        result.refined = train_refined(plan.refine, images)
+        outputs = [result.refined, *([plan.refine.ply_path] if plan.refine.export_ply else [])]
+        return training_record("refinement", result.refined.parent, outputs)
+
+    def texture() -> StageRecord:
+        result.textured = extract_textured_mesh(plan.texture, console, images)
+        return file_record("textured mesh", result.textured)
+
+    wanted = (
+        (plan.vanilla, "vanilla 3DGS", vanilla),
+        (plan.coarse, f"coarse SuGaR, {plan.coarse.config.regularization}", coarse),
+        (plan.mesh, "coarse mesh", mesh),
+        (plan.refine, "refinement", refine),
+        (plan.texture, "texture", texture),
+    )
+    return [(title, run) for options, title, run in wanted if options is not None]
+
+
+def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:
+    """Record of a training stage, from what its folder tells."""
+    recorded: dict[str, Any] = read_json(directory / RUN_FILE)
+    phases = recorded.get("timings", {}).values()
+    return StageRecord(
+        name=name,
+        seconds=sum(phase["seconds"] for phase in phases),
+        peak_bytes=max((phase["peak_bytes"] for phase in phases), default=0),
+        outputs=tuple(outputs),
+        run_directory=directory,
+    )
+
+
+def file_record(name: str, path: Path) -> StageRecord:
+    """Record of a stage that writes its figures beside its result."""
+    recorded: dict[str, Any] = read_json(path.with_suffix(".json"))
+    figures = dict(recorded["result"])
+    seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
+    outputs = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.suffix != ".json")
+    return StageRecord(
+        name=name,
+        seconds=seconds,
+        peak_bytes=peak,
+        outputs=tuple(outputs),
+        run_directory=None,
+        figures=figures,
+    )
+
+
+def _measure(scene: Path, result: PipelineResult) -> dict[str, MeshQuality]:
+    """Figures of the meshes made; none for photographs of the real world."""
+    if not (scene / OBJECT_FILE).is_file() or result.coarse_mesh is None:
+        return {}
+    reference = read_reference(scene)
+    qualities = {"coarse mesh": compare_surfaces(read_mesh_ply(result.coarse_mesh), reference)}
+    if result.refined is not None:
+        qualities["refined mesh"] = compare_surfaces(refined_mesh(result.refined), reference)
+    return qualities
+
+
+def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) -> Path | None:
+    """The report lies with the last training stage; it never costs a result."""
+    last = plan.coarse if plan.refine is None else plan.refine
+    _, scene = load_capture(last, last.config.white_background, last.config.seed, lambda _: None)
+    cameras = scene.test_cameras or scene.train_cameras
+    rows = mesh_picture_rows(
+        cameras,
+        coarse_mesh=result.coarse_mesh,
+        refined=result.refined,
+        textured=result.textured,
+        white_background=last.config.white_background,
+    )
+    return write_report(
+        last.directory / "report.html",
+        f"SuGaR of {last.scene_path.name}",
+        result.records,
+        settings=plan.settings(),
+        pictures=rows,
+        quality=result.quality or None,
+        notify=console.warn,
+    )

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages together: how flags become settings, whole tiny runs, skipping and going on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import metrics
+import train
+import train_full_pipeline
+from gaussian_splatting import images as image_module
+from sugar_pipeline.flags import full_parser, train_parser
+from sugar_pipeline.metrics_options import read_scene_config
+from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
+from sugar_utils.errors import UserError
+from tests.tiny_scene import assert_same_bits, make_tiny_checkpoint, make_tiny_scene, run_cli
+
+SCALE = 0.002
+SHORT = (
+    "-r", "dn_consistency", "--schedule_scale", SCALE, "--sdf_samples", 300, "-v", 300, "-f", 3000,
+    "--surface_points", 4000, "--poisson_depth", 5, "--meshing_backend", "pycolmap",
+    "--background_mesh", False, "--square_size", 6,
+)  # fmt: skip
+COARSE = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
+MESH = "sugarmesh_3Dgs7000_densityestim02_sdfnorm02_level03_decim300"
+FINE = (
+    "sugarfine_3Dgs7000_densityestim02_sdfnorm02_level03_decim300_normalconsistency01_gaussperface1"
+)
+
+
+def plan_of(*words: object) -> PipelinePlan:
+    start = ["-s", "scans/cup", "-c", "vanilla", "-r", "density"]
+    return train_plan(train_parser(None).parse_args([*start, *map(str, words)]))
+
+
+def full_plan_of(*words: object) -> PipelinePlan:
+    start = ["-s", "scans/cup", "-r", "density"]
+    return full_plan(full_parser(None).parse_args([*start, *map(str, words)]))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple:
+    root = tmp_path_factory.mktemp("pipeline")
+    scene = make_tiny_scene(root / "scene")
+    return ("-s", scene.root, "-c", make_tiny_checkpoint(root / "vanilla", scene), *SHORT)
+
+
+@pytest.fixture(scope="module")
+def run(inputs, tmp_path_factory) -> Path:
+    """The output of one whole run."""
+    output = tmp_path_factory.mktemp("whole") / "out"
+    assert run_cli(train.main, *inputs, "--output_dir", output) == 0
+    return output
+
+
+def state_of(root: Path) -> dict[str, int]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    skipped = ("log.txt", "report.html")
+    return {str(p): p.stat().st_mtime_ns for p in files if p.name not in skipped}
+
+
+@pytest.mark.parametrize(
+    ("words", "triangles", "per_triangle", "iterations"),
+    [
+        ("", 1_000_000, 1, 15_000),
+        ("-v 5000 -g 3 -f 100", 5_000, 3, 100),
+        ("--low_poly True", 200_000, 6, 15_000),
+        ("--low_poly True -v 5000 -g 3", 200_000, 6, 15_000),
+        ("--high_poly True -g 6", 1_000_000, 1, 15_000),
+        ("--low_poly True --high_poly True", 1_000_000, 1, 15_000),
+        ("--refinement_time short", 1_000_000, 1, 2_000),
+        ("--refinement_time medium -f 9", 1_000_000, 1, 7_000),
+        ("--refinement_time long", 1_000_000, 1, 15_000),
+        ("--refinement_time None -f 9", 1_000_000, 1, 9),
+    ],
+)
+def test_presets_win_over_single_flags(words, triangles, per_triangle, iterations):
+    plan = plan_of(*words.split())
+    assert plan.mesh.decimation_targets == (triangles,)
+    assert plan.refine.config.per_triangle == per_triangle
+    assert plan.refine.config.iterations == iterations
+    assert plan.refine.config.n_vertices_in_fg == triangles
+
+
+def test_an_unknown_refinement_time_is_refused():
+    with pytest.raises(UserError, match="--refinement_time fast is unknown"):
+        plan_of("--refinement_time", "fast")
+
+
+def test_files_have_the_names_of_the_original():
+    plan = plan_of()
+    root = Path("output")
+    mesh = "3Dgs7000_densityestim02_sdfnorm02_level03_decim1000000"
+    fine = f"sugarfine_{mesh}_normalconsistency01_gaussperface1"
+    assert plan.coarse.result == root / "coarse" / "cup" / COARSE / "15000.pt"
+    assert plan.mesh.mesh_paths == [root / "coarse_mesh" / "cup" / f"sugarmesh_{mesh}.ply"]
+    assert plan.refine.result == root / "refined" / "cup" / fine / "15000.pt"
+    assert plan.refine.ply_path == root / "refined_ply" / "cup" / f"{fine}.ply"
+    assert plan.texture.obj_path == root / "refined_mesh" / "cup" / f"{fine}.obj"
+
+
+def test_every_stage_sees_the_same_input():
+    plan = plan_of("--eval", "False", "--resolution_factor", "3", "--images", "photos", "-i", "30")
+    for stage in (plan.coarse, plan.mesh, plan.refine, plan.texture):
+        assert not stage.eval_split
+        assert stage.size.resolution_factor == 3
+        assert stage.images_dir == "photos"
+        assert stage.iteration_to_load == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        ("--stop_after coarse", 1),
+        ("--stop_after mesh", 2),
+        ("--stop_after refine", 3),
+        ("-t False", 3),
+        ("--stop_after texture", 4),
+        ("", 4),
+    ],
+)
+def test_stages_can_be_left_out(words, stages):
+    assert plan_of(*words.split()).n_stages == stages
+
+
+def test_flags_of_stages_that_do_not_run_are_announced():
+    plan = plan_of("--stop_after", "mesh", "-g", "6", "--square_size", "9", "-l", "0.2")
+    assert "--gaussians_per_triangle: no effect, the refine stage does not run" in plan.notices
+    assert "--square_size: no effect, the texture stage does not run" in plan.notices
+    assert len(plan.notices) == 2
+
+
+def test_a_checkpoint_given_by_path_goes_to_the_stage_that_made_it(tmp_path):
+    fine, coarse = (tmp_path / name / "9.pt" for name in (FINE, COARSE))
+    plan = plan_of("--resume", fine)
+    assert (plan.coarse.run.resume, plan.refine.run.resume) == ("auto", str(fine))
+    plan = plan_of("--resume", coarse)
+    assert (plan.coarse.run.resume, plan.refine.run.resume) == (str(coarse), "auto")
+
+
+def test_the_full_pipeline_trains_vanilla_on_the_views_that_are_not_held_out():
+    plan = full_plan_of("--schedule_scale", "0.1", "--resolution_factor", "2")
+    assert plan.vanilla.eval_split
+    assert plan.vanilla.config.iterations == 700
+    assert plan.vanilla.resolution_factor == 2
+    assert plan.vanilla.output == plan.coarse.checkpoint_path
+    assert plan.coarse.iteration_to_load == 700
+    assert not full_plan_of("--eval", "False").vanilla.eval_split
+
+
+def test_the_full_pipeline_starts_from_a_given_checkpoint():
+    plan = full_plan_of("--gs_output_dir", "mine/", "--max_gaussians", "10")
+    assert plan.vanilla is None
+    assert plan.coarse.checkpoint_path == Path("mine")
+    assert plan.coarse.iteration_to_load == 7_000
+    assert any("--max_gaussians: no effect" in notice for notice in plan.notices)
+    assert full_plan_of("--gs_output_dir", "None").vanilla is not None
+
+
+def test_a_whole_run_writes_all_results(run):
+    assert (run / "coarse" / "scene" / COARSE / "30.pt").is_file()
+    assert (run / "coarse_mesh" / "scene" / f"{MESH}.ply").is_file()
+    assert (run / "refined" / "scene" / FINE / "6.pt").is_file()
+    assert (run / "refined_ply" / "scene" / f"{FINE}.ply").is_file()
+    for suffix in (".obj", ".mtl", ".png", ".glb"):
+        assert (run / "refined_mesh" / "scene" / f"{FINE}{suffix}").is_file()
+    report = (run / "refined" / "scene" / FINE / "report.html").read_text(encoding="utf-8")
+    for word in ("Coarse mesh", "Refined mesh", "Textured mesh", "coarse SuGaR", "refinement"):
+        assert word in report
+
+
+def test_a_finished_run_is_not_repeated(inputs, run, capsys):
+    before = state_of(run)
+    assert run_cli(train.main, *inputs, "--output_dir", run) == 0
+    assert state_of(run) == before
+    assert capsys.readouterr().out.count("already") == 4
+
+
+def test_a_run_that_stopped_in_the_refinement_goes_on_and_ends_alike(inputs, run, tmp_path):
+    copy = tmp_path / "out"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "refined_mesh")
+    for name in (copy / "refined" / "scene" / FINE).glob("[3-6].pt"):
+        name.unlink()
+    assert run_cli(train.main, *inputs, "--output_dir", copy) == 0
+    assert_same_bits(
+        run / "refined" / "scene" / FINE / "6.pt", copy / "refined" / "scene" / FINE / "6.pt"
+    )
+    for suffix in (".obj", ".png"):
+        first, second = (r / "refined_mesh" / "scene" / f"{FINE}{suffix}" for r in (run, copy))
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_photographs_are_decoded_once_for_all_stages(inputs, tmp_path, monkeypatch):
+    decoded: list[Path] = []
+    original = image_module.decode_image
+
+    def count(path, *rest):
+        decoded.append(path)
+        return original(path, *rest)
+
+    monkeypatch.setattr(image_module, "decode_image", count)
+    assert run_cli(train.main, *inputs, "--output_dir", tmp_path / "out") == 0
+    assert len(decoded) == len(set(decoded)) == 10
+
+
+def test_the_full_pipeline_runs_in_folders_with_spaces_and_brackets(tmp_path):
+    scene = make_tiny_scene(tmp_path / "my scan (1)")
+    output = tmp_path / "out [b]"
+    flags = ("-s", scene.root, *SHORT, "--output_dir", output, "--vanilla_iterations", 150_000)
+    assert run_cli(train_full_pipeline.main, *flags, "--bboxmin", "(-2,-2,-2)", "-B", "2,2,2") == 0
+    vanilla = output / "vanilla_gs" / scene.root.name
+    call = ast.parse((vanilla / "cfg_args").read_text(), mode="eval").body
+    assert {k.arg: ast.literal_eval(k.value) for k in call.keywords}["eval"] is True
+    assert (vanilla / "point_cloud" / "iteration_300" / "point_cloud.ply").is_file()
+    assert len(list((output / "refined_mesh" / scene.root.name).glob("*.obj"))) == 1
+
+
+def test_metrics_are_those_of_the_run(inputs, run, capsys):
+    config = json.dumps({str(inputs[1]): str(inputs[3])})
+    shared = (
+        "--scene_config", config, "-r", "dn_consistency", "-v", 300, "-f", 6, "--output_dir", run
+    )  # fmt: skip
+    assert run_cli(metrics.main, *shared, "--evaluate_vanilla", True) == 0
+    saved = json.loads((run / "metrics" / "results_density02_normal02.json").read_text())
+    assert set(saved["scene"]) == {"3dgs_7k", "sugar_03_300_6"}
+    for scores in saved["scene"].values():
+        assert set(scores) == {"ssim", "psnr", "lpips"}
+    log = (run / "refined" / "scene" / FINE / "log.txt").read_text()
+    reported = float(log.rsplit("PSNR ", 1)[1].split()[0])
+    assert saved["scene"]["sugar_03_300_6"]["psnr"] == pytest.approx(reported, abs=0.05)
+    assert run_cli(metrics.main, *shared, "--use_uv_texture", True) == 0
+    textured = json.loads(
+        (run / "metrics" / "results_density02_normal02_uvtexture.json").read_text()
+    )
+    assert textured["scene"]["sugar_03_300_6"]["psnr"] > 8
+    assert "has no iteration 30000" in capsys.readouterr().out
+
+
+def test_metrics_name_the_model_that_is_missing(inputs, tmp_path, capsys):
+    config = tmp_path / "scenes.json"
+    config.write_text(json.dumps({str(inputs[1]): str(inputs[3])}))
+    flags = ("--scene_config", config, "-r", "density", "--output_dir", tmp_path)
+    assert run_cli(metrics.main, *flags) == 2
+    assert "15000.pt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"a": 1}'])
+def test_a_wrong_scene_config_is_refused(text, tmp_path):
+    if text == "[1]":
+        path = tmp_path / "list.json"
+        path.write_text(text)
+        text = str(path)
+    with pytest.raises(UserError, match="--scene_config"):
+        read_scene_config(text)
+
+
+def test_the_refined_model_carries_its_topology(run):
+    payload = torch.load(run / "refined" / "scene" / FINE / "6.pt", weights_only=True)
+    assert payload["state_dict"]["_surface_mesh_faces"].shape[1] == 3

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a pipeline, and that of extracted meshes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaussian_splatting.engine.tensorboard import RunLogger
+from sugar_extractors.mesh_config import MeshOptions
+from sugar_extractors.mesh_quality import MeshQuality
+from sugar_extractors.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report
+from sugar_pipeline.report import StageRecord, write_report
+from sugar_scene.mesh_io import write_mesh_ply
+from tests.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene
+from tests.random_scenes import look_at
+from tests.test_mesh_quality import sphere
+
+QUALITY = MeshQuality(
+    accuracy=0.00343, completeness=0.002, precisions=(0.8, 0.9), recalls=(0.8, 0.9),
+    normal_agreement=0.95, non_manifold_edge_share=0.0, open_edge_share=0.0123,
+    components=4, triangles=38731, object_triangles=15802,
+)  # fmt: skip
+
+
+def coarse_run(root: Path) -> Path:
+    folder = root / "coarse" / "run <1>"
+    with RunLogger(folder / "tensorboard") as logger:
+        for iteration in range(1, 6):
+            logger.scalars(
+                {"Loss/loss": 1.0 / iteration, "Test/PSNR": 25.0 + iteration,
+                 "Gaussians/count": 23078.0}, iteration,
+            )  # fmt: skip
+    (folder / "run.json").write_text(
+        json.dumps(
+            {
+                "status": "finished",
+                "settings": {"regularization": "dn_consistency"},
+                "timings": {"geometry": {"seconds": 62.0, "peak_bytes": 2**30}},
+            }
+        )
+    )
+    (folder / "15000.pt").write_bytes(bytes(4096))
+    return folder
+
+
+def stages_in(root: Path) -> list[StageRecord]:
+    run = coarse_run(root)
+    mesh = root / "mesh.ply"
+    mesh.write_bytes(bytes(1024))
+    return [
+        StageRecord("coarse SuGaR", 62.0, 2**30, (run / "15000.pt",), run),
+        StageRecord("mesh", 21.0, 2**29, (mesh,), figures={"faces": 38731, "backend": "<b>"}),
+        StageRecord("texture", outputs=(root / "gone.obj",), status="skipped"),
+    ]
+
+
+def test_a_pipeline_report_has_it_all(tmp_path):
+    rows = {
+        "Coarse mesh": [np.full((6, 8, 3), k, dtype=np.uint8) for k in range(4)],
+        "Textured mesh": [],
+    }
+    path = write_report(
+        tmp_path / "report.html",
+        "SuGaR of fox & co",
+        stages_in(tmp_path),
+        settings={"seed": 12345, "mesh": {"level": 0.3}},
+        pictures=rows,
+        quality=QUALITY,
+        notify=pytest.fail,
+    )
+    text = path.read_text(encoding="utf-8")
+    for words in (
+        "SuGaR of fox &amp; co", "1 min 23 s", "23,078 Gaussians", "38,731 triangles", "1.00 GiB",
+        "skipped", "coarse/run%20%3C1%3E/15000.pt", "mesh.level", "12345", "0.343%", "Coarse mesh",
+        "30.00 dB", "PSNR of held-out views", "&lt;b&gt;", "4.00 KiB", "Not there:",
+    ):  # fmt: skip
+        assert words in text, words
+    assert text.count("<img ") == 4
+    assert "Textured mesh" not in text
+    assert "<b>" not in text
+
+
+def test_several_meshes_stand_side_by_side(tmp_path):
+    quality = {"coarse": QUALITY, "refined": QUALITY}
+    path = write_report(tmp_path / "r.html", "t", [], quality=quality, notify=pytest.fail)
+    header = re.search(r"<thead>.*?</thead>", path.read_text(encoding="utf-8"))[0]
+    assert header.index("coarse") < header.index("refined")
+
+
+def test_a_stage_that_was_not_run_has_no_time(tmp_path):
+    stage = StageRecord("vanilla", 0.0, 0, status="finished before")
+    path = write_report(tmp_path / "r.html", "t", [stage], notify=pytest.fail)
+    text = path.read_text(encoding="utf-8")
+    assert "finished before" in text
+    assert "0 B" not in text
+
+
+def test_a_pipeline_report_never_costs_a_result(tmp_path):
+    said: list[str] = []
+    stages = [StageRecord("coarse", 1.0, 1, (), tmp_path / "no such run")]
+    assert write_report(tmp_path / "r.html", "t", stages, notify=said.append) is None
+    assert "the results themselves are complete" in said[0]
+    (tmp_path / "file").write_text("")
+    assert write_report(tmp_path / "file" / "r.html", "t", [], notify=said.append) is None
+    assert len(said) == 2
+
+
+def test_a_mesh_report_shows_figures_settings_and_four_views(tmp_path, monkeypatch):
+    monkeypatch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 64)
+    meshes = [tmp_path / name for name in ("a.ply", "b.ply")]
+    for mesh in meshes:
+        write_mesh_ply(mesh, sphere(rings=10))
+    note = {
+        "settings": {"level": 0.3},
+        "result": {"open_edge_share": 0.0172, "faces": 38731, "seconds": 75.0, "peak_bytes": 2**30},
+    }
+    meshes[0].with_suffix(".json").write_text(json.dumps(note))
+    meshes[1].with_suffix(".json").write_text("rubbish")
+    cameras = [look_at((3.0, float(k), 1.0), name=f"view {k}") for k in range(9)]
+    path = write_mesh_report(tmp_path, meshes, cameras, pytest.fail)
+    assert path == tmp_path / REPORT_FILE
+    text = path.read_text(encoding="utf-8")
+    assert text.count("<img ") == 8
+    for words in (
+        "a.ply",
+        "b.ply",
+        "open edge share",
+        "38,731",
+        "0.3",
+        "a.json",
+        "view 0",
+        "1 min 15 s",
+        "peak memory",
+        "1.00 GiB",
+    ):
+        assert words in text, words
+
+
+def test_an_extraction_ends_with_a_report_where_its_scene_is_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 32)
+    scene = write_mesh_scene(tmp_path, sphere_cloud(50), cameras_around(5))
+    made = tmp_path / "out" / "m.ply"
+    write_mesh_ply(made, sphere(rings=10))
+    monkeypatch.setattr("sugar_extractors.mesh_report.extract_coarse_mesh", lambda *_: [made])
+    options = MeshOptions(
+        scene_path=scene.root,
+        checkpoint_path=scene.checkpoint,
+        iteration_to_load=ITERATION,
+        coarse_model_path=scene.coarse,
+        output_dir=made.parent,
+    )
+    assert extract_and_report(options) == [made]
+    assert "m.ply" in (made.parent / REPORT_FILE).read_text(encoding="utf-8")
+    gone = replace(options, checkpoint_path=tmp_path / "gone")
+    assert extract_and_report(gone) == [made]
+    assert "warning: no report" in capsys.readouterr().out
+
+
+def test_a_mesh_report_without_its_mesh_is_only_told(tmp_path):
+    said: list[str] = []
+    assert write_mesh_report(tmp_path, [tmp_path / "a.ply"], [], said.append) is None
+    assert "a.ply" in said[0]

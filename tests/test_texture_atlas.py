@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where triangles lie in a texture: the layout of the original, and unfolded charts."""
+
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+import pytest
+import torch
+
+from sugar_extractors.texture_atlas import (
+    MAX_SIDE,
+    make_atlas,
+    squares_atlas,
+    squares_per_axis,
+)
+from sugar_utils.errors import UserError
+from tests.test_refine_run import icosahedron
+
+
+def signed_areas(corners: torch.Tensor) -> torch.Tensor:
+    a, b = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
+    return (a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]) / 2
+
+
+def texels_inside(corners: np.ndarray, side: int) -> np.ndarray:
+    """Texel centres strictly inside a triangle. (n, 2) as x, y"""
+    y, x = np.mgrid[:side, :side]
+    points = np.stack([x.ravel(), y.ravel()], axis=1) + 0.5
+    a, b, c = corners
+    matrix = np.stack([b - a, c - a], axis=1)
+    u, v = np.linalg.solve(matrix, (points - a).T)
+    inside = (u > 1e-6) & (v > 1e-6) & (u + v < 1 - 1e-6)
+    return np.stack([x.ravel(), y.ravel()], axis=1)[inside]
+
+
+def test_squares_have_the_coordinates_of_the_original():
+    size, n_faces = 10, 7
+    atlas = squares_atlas(n_faces, size)
+    per_axis = int((n_faces // 2 + 1) ** 0.5 + 1)
+    assert atlas.side == size * per_axis
+    for face in range(n_faces):
+        a, b = divmod(face // 2, per_axis)
+        if face % 2 == 0:
+            expected = [
+                ((a + 1) * size - 2, b * size + 1),
+                (a * size + 2, b * size + 1),
+                ((a + 1) * size - 2, (b + 1) * size - 3),
+            ]
+        else:
+            expected = [
+                (a * size + 1, (b + 1) * size - 1),
+                (a * size + 1, b * size + 3),
+                ((a + 1) * size - 3, (b + 1) * size - 1),
+            ]
+        assert atlas.corners[face].tolist() == [list(map(float, corner)) for corner in expected]
+    torch.testing.assert_close(atlas.uvs * atlas.side, atlas.corners)
+
+
+def test_the_default_atlas_of_two_million_triangles_is_8008_texels_wide():
+    assert squares_per_axis(2_000_000) * 8 == 8008
+    assert squares_per_axis(200_000) * 8 == 2536
+
+
+@pytest.mark.parametrize("size", [5, 8, 10])
+def test_squares_give_texels_inside_a_triangle_to_its_face(size):
+    atlas = squares_atlas(9, size)
+    owners = atlas.texel_faces(0, atlas.side).numpy()
+    for face, corners in enumerate(atlas.corners.double().numpy()):
+        for x, y in texels_inside(corners, atlas.side):
+            assert owners[y, x] == face
+    # Bilinear filtering on the outline reads texels around it: they belong to the face as well.
+    for face, corners in enumerate(atlas.corners.double().numpy()):
+        for k in range(3):
+            for t in np.linspace(0, 1, 41):
+                x, y = (1 - t) * corners[k] + t * corners[(k + 1) % 3] - 0.5
+                for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)):
+                    share = (1 - abs(x - (np.floor(x) + i))) * (1 - abs(y - (np.floor(y) + j)))
+                    if share > 1e-9:
+                        assert owners[int(np.floor(y)) + j, int(np.floor(x)) + i] == face
+
+
+@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+def test_rows_by_themselves_are_the_rows_of_the_whole(kind):
+    atlas = ball_atlas(kind)
+    whole = atlas.texel_faces(0, atlas.side)
+    assert whole.shape == (atlas.side, atlas.side)
+    assert set(whole.unique().tolist()) >= set(range(20))
+    parts = [atlas.texel_faces(y, min(y + 7, atlas.side)) for y in range(0, atlas.side, 7)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+def ball_atlas(kind: str):
+    if kind == "xatlas":
+        pytest.importorskip("xatlas")
+    mesh = icosahedron()
+    vertices, faces = torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces)
+    return make_atlas(kind, vertices, faces, 10)
+
+
+@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+def test_triangles_lie_inside_the_texture_and_do_not_overlap(kind):
+    atlas = ball_atlas(kind)
+    assert atlas.uvs.shape == (20, 3, 2)
+    assert atlas.uvs.min() >= 0
+    assert atlas.uvs.max() <= 1
+    assert signed_areas(atlas.corners).abs().min() > 1
+    owners = atlas.texel_faces(0, atlas.side).numpy()
+    for face, corners in enumerate(atlas.corners.double().numpy()):
+        inside = texels_inside(corners, atlas.side)
+        assert (owners[inside[:, 1], inside[:, 0]] == face).all()
+
+
+def test_charts_keep_angles_and_a_margin():
+    atlas = ball_atlas("xatlas")
+    # All faces of an icosahedron are alike; squares would make them right-angled.
+    areas = signed_areas(atlas.corners).abs()
+    assert areas.max() / areas.min() < 1.5
+    owners = atlas.texel_faces(0, atlas.side)
+    strict = atlas._rasterized_faces(0, atlas.side)
+    grown = (owners >= 0) & (strict < 0)
+    assert grown.any()
+    assert (owners[strict >= 0] == strict[strict >= 0]).all()
+
+
+def test_sizes_that_cannot_work_are_refused():
+    points, faces = torch.rand(3, 3), torch.tensor([[0, 1, 2]])
+    with pytest.raises(UserError, match=r"--square_size 4 .* use 5 or more"):
+        make_atlas("squares", points, faces, 4)
+    with pytest.raises(UserError, match=rf"more than {MAX_SIDE}; use --square_size 32 or less"):
+        make_atlas("squares", points, faces.expand(2_000_000, 3), 40)
+    with pytest.raises(UserError, match="choose from squares, xatlas"):
+        make_atlas("cubes", points, faces, 8)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "xatlas":
+            raise ImportError("No module named 'xatlas'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match="pip install xatlas"):
+        make_atlas("xatlas", torch.rand(3, 3), torch.tensor([[0, 1, 2]]), 8)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Textured mesh files: their layout, what other programs read from them, and full disks."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sugar_extractors import textured_mesh_io
+from sugar_extractors.textured_mesh_io import (
+    TexturedMesh,
+    glb_chunks,
+    png_bytes,
+    read_textured_mesh,
+    write_textured_mesh,
+)
+from sugar_utils import files
+from sugar_utils.errors import UserError
+
+NAME = "sugarfine_3Dgs7000.obj"
+
+
+def textured(n: int = 5, seed: int = 0) -> TexturedMesh:
+    """A strip of triangles with a random picture."""
+    rng = torch.Generator().manual_seed(seed)
+    return TexturedMesh(
+        vertices=torch.randn(n + 2, 3, generator=rng) * 1e-3 + 7.0,
+        faces=torch.arange(n)[:, None] + torch.arange(3),
+        uvs=torch.rand(n, 3, 2, generator=rng),
+        texture=torch.randint(0, 256, (16, 16, 3), generator=rng, dtype=torch.uint8),
+    )
+
+
+def assert_same(found: TexturedMesh, mesh: TexturedMesh) -> None:
+    assert torch.equal(found.vertices, mesh.vertices)
+    assert torch.equal(found.faces, mesh.faces)
+    assert torch.equal(found.uvs, mesh.uvs)
+    assert torch.equal(found.texture, mesh.texture)
+
+
+def test_obj_is_laid_out_as_the_original_writes_it(tmp_path):
+    mesh = textured(2)
+    write_textured_mesh(tmp_path / NAME, mesh, glb=False)
+    text = (tmp_path / NAME).read_text()
+    lines = text.split("\n")
+    assert lines[:4] == ["", "mtllib sugarfine_3Dgs7000.mtl", "usemtl mesh", ""]
+    assert [line.split()[0] for line in lines[4:]] == ["v"] * 4 + ["vt"] * 6 + ["f"] * 2
+    assert lines[-2:] == ["f 1/1 2/2 3/3", "f 2/4 3/5 4/6"]
+    material = (tmp_path / "sugarfine_3Dgs7000.mtl").read_text()
+    assert material == "newmtl mesh\nmap_Kd sugarfine_3Dgs7000.png"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".mtl", ".obj", ".png"]
+    assert Image.open(tmp_path / "sugarfine_3Dgs7000.png").mode == "RGB"
+
+
+def test_what_is_written_is_read_back_to_the_last_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr(textured_mesh_io, "_CHUNK_ROWS", 3)
+    mesh = textured(11)
+    paths = write_textured_mesh(tmp_path / NAME, mesh)
+    assert [path.suffix for path in paths] == [".png", ".mtl", ".glb", ".obj"]
+    assert_same(read_textured_mesh(tmp_path / NAME), mesh)
+
+
+def corner_table(mesh, faces) -> np.ndarray:
+    """Position and texture coordinate of each corner of each face. (F, 3, 5)"""
+    return np.concatenate([mesh.vertices, mesh.visual.uv], axis=1)[faces]
+
+
+def test_obj_is_read_by_trimesh(tmp_path):
+    trimesh = pytest.importorskip("trimesh")
+    mesh = textured(7)
+    write_textured_mesh(tmp_path / NAME, mesh)
+    found = trimesh.load(tmp_path / NAME, process=False)
+    expected = torch.cat([mesh.vertices[mesh.faces], mesh.uvs], dim=2).numpy()
+    np.testing.assert_allclose(corner_table(found, found.faces), expected, rtol=1e-6)
+    assert np.array_equal(np.asarray(found.visual.material.image), mesh.texture.numpy())
+
+
+def test_glb_is_read_by_trimesh_with_y_up(tmp_path, monkeypatch):
+    trimesh = pytest.importorskip("trimesh")
+    monkeypatch.setattr(textured_mesh_io, "_CHUNK_ROWS", 3)
+    mesh = textured(7)
+    write_textured_mesh(tmp_path / NAME, mesh)
+    scene = trimesh.load(tmp_path / "sugarfine_3Dgs7000.glb", process=False)
+    (found,) = scene.geometry.values()
+    table = corner_table(found, found.faces)
+    half_turn = torch.tensor([1.0, -1.0, -1.0])
+    expected = torch.cat([(mesh.vertices * half_turn)[mesh.faces], mesh.uvs], dim=2).numpy()
+    # trimesh turns v upwards again.
+    np.testing.assert_allclose(table, expected, rtol=1e-5, atol=1e-6)
+    image = found.visual.material.baseColorTexture
+    assert np.array_equal(np.asarray(image.convert("RGB")), mesh.texture.numpy())
+    assert found.visual.material.doubleSided
+
+
+def test_glb_is_unlit_and_its_parts_are_aligned():
+    mesh = textured(3)
+    content = b"".join(glb_chunks(mesh, png_bytes(mesh.texture), Path("a.glb")))
+    assert content[:4] == b"glTF"
+    assert int.from_bytes(content[8:12], "little") == len(content)
+    length = int.from_bytes(content[12:16], "little")
+    assert length % 4 == 0
+    description = json.loads(content[20 : 20 + length])
+    assert "KHR_materials_unlit" in description["extensionsUsed"]
+    assert "KHR_materials_unlit" in description["materials"][0]["extensions"]
+    assert all(view["byteOffset"] % 4 == 0 for view in description["bufferViews"])
+    binary = int.from_bytes(content[20 + length : 24 + length], "little")
+    assert binary == description["buffers"][0]["byteLength"] == len(content) - 28 - length
+
+
+def test_a_glb_of_more_than_4_gib_is_refused(monkeypatch):
+    mesh = textured(3)
+    monkeypatch.setattr(textured_mesh_io, "_GLB_LIMIT", 1000)
+    with pytest.raises(UserError, match=r"a\.glb: larger than .*--export_glb False"):
+        next(glb_chunks(mesh, png_bytes(mesh.texture), Path("a.glb")))
+
+
+@pytest.mark.parametrize("victim", ["obj_chunks", "glb_chunks", "png_bytes"])
+def test_a_full_disk_leaves_the_earlier_files(tmp_path, monkeypatch, victim):
+    mesh = textured(5)
+    write_textured_mesh(tmp_path / NAME, mesh, note=lambda sizes: sizes)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*args, **kwargs):
+        def chunks():
+            yield b"half a file"
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        if victim == "png_bytes":
+            raise UserError("cannot write: No space left on device")
+        return chunks()
+
+    monkeypatch.setattr(textured_mesh_io, victim, full)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_textured_mesh(tmp_path / NAME, textured(6, seed=1), note=lambda sizes: sizes)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_obj_appears_last(tmp_path, monkeypatch):
+    seen = []
+    real = files._replace
+
+    def recording(source, target):
+        seen.append(target.suffix)
+        real(source, target)
+
+    monkeypatch.setattr(files, "_replace", recording)
+    write_textured_mesh(tmp_path / NAME, textured(), note=lambda sizes: sizes)
+    assert seen == [".json", ".png", ".mtl", ".glb", ".obj"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: p.unlink(), "no such file"),
+        (lambda p: p.with_suffix(".mtl").unlink(), "no such file"),
+        (lambda p: p.with_suffix(".png").unlink(), "no such file"),
+        (lambda p: p.with_suffix(".png").write_bytes(b"x"), "damaged"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-3]), "damaged"),
+        (lambda p: p.write_bytes(p.read_bytes() + b"\nf 1/1 2/2 99/3"), "not there"),
+        (lambda p: p.write_bytes(b"v 0 0 0\nf 1 1 1"), "no texture|damaged"),
+        (lambda p: p.write_bytes(p.read_bytes().replace(b"\nv ", b"\nv x", 1)), "damaged"),
+    ],
+)
+def test_damaged_files_are_one_line(tmp_path, damage, message):
+    path = tmp_path / NAME
+    write_textured_mesh(path, textured())
+    damage(path)
+    with pytest.raises(UserError, match=message) as caught:
+        read_textured_mesh(path)
+    assert "\n" not in str(caught.value)

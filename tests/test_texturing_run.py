@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole texture runs on a tiny scene: what they write, that they skip, and what they refuse."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import extract_refined_mesh_with_texture as script
+from gaussian_splatting.engine.checkpoint import save_payload
+from sugar_extractors import textured_mesh_io
+from sugar_extractors.texture_options import add_texture_flags, texture_options, texture_parser
+from sugar_extractors.textured_mesh_io import read_textured_mesh
+from sugar_extractors.textured_rendering import render_textured
+from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.trainable_bound import FACES, STATE_NAMES, THICKNESS
+from sugar_utils.flags import Parser
+from tests.test_refine_run import icosahedron
+from tests.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
+
+NAME = "sugarfine_3Dgs7000_level03_decim20_normalconsistency01_gaussperface3"
+
+
+def refined_state(opacity: float = 6.0, per_triangle: int = 3) -> dict:
+    """An icosahedron coloured by position; its last five faces are faint."""
+    mesh = icosahedron()
+    vertices, faces = torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces)
+    cloud = bind_to_mesh(vertices, faces, 0.5 + 0.4 * vertices, per_triangle, 2.0)
+    cloud.opacity_logits[:] = opacity
+    cloud.log_scales += 0.8
+    return {
+        FACES: cloud.faces.int(),
+        THICKNESS: cloud.thickness,
+        **{file: getattr(cloud, own) for own, file in STATE_NAMES.items()},
+    }
+
+
+def save_model(root, state, name=NAME):
+    path = root / name / "15000.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rest = {"iteration": 15_000, "epoch": 1, "train_losses": [], "optimizer_state_dict": {}}
+    save_payload(path, {"state_dict": state, **rest})
+    return path
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("texture")
+    scene = make_tiny_scene(root / "scene")
+    checkpoint = make_tiny_checkpoint(root / "vanilla", scene)
+    model = save_model(root, refined_state())
+    return scene, ["-s", scene.root, "-c", checkpoint], model
+
+
+def texture(inputs, output, *flags, model=None) -> int:
+    _, shared, own = inputs
+    return run_cli(script.main, *shared, "-m", model or own, "-o", output, *flags)
+
+
+def test_a_run_writes_all_files_under_the_name_of_the_model(inputs, tmp_path):
+    assert texture(inputs, tmp_path, "-n", 3, "--square_size", 24) == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"{NAME}{suffix}" for suffix in (".glb", ".json", ".mtl", ".obj", ".png")]
+    mesh = read_textured_mesh(tmp_path / f"{NAME}.obj")
+    assert mesh.n_faces == 20
+    assert mesh.texture.shape == (24 * 4, 24 * 4, 3)
+    for camera in inputs[0].cameras[1:4]:
+        image = render_textured(mesh, camera, supersampling=2).numpy()
+        middle = image[22:28, 30:36].mean(axis=(0, 1))
+        # The ball shows the camera its near side, whose colour is its position.
+        expected = 0.5 + 0.4 * camera.center / np.linalg.norm(camera.center)
+        np.testing.assert_allclose(middle, expected, atol=0.12)
+    note = json.loads((tmp_path / f"{NAME}.json").read_text())
+    assert note["settings"]["square_size"] == 24
+    assert note["result"]["faces"] == 20
+    assert note["result"]["views"] == 8
+    assert note["result"]["seen_face_share"] > 0.8
+    assert note["result"]["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize("flags", [("--texture_source", "photos"), ("--texture_atlas", "xatlas")])
+def test_other_sources_and_atlases(inputs, tmp_path, flags):
+    if "xatlas" in flags:
+        pytest.importorskip("xatlas")
+    assert texture(inputs, tmp_path, *flags, "--export_glb", "False") == 0
+    mesh = read_textured_mesh(tmp_path / f"{NAME}.obj")
+    assert mesh.texture.float().std() > 10
+    assert not (tmp_path / f"{NAME}.glb").exists()
+
+
+def test_a_finished_run_is_not_repeated_and_another_is_refused(inputs, tmp_path, capsys):
+    assert texture(inputs, tmp_path) == 0
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert texture(inputs, tmp_path) == 0
+    assert "exists already" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == stamps
+    assert texture(inputs, tmp_path, "--square_size", 12) == 2
+    assert "was made with other settings; pass --overwrite True" in capsys.readouterr().err
+    assert texture(inputs, tmp_path, "--square_size", 12, "--overwrite", "True") == 0
+    assert read_textured_mesh(tmp_path / f"{NAME}.obj").texture.shape[0] == 12 * 4
+    (tmp_path / f"{NAME}.png").unlink()
+    assert texture(inputs, tmp_path, "--square_size", 12) == 0
+    assert (tmp_path / f"{NAME}.png").is_file()
+
+
+def test_a_stranger_is_not_replaced(inputs, tmp_path, capsys):
+    (tmp_path / f"{NAME}.obj").write_text("mine")
+    assert texture(inputs, tmp_path) == 2
+    assert "has no settings beside it" in capsys.readouterr().err
+    assert (tmp_path / f"{NAME}.obj").read_text() == "mine"
+
+
+def test_photographs_are_needed_for_photos_only(tmp_path, capsys):
+    scene = make_tiny_scene(tmp_path / "scene")
+    shared = ["-s", scene.root, "-c", make_tiny_checkpoint(tmp_path / "vanilla", scene)]
+    for path in (scene.root / "images").iterdir():
+        path.unlink()
+    inputs = (scene, shared, save_model(tmp_path, refined_state()))
+    assert texture(inputs, tmp_path / "out", "--texture_source", "photos") == 2
+    assert capsys.readouterr().err.startswith("error:")
+    assert texture(inputs, tmp_path / "out") == 0
+
+
+def test_peeling_makes_a_file_of_its_own(inputs, tmp_path, capsys):
+    state = refined_state()
+    # Open the ball, and make the triangles at the hole transparent.
+    state[FACES] = state[FACES][:15]
+    for file in STATE_NAMES.values():
+        if file != "_points":
+            state[file] = state[file][:45]
+    state["all_densities"][:] = -8.0
+    state["all_densities"][:15] = 6.0
+    model = save_model(tmp_path / "models", state)
+    flags = ("--postprocess_mesh", "True", "--postprocess_iterations", 1)
+    assert texture(inputs, tmp_path / "out", *flags, model=model) == 0
+    mesh = read_textured_mesh(tmp_path / "out" / f"{NAME}_postprocessed.obj")
+    assert 5 <= mesh.n_faces < 15
+    state["all_densities"][:] = -8.0
+    faint = save_model(tmp_path / "faint", state)
+    assert texture(inputs, tmp_path / "none", *flags[:2], model=faint) == 2
+    assert "no triangle is left after peeling" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_earlier_mesh(inputs, tmp_path, monkeypatch, capsys):
+    assert texture(inputs, tmp_path) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_):
+        yield b"v 1 2"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(textured_mesh_io, "obj_chunks", full)
+    assert texture(inputs, tmp_path, "--square_size", 14, "--overwrite", "True") == 2
+    error = capsys.readouterr().err
+    assert "cannot write" in error
+    assert "No space left on device" in error
+    assert error.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def without_faces(state):
+    state[FACES] = state[FACES][:0]
+    for file in STATE_NAMES.values():
+        if file != "_points":
+            state[file] = state[file][:0]
+
+
+def with_nan(state):
+    state["_points"][3, 1] = torch.nan
+
+
+def with_wrong_faces(state):
+    state[FACES][0, 0] = 99
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without_faces, "0 Gaussians on 0 triangles"),
+        (with_nan, "vertices of NaN"),
+        (with_wrong_faces, "a vertex that is not there"),
+        (lambda state: state.pop("_scales"), "lacks _scales: not a refined SuGaR model"),
+        (lambda state: state.update(all_densities=state["all_densities"][:-1]), "59 Gaussians"),
+    ],
+)
+def test_wrong_models_are_one_line(inputs, tmp_path, capsys, damage, message):
+    state = refined_state()
+    damage(state)
+    model = save_model(tmp_path / "models", state)
+    assert texture(inputs, tmp_path / "out", model=model) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "15000.pt" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_flags_are_one_line(inputs, tmp_path, capsys):
+    for flags, message in (
+        (("-n", 6), "has 3 Gaussians per triangle, not the 6"),
+        (("--square_size", 4), "use 5 or more"),
+        (("-n", 5), "invalid choice"),
+        (("--texture_source", "dreams"), "invalid choice"),
+        (("--img_resolution", 3), "invalid choice"),
+    ):
+        assert texture(inputs, tmp_path / "out", *flags) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert texture(inputs, tmp_path / "out", model=tmp_path / "none.pt") == 2
+    assert "no such file; check --refined_model_path" in capsys.readouterr().err
+    assert run_cli(script.main, *inputs[1]) == 2
+    assert "-m/--refined_model_path is missing" in capsys.readouterr().err
+
+
+def test_flags_have_the_defaults_of_the_original(inputs):
+    _, shared, model = inputs
+    args = texture_parser(None).parse_args([str(w) for w in (*shared, "-m", model, "-g", 1)])
+    options = texture_options(args)
+    assert options.square_size == 10
+    assert options.per_triangle is None
+    assert not options.postprocess
+    assert (options.postprocess_density_threshold, options.postprocess_iterations) == (0.1, 5)
+    assert options.iteration_to_load == 7_000
+    assert options.eval_split
+    assert options.obj_path.parts[:3] == ("output", "refined_mesh", "scene")
+    assert options.notices == ("--gpu 1 has no effect: this version works on the CPU",)
+    parser = Parser()
+    add_texture_flags(parser)
+    assert parser.parse_args([]).square_size == 8

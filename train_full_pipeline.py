@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photographs to textured mesh: ``python train_full_pipeline.py -s SCENE -r dn_consistency``."""
+
+from __future__ import annotations
+
+import sys
+
+from sugar_pipeline.commands import run_full
+from sugar_pipeline.flags import full_parser
+from sugar_utils.flags import run_main
+
+
+def main() -> None:
+    """Parse the flags and run all stages, the vanilla one included."""
+    run_full(full_parser(__doc__).parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
