@@ -237,7 +237,8 @@ class _Extraction:
         for name, mask in parts.items():
             n = int(mask.sum())
             figures[f"{name}_points"] = n
-            if n < MIN_POINTS:
+            wanted = options.min_background_share if name == "background" else 0.0
+            if n < max(MIN_POINTS, wanted * len(samples)):
                 self._reject_empty(name, n, samples.points)
                 continue
             start = time.monotonic()
@@ -264,7 +265,7 @@ class _Extraction:
                 + (", the box was moved by --center_bbox True)" if self._options.center_bbox
                    else ")")
             )  # fmt: skip
-        self._console.info(f"{name}: empty ({n} points), left out")
+        self._console.info(f"{name}: only {n} of {len(points):,} surface points, left out")
 
     def _tsdf_regions(
         self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene, boxes: tuple[Box, Box]

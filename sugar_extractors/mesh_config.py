@@ -35,6 +35,7 @@ _VARIANTS: dict[str, MeshVariant] = {
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
 SURFACE_POINTS = 10_000_000
+MIN_BACKGROUND_SHARE = 0.001
 FOREGROUND_FACTOR, BACKGROUND_FACTOR = 1.0, 4.0
 
 Vector = tuple[float, float, float]
@@ -59,6 +60,7 @@ class MeshOptions(CaptureOptions):
         project_on_surface_points: Snap the decimated mesh to the surface points.
         surface_points: Points in total and per level.
         background: Whether to mesh what lies outside the foreground box.
+        min_background_share: Share of the surface points below which the background is left out.
         bboxmin: Low corner of the foreground box, world units; None for a cube.
         bboxmax: High corner, likewise.
         center_bbox: Whether the box is relative to the mean camera centre. None: the default cube
@@ -88,6 +90,7 @@ class MeshOptions(CaptureOptions):
     project_on_surface_points: bool = True
     surface_points: int = SURFACE_POINTS
     background: bool = True
+    min_background_share: float = MIN_BACKGROUND_SHARE
     bboxmin: Vector | None = None
     bboxmax: Vector | None = None
     center_bbox: bool | None = None
@@ -143,7 +146,14 @@ class MeshOptions(CaptureOptions):
 
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
-        skipped = {"coarse_model_path", "output_dir", "notices", "overwrite", "surface_levels", "decimation_targets"}
+        skipped = {
+            "coarse_model_path",
+            "output_dir",
+            "notices",
+            "overwrite",
+            "surface_levels",
+            "decimation_targets",
+        }
         skipped |= {"tsdf"} if self.extractor != "tsdf" else {"poisson"}
         skipped |= {"grid_resolution"} if self.extractor != "marching_cubes" else {"poisson"}
         values = {name: v for name, v in asdict(self).items() if name not in skipped}

@@ -20,6 +20,7 @@ from sugar_extractors.mesh_config import (
     BACKGROUND_FACTOR,
     DECIMATION_TARGETS,
     EXTRACTORS,
+    MIN_BACKGROUND_SHARE,
     SURFACE_LEVELS,
     SURFACE_POINTS,
     MeshOptions,
@@ -76,6 +77,9 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
         help="mesh what lies outside the foreground, too")  # fmt: skip
     add("--background_factor", type=positive_float, default=BACKGROUND_FACTOR,
         help="half side of the background cube in camera extents")  # fmt: skip
+    add("--min_background_share", type=share, default=MIN_BACKGROUND_SHARE,
+        help="leave the background out if it has a smaller share of the surface points: Poisson "
+        "makes large blobs of a few")  # fmt: skip
     add("--surface_points", type=positive_int, default=SURFACE_POINTS,
         help="points sampled on the surface, per level")  # fmt: skip
     add("--poisson_depth", type=positive_int, default=_POISSON.depth,
@@ -85,6 +89,9 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
         "the same bits")  # fmt: skip
     add("--vertices_density_quantile", type=share, default=_POISSON.density_quantile,
         help="share of badly supported Poisson vertices to cut away; 0 avoids holes")  # fmt: skip
+    add("--max_gap", type=non_negative_float, default=_POISSON.max_gap,
+        help="cut away Poisson vertices farther than this many octree cells from every surface "
+        "point; 0 keeps them")  # fmt: skip
     add("--outlier_neighbors", type=positive_int, default=_POISSON.outlier_neighbors,
         help="neighbours that decide whether a surface point is an outlier")  # fmt: skip
     add("--outlier_ratio", type=positive_float, default=_POISSON.outlier_ratio,
@@ -151,6 +158,7 @@ def mesh_settings(args: argparse.Namespace) -> dict:
         "center_bbox": args.center_bbox,
         "background": args.background_mesh,
         "background_factor": args.background_factor,
+        "min_background_share": args.min_background_share,
         "surface_points": args.surface_points,
         "min_opacity": args.min_opacity,
         "n_neighbors": args.mesh_neighbors,
@@ -160,6 +168,7 @@ def mesh_settings(args: argparse.Namespace) -> dict:
         "poisson": PoissonConfig(
             depth=args.poisson_depth,
             density_quantile=args.vertices_density_quantile,
+            max_gap=args.max_gap,
             outlier_neighbors=args.outlier_neighbors,
             outlier_ratio=args.outlier_ratio,
             threads=args.poisson_threads,

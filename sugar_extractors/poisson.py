@@ -26,6 +26,7 @@ from sugar_utils.neighbors import nearest_neighbors_of
 MIN_POINTS = 64
 """Fewer points in a region count as none: Poisson would make a blob of them."""
 
+CUBE_SCALE = 1.1
 _QUERY_CHUNK = 1 << 20
 
 
@@ -37,6 +38,8 @@ class PoissonConfig:
         depth: Depth of the octree; 6 to 8 for bumpy results of simple scenes.
         density_quantile: Share of vertices, those with the least support, that is cut away; 0
             keeps the surface closed.
+        max_gap: Vertices farther than this many octree cells from every point go, too; 0 keeps
+            them. Acts only where a share is cut away: who wants the surface closed gets it.
         outlier_neighbors: Neighbours whose mean distance decides about outliers.
         outlier_ratio: Points farther from their neighbours than the mean over all points plus
             this many standard deviations are outliers.
@@ -46,6 +49,7 @@ class PoissonConfig:
 
     depth: int = 10
     density_quantile: float = 0.1
+    max_gap: float = 4.0
     outlier_neighbors: int = 20
     outlier_ratio: float = 20.0
     threads: int = 1
@@ -91,8 +95,29 @@ def reconstruct_region(
         samples = samples.select(~outliers)
     mesh, densities = backend.reconstruct(samples, config.depth, config.threads)
     if config.density_quantile > 0 and mesh.n_vertices:
-        mesh = keep_vertices(mesh, densities >= np.quantile(densities, config.density_quantile))
+        keep = densities >= np.quantile(densities, config.density_quantile)
+        if config.max_gap > 0:
+            keep &= gaps(mesh.vertices, samples.points) <= config.max_gap * cell_size(
+                samples.points, config.depth
+            )
+        mesh = keep_vertices(mesh, keep)
     return mesh
+
+
+def cell_size(points: np.ndarray, depth: int) -> float:
+    """Side of the finest octree cell; the solver's cube is a tenth larger than the points' box."""
+    side = float((points.max(axis=0) - points.min(axis=0)).max())
+    return CUBE_SCALE * side / 2**depth
+
+
+def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Distance of each vertex to the nearest surface point. (V, 3), (P, 3) -> (V,) world units"""
+    cloud = torch.from_numpy(points)
+    parts = [
+        nearest_neighbors_of(torch.from_numpy(chunk.astype(np.float32)), cloud, 1).sq_distances
+        for chunk in np.array_split(vertices, max(1, len(vertices) // _QUERY_CHUNK))
+    ]
+    return torch.cat(parts)[:, 0].sqrt().numpy()
 
 
 def finish_mesh(

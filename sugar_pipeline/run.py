@@ -27,6 +27,7 @@ from sugar_trainers.capture import load_capture
 from sugar_trainers.coarse_training import train_coarse
 from sugar_trainers.refine_training import train_refined
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 
 
@@ -64,13 +65,17 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
         for number, (title, run) in enumerate(_stages(plan, result, images, console), start=1):
             console.info(f"stage {number} of {plan.n_stages}: {title}")
             result.records.append(run())
-    result.quality = _measure(plan.coarse.scene_path, result)
+    try:
+        result.quality = _measure(plan.coarse.scene_path, result)
+        result.report = _write_report(plan, result, console)
+    except UserError as error:
+        # All results are there; a page about them is not worth an error.
+        console.warn(f"no report: {error}")
     for name, quality in result.quality.items():
         console.info(
             f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
             f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
         )
-    result.report = _write_report(plan, result, console)
     for label, path in (
         ("mesh", result.coarse_mesh),
         ("refined model", result.refined),
@@ -137,7 +142,8 @@ def file_record(name: str, path: Path) -> StageRecord:
     recorded: dict[str, Any] = read_json(path.with_suffix(".json"))
     figures = dict(recorded["result"])
     seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
-    outputs = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.suffix != ".json")
+    beside = sorted(p for p in path.parent.iterdir() if p.stem == path.stem and p != path)
+    outputs = [path, *(p for p in beside if p.suffix != ".json")]
     return StageRecord(
         name=name,
         seconds=seconds,

@@ -18,6 +18,7 @@ from gaussian_splatting.reference_layout import (
     write_cfg_args,
     write_point_cloud,
 )
+from sugar_scene.meshes import TriangleMesh
 from sugar_utils.quaternions import quaternions_of
 from sugar_utils.spherical_harmonics import SH_C0
 from tests.random_scenes import look_at
@@ -115,3 +116,21 @@ def write_mesh_scene(root: Path, cloud: GaussianCloud, cameras: list[Camera]) ->
         },
     )  # fmt: skip
     return MeshScene(scene, checkpoint, coarse)
+
+
+def icosahedron() -> TriangleMesh:
+    """A ball as large as the tiny scene's, in twenty triangles."""
+    golden = (1 + 5**0.5) / 2
+    corners = [(0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
+    vertices = np.array([np.roll(c, k) for k in range(3) for c in corners], dtype=float)
+    faces = [
+        (i, j, k)
+        for i in range(12)
+        for j in range(i + 1, 12)
+        for k in range(j + 1, 12)
+        if all(
+            np.linalg.norm(vertices[a] - vertices[b]) < 2.01 for a, b in ((i, j), (j, k), (i, k))
+        )
+    ]
+    vertices /= np.linalg.norm(vertices[0])
+    return TriangleMesh(vertices, np.array(faces), np.full((12, 3), 128, np.uint8))

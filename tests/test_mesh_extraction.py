@@ -19,7 +19,13 @@ from sugar_extractors.extraction import extract_coarse_mesh
 from sugar_extractors.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh_config import MeshOptions
 from sugar_extractors.options import mesh_options, mesh_parser
-from sugar_extractors.poisson import PoissonConfig, outlier_mask
+from sugar_extractors.poisson import (
+    PoissonConfig,
+    cell_size,
+    gaps,
+    outlier_mask,
+    reconstruct_region,
+)
 from sugar_extractors.surface_samples import Box, SurfaceSamples
 from sugar_extractors.tsdf import TsdfConfig
 from sugar_scene.mesh_io import read_mesh_ply
@@ -172,7 +178,7 @@ def test_background_is_meshed_unless_it_is_empty_or_unwanted(tmp_path, options, 
 
 def test_an_empty_background_is_left_out(options, capsys):
     extract_coarse_mesh(options)
-    assert "background: empty (0 points), left out" in capsys.readouterr().out
+    assert "background: only 0 of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", backends())
@@ -364,3 +370,25 @@ def test_the_entry_point_reports_errors_in_one_line(tmp_path):
 def test_pycolmap_decimation_leaves_small_meshes_alone():
     mesh = TriangleMesh(np.eye(3), np.array([[0, 1, 2]]), np.zeros((3, 3), np.uint8))
     assert PycolmapBackend().decimate(mesh, 10) is mesh
+
+
+def test_surface_without_points_nearby_is_cut_away_unless_it_shall_be_closed():
+    points = sphere_points(4_000)
+    half = points[points[:, 2] > 0].astype(np.float32)
+    samples = SurfaceSamples(half, half, np.full(half.shape, 128, np.uint8))
+    config = PoissonConfig(depth=5, density_quantile=0.01)
+    cell = cell_size(half, 5)
+
+    def farthest(config: PoissonConfig) -> float:
+        mesh = reconstruct_region(samples, config, PycolmapBackend())
+        return gaps(mesh.vertices, half).max() / cell
+
+    assert farthest(config) <= config.max_gap
+    assert farthest(replace(config, max_gap=0.0)) > config.max_gap
+    assert farthest(replace(config, density_quantile=0.0)) > config.max_gap
+
+
+def test_a_handful_of_background_points_makes_no_background(options, capsys):
+    few = replace(options, min_background_share=0.5, background_factor=40.0)
+    extract_coarse_mesh(few)
+    assert "background: only" in capsys.readouterr().out

@@ -3,39 +3,20 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
 import train_refined
 from gaussian_splatting.ply import read_gaussian_ply
 from sugar_scene.mesh_io import write_mesh_ply
-from sugar_scene.meshes import TriangleMesh
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.flags import run_main
 from tests.golden import GOLDEN_DIR
+from tests.mesh_scenes import icosahedron
 from tests.tiny_scene import make_tiny_checkpoint, make_tiny_scene
 
 NAME = "sugarfine_3Dgs7000_level03_decim20_normalconsistency01_gaussperface6"
 STEPS = 6
-
-
-def icosahedron() -> TriangleMesh:
-    """A ball as large as the tiny scene's, in twenty triangles."""
-    golden = (1 + 5**0.5) / 2
-    corners = [(0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
-    vertices = np.array([np.roll(c, k) for k in range(3) for c in corners], dtype=float)
-    faces = [
-        (i, j, k)
-        for i in range(12)
-        for j in range(i + 1, 12)
-        for k in range(j + 1, 12)
-        if all(
-            np.linalg.norm(vertices[a] - vertices[b]) < 2.01 for a, b in ((i, j), (j, k), (i, k))
-        )
-    ]
-    vertices /= np.linalg.norm(vertices[0])
-    return TriangleMesh(vertices, np.array(faces), np.full((12, 3), 128, np.uint8))
 
 
 @pytest.fixture(scope="module")

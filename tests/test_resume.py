@@ -17,9 +17,13 @@ import pytest
 import torch
 
 import train
+import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.vanilla import VanillaStage
+from sugar_scene.mesh_io import write_mesh_ply
 from sugar_trainers.coarse import CoarseStage
+from sugar_trainers.refine import RefineStage
+from tests.mesh_scenes import icosahedron
 from tests.tiny_scene import (
     TinyScene,
     assert_same_bits,
@@ -97,10 +101,26 @@ def coarse(scene: TinyScene, source: Path, scale: float, mode: str, saved, *more
     return Kind("train.py", train.main, CoarseStage, flags, "--output_dir", folder, tuple(saved))
 
 
-@pytest.fixture(scope="module", params=["vanilla", "coarse"])
+def refine(scene: TinyScene, source: Path, iterations: int, interval: int, *more: object) -> Kind:
+    """Six Gaussians on each triangle of a ball."""
+    mesh = source.parent / "sugarmesh_ball.ply"
+    if not mesh.exists():
+        write_mesh_ply(mesh, icosahedron())
+    flags = (
+        "-s", scene.root, "-c", source, "-m", mesh, "-g", 6, "-v", 1000, "-f", iterations,
+        "--checkpoint_interval", interval, *more,
+    )  # fmt: skip
+    saved = tuple(range(interval, iterations + 1, interval))
+    folder = Path("sugarfine_ball_normalconsistency01_gaussperface6")
+    return Kind("train_refined.py", train_refined.main, RefineStage, flags, "-o", folder, saved)
+
+
+@pytest.fixture(scope="module", params=["vanilla", "coarse", "refine"])
 def kind(request, scene, checkpoint) -> Kind:
     if request.param == "vanilla":
         return vanilla(scene, 13, 1, "--keep_checkpoints", 99)
+    if request.param == "refine":
+        return refine(scene, checkpoint, 12, 1, "--keep_checkpoints", 99)
     # 27 is the last before the prune; neighbours are searched at 28 and every even iteration.
     return coarse(scene, checkpoint, 0.003, "dn_consistency", (24, 27, 28, 31, 45))
 
@@ -364,12 +384,14 @@ def test_only_as_many_checkpoints_as_asked_for_are_kept(scene, tmp_path):
 def long_kind(name: str, scene: TinyScene, checkpoint: Path) -> Kind:
     if name == "vanilla":
         return vanilla(scene, 120, 5)
+    if name == "refine":
+        return refine(scene, checkpoint, 300, 10)
     saved = (*range(73, 150, 6), 150)
     return coarse(scene, checkpoint, 0.01, "dn_consistency", saved)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vanilla", "coarse"])
+@pytest.mark.parametrize("name", ["vanilla", "coarse", "refine"])
 def test_run_killed_again_and_again_ends_with_the_same_bits(scene, checkpoint, tmp_path, name):
     kind = long_kind(name, scene, checkpoint)
     straight, broken = tmp_path / "straight", tmp_path / "broken"
