@@ -37,13 +37,21 @@ class Gaussians:
         return tuple(getattr(self, f.name) for f in fields(self))
 
     def as_leaves(self) -> Gaussians:
-        """Detached copies (sharing memory) that collect gradients of their own.
+        """Leaves that collect gradients: raw parameters as they are, others cut from their graph.
+
+        What is cut shares its memory. A raw parameter collects its gradient itself: cut, it would
+        hold the gradient twice in the end.
 
         Several loss terms can be backpropagated one after the other into the leaves; a single
         ``torch.autograd.backward(self.tensors(), grads)`` then carries their sum to the raw
         parameters. Each term's graph is freed as soon as it is done.
         """
-        return Gaussians(*(t.detach().requires_grad_(True) for t in self.tensors()))
+        return Gaussians(
+            *(
+                t if t.is_leaf and t.requires_grad else t.detach().requires_grad_(True)
+                for t in self.tensors()
+            )
+        )
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates
 from gaussian_splatting.training import VanillaOptions
@@ -22,6 +23,7 @@ from sugar_utils.flags import (
     positive_int,
 )
 
+ACCUMULATION_STEPS = 4
 _RATES = LearningRates()
 _RULES = DensificationConfig()
 
@@ -86,7 +88,7 @@ def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
         "--optimizer_state",
         choices=STATE_FORMATS,
         default="fp32",
-        help="storage of Adam's moments: 8, 4 or about 2.6 bytes per value; bf16 and 8bit round "
+        help="storage of Adam's moments: 8, 4 or about 2.5 bytes per value; bf16 and 8bit round "
         "stochastically",
     )
     group.add_argument(
@@ -111,6 +113,49 @@ def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
 def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
     """Typed form of :func:`add_optimizer_flags`."""
     return OptimizerConfig(args.optimizer_state, args.use_bfloat16, args.sparse_adam)
+
+
+def add_split_flags(parser: argparse.ArgumentParser) -> None:
+    """How every training stage works through one image."""
+    add = parser.add_argument_group("image memory").add_argument
+    add(
+        "--gradient_accumulation",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        help="work on one image in horizontal strips, which needs less memory for pixels; the "
+        "gradient is that of the whole image",
+    )
+    add(
+        "--accumulation_steps",
+        type=positive_int,
+        default=None,
+        help=f"number of strips; acts with --gradient_accumulation only (unset: "
+        f"{ACCUMULATION_STEPS})",
+    )
+    add(
+        "--use_gradient_checkpointing",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=False,
+        help="project and blend again instead of keeping the results; same gradient to the bit, "
+        "a little less memory, more time",
+    )
+
+
+def image_split(args: argparse.Namespace) -> ImageSplit:
+    """Typed form of :func:`add_split_flags`."""
+    strips = (args.accumulation_steps or ACCUMULATION_STEPS) if args.gradient_accumulation else 1
+    return ImageSplit(strips, args.use_gradient_checkpointing)
+
+
+def split_notices(args: argparse.Namespace) -> tuple[str, ...]:
+    """One line if a flag of :func:`add_split_flags` was given that cannot act."""
+    if args.accumulation_steps is None or args.gradient_accumulation:
+        return ()
+    return ("--accumulation_steps has no effect without --gradient_accumulation True",)
 
 
 def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +218,7 @@ def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--start_checkpoint", type=Path, default=None, help="same as --resume PATH")
     _add_optimisation_flags(parser)
+    add_split_flags(parser)
     add_optimizer_flags(parser)
     _add_inert_flags(parser)
     add_run_flags(parser, _VANILLA_SCHEDULE)  # fmt: skip
@@ -320,6 +366,7 @@ def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
         white_background=args.white_background,
         random_background=args.random_background,
         optimizer=optimizer_config(args),
+        split=image_split(args),
         seed=args.random_seed,
     )
     return config.with_schedule(args.schedule_scale)
@@ -343,5 +390,5 @@ def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         test_iterations=tuple(args.test_iterations),
         save_iterations=tuple(args.save_iterations),
         run=run,
-        notices=tuple(inert_notices(args)),
+        notices=(*split_notices(args), *inert_notices(args)),
     )

@@ -21,10 +21,16 @@ from gaussian_splatting.densification import (
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.photometric import DSSIM_WEIGHT, l1_and_ssim
-from gaussian_splatting.rasterization import RenderOutput, rasterize
+from gaussian_splatting.photometric import (
+    DSSIM_WEIGHT,
+    SSIM_HALO,
+    l1_and_ssim,
+    weighted_color_loss,
+)
+from gaussian_splatting.rasterization import RenderOutput, project
 from gaussian_splatting.reference_layout import write_point_cloud
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
@@ -50,6 +56,7 @@ class VanillaConfig:
         white_background: Render on white instead of black.
         random_background: Render on a random colour in each iteration.
         optimizer: Storage of parameters and moments, and which Gaussians step.
+        split: How the memory of one view is saved; no part of the identity.
         seed: Random seed.
     """
 
@@ -62,12 +69,14 @@ class VanillaConfig:
     white_background: bool = False
     random_background: bool = False
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
+    split: ImageSplit = WHOLE_IMAGE
     seed: int = 0
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
         values.pop("optimizer")
+        values.pop("split")
         return {**values, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
@@ -152,21 +161,16 @@ class VanillaStage:
 
     def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
         """Render one view and backpropagate the colour loss."""
-        output = rasterize(
-            self.model.cloud.activate(),
-            camera,
+        view = ViewPass(
+            lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
             self._background(iteration),
-            sh_degree=self._degree(iteration),
+            self._config.split,
         )
-        output.means2d.retain_grad()
-        l1, ssim = l1_and_ssim(output.image, target)
-        weight = self._config.dssim_weight
-        loss = (1.0 - weight) * l1 + weight * (1.0 - ssim)
-        loss.backward()
+        terms, d_means2d = view.backpropagate([self._color_term(target)])
         if iteration < self._config.densification.stop:
-            self._stats.add(output.means2d.grad, output.visible, camera)
-        terms = {"loss": loss.detach(), "l1": l1.detach(), "ssim": ssim.detach()}
-        return StepResult(terms, output.radii)
+            self._stats.add(d_means2d, view.visible, camera)
+        loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.dssim_weight)
+        return StepResult({"loss": loss, **terms}, view.radii)
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.
@@ -227,6 +231,17 @@ class VanillaStage:
     def export(self, iteration: int) -> None:
         """Write ``point_cloud/iteration_N/point_cloud.ply``."""
         write_point_cloud(self._output, iteration, self.model.cloud.detached())
+
+    def _color_term(self, target: Tensor) -> ImageTerm:
+        weight = self._config.dssim_weight
+
+        def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
+            l1, ssim = l1_and_ssim(
+                maps.image, maps.part_of(target), rows=maps.counted, total_rows=maps.height
+            )
+            return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
+
+        return ImageTerm(SSIM_HALO, evaluate)
 
     def _degree(self, iteration: int) -> int:
         return min(self._config.sh_degree, iteration // self._config.sh_interval)

@@ -49,6 +49,8 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
         rates=LearningRates(position_steps=VANILLA_ITERATIONS),
         sh_interval=VANILLA_ITERATIONS // 2,
         densification=DensificationConfig(start=100, stop=1_000, interval=100),
+        optimizer=plan.vanilla.config.optimizer,
+        split=plan.vanilla.config.split,
         seed=args.random_seed,
     )
     return replace(plan, vanilla=replace(plan.vanilla, config=config))

@@ -14,12 +14,13 @@ from typing import Any
 
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.session import RunOptions
-from gaussian_splatting.options import run_options
+from gaussian_splatting.options import image_split, optimizer_config, run_options
 from gaussian_splatting.schedule import scaled
-from gaussian_splatting.training import VanillaOptions
+from gaussian_splatting.training import CHECKPOINT_FOLDER, VanillaOptions
 from gaussian_splatting.vanilla import VanillaConfig
 from sugar_extractors.mesh_config import MeshOptions
 from sugar_extractors.options import mesh_settings
+from sugar_extractors.texture_atlas import check_square_size
 from sugar_extractors.texture_options import texture_settings
 from sugar_extractors.texturing import TextureOptions
 from sugar_pipeline.flags import apply_presets, notices, runs_stage
@@ -31,9 +32,6 @@ from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_training import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_both_corners
-
-EXPLICIT = ("sugarfine_", "checkpoints", "sugarcoarse_")
-"""Beginnings of run folders' names: refinement, vanilla, coarse."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
             "(dn_consistency is the recommended one)"
         )
     args = apply_presets(args)
+    check_square_size(args.square_size)
     require_both_corners(args.bboxmin, args.bboxmax)
     if args.ray_samples < 2:
         raise UserError("--ray_samples must be at least 2; 21 is usual")
@@ -96,7 +95,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         raise UserError("-s/--scene_path is missing; --help lists all flags")
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
     coarse = coarse_options(args, args.regularization_type, folders.of("coarse"))
-    coarse = replace(coarse, run=_run_of(args, "sugarcoarse_"))
+    coarse = replace(coarse, run=_run_of(args, "coarse"))
     plan = PipelinePlan(coarse, notices=notices(args))
     if not runs_stage(args, "mesh"):
         return plan
@@ -145,15 +144,22 @@ class _Folders:
         return self.root / stage / self.scene
 
 
-def _run_of(args: argparse.Namespace, prefix: str) -> RunOptions:
+def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
     """Treatment of earlier runs; a checkpoint given by path concerns the stage that made it."""
     options = run_options(args)
-    if options.resume in ("auto", "none"):
+    if options.resume in ("auto", "none") or _maker(args, Path(options.resume)) == stage:
         return options
-    path = Path(options.resume)
-    folder = path if path.is_dir() else path.parent
-    owner = next((p for p in EXPLICIT if folder.resolve().name.startswith(p)), "sugarcoarse_")
-    return options if owner == prefix else replace(options, resume="auto")
+    return replace(options, resume="auto")
+
+
+def _maker(args: argparse.Namespace, checkpoint: Path) -> str:
+    """Stage that a checkpoint belongs to by the name of its folder; the coarse one if unknown."""
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    name = folder.resolve().name
+    if name.startswith("sugarfine_") and runs_stage(args, "refine"):
+        return "refine"
+    trains_vanilla = getattr(args, "gs_output_dir", args) is None
+    return "vanilla" if name == CHECKPOINT_FOLDER and trains_vanilla else "coarse"
 
 
 def _capture(args: argparse.Namespace, coarse: CoarseOptions) -> dict:
@@ -191,6 +197,8 @@ def _refine_options(
         n_vertices_in_fg=args.n_vertices_in_mesh,
         bbox=None if args.bboxmin is None else (args.bboxmin, args.bboxmax),
         white_background=args.white_background,
+        optimizer=optimizer_config(args),
+        split=image_split(args),
         seed=args.random_seed,
     )
     return RefineOptions(
@@ -201,7 +209,7 @@ def _refine_options(
         config=config.with_schedule(args.schedule_scale),
         checkpoint_interval=args.checkpoint_interval,
         export_ply=args.export_ply,
-        run=_run_of(args, "sugarfine_"),
+        run=_run_of(args, "refine"),
     )
 
 
@@ -223,6 +231,8 @@ def _vanilla_options(args: argparse.Namespace) -> VanillaOptions:
     config = VanillaConfig(
         iterations=scaled(args.vanilla_iterations, args.schedule_scale),
         densification=DensificationConfig(max_gaussians=args.max_gaussians),
+        optimizer=optimizer_config(args),
+        split=image_split(args),
         white_background=args.white_background,
         seed=args.random_seed,
     )
@@ -237,5 +247,5 @@ def _vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         init_ply=args.init_ply,
         test_iterations=(),
         save_iterations=(),
-        run=_run_of(args, "checkpoints"),
+        run=_run_of(args, "vanilla"),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.engine.run_report import REPORT_FILE
 from gaussian_splatting.images import ImageStore
 from gaussian_splatting.training import CHECKPOINT_FOLDER, train_vanilla
 from sugar_extractors.extraction import extract_coarse_mesh
@@ -25,10 +26,14 @@ from sugar_pipeline.report import StageRecord, write_report
 from sugar_scene.mesh_io import read_mesh_ply
 from sugar_trainers.capture import load_capture
 from sugar_trainers.coarse_training import train_coarse
+from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_training import train_refined
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
+
+TITLE = "SuGaR of"
+"""Beginning of the title by which a pipeline's report is told from a single run's."""
 
 
 @dataclass
@@ -165,9 +170,20 @@ def _measure(scene: Path, result: PipelineResult) -> dict[str, MeshQuality]:
     return qualities
 
 
+def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
+    """Whether a report of all stages exists that is newer than what they made."""
+    if not report.is_file() or f"<title>{TITLE}" not in report.read_text(encoding="utf-8"):
+        return False
+    outputs = [path for record in records for path in record.outputs if path.exists()]
+    return all(path.stat().st_mtime_ns <= report.stat().st_mtime_ns for path in outputs)
+
+
 def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) -> Path | None:
     """The report lies with the last training stage; it never costs a result."""
     last = plan.coarse if plan.refine is None else plan.refine
+    path = last.directory / REPORT_FILE
+    if _is_current(path, result.records):
+        return path
     _, scene = load_capture(last, last.config.white_background, last.config.seed, lambda _: None)
     cameras = scene.test_cameras or scene.train_cameras
     rows = mesh_picture_rows(
@@ -178,8 +194,8 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         white_background=last.config.white_background,
     )
     return write_report(
-        last.directory / "report.html",
-        f"SuGaR of {last.scene_path.name}",
+        path,
+        f"{TITLE} {scene_name(last.scene_path)}",
         result.records,
         settings=plan.settings(),
         pictures=rows,

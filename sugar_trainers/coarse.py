@@ -9,6 +9,7 @@ in 2024. One stage serves the three regularisations; they differ in the terms of
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,9 +20,9 @@ from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
+from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass, color_term
 from gaussian_splatting.engine.trainable import TrainableCloud
-from gaussian_splatting.photometric import color_loss
-from gaussian_splatting.rasterization import RenderOutput, rasterize
+from gaussian_splatting.rasterization import RenderOutput, project
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.losses import (
@@ -83,41 +84,33 @@ class CoarseStage:
             self._search_neighbors()
 
     def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
-        """Backpropagate every active term; see :mod:`gaussian_splatting.engine.graph`."""
+        """Backpropagate every active term; see :mod:`gaussian_splatting.engine.graph`.
+
+        What needs the image comes last: nothing as large as it is alive beside the other terms.
+        """
         config, schedule = self._config, self._config.schedule
         geometric = schedule.regularization_active(iteration)
-        full_size_normals = geometric and config.uses_depth_normals and config.full_res_normals
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
-        output = rasterize(
-            leaves,
-            camera,
-            plain_background(config.white_background, self.model.device),
-            depth=full_size_normals or (geometric and config.uses_sdf),
-            normal=full_size_normals,
-            farthest_depth_behind=config.uses_sdf,
-        )
-        rendered = [t for t in (output.image, output.depth, output.normal) if t is not None]
-        pixels = [cut(t) for t in rendered]
-
-        terms = {"color": color_loss(pixels[0], target)}
-        loss = _backward(terms["color"], 1.0)
-        if schedule.entropy_active(iteration) and bool(output.visible.any()):
-            terms["entropy"] = opacity_entropy(leaves.opacities[output.visible])
-            loss += _backward(terms["entropy"], config.entropy_factor)
-        if geometric and config.uses_depth_normals:
-            terms["dn"] = self._depth_normal_term(leaves, camera, pixels[1:])
-            loss += _backward(terms["dn"], config.dn_factor)
+        view = self._view(leaves, camera, geometric)
+        image_terms, terms, depth = [color_term(target)], {}, None
+        if schedule.entropy_active(iteration) and bool(view.visible.any()):
+            entropy = opacity_entropy(leaves.opacities[view.visible])
+            (config.entropy_factor * entropy).backward()
+            terms["entropy"] = entropy.detach()
         if geometric:
-            depth = pixels[1] if config.uses_sdf else None
-            sampled = self._sampling_terms(iteration, leaves, camera, output.visible, depth)
-            loss += sampled.pop("weighted", 0.0)
-            terms.update(sampled)
-        backward_through(rendered, pixels)
+            if config.uses_sdf:
+                depth = cut(view.depth())
+            view.release()
+            if config.uses_depth_normals and config.full_res_normals:
+                image_terms.append(depth_normal_term(camera, config.dn_factor))
+            elif config.uses_depth_normals:
+                terms["dn"] = self._half_size_term(leaves, camera)
+            terms.update(self._sampling_terms(iteration, leaves, camera, view.visible, depth))
+        found, _ = view.backpropagate(image_terms, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
-        return StepResult(
-            {"loss": loss, **{name: term.detach() for name, term in terms.items()}}, output.radii
-        )
+        terms.update(found)
+        return StepResult(self._with_sum(terms), view.radii)
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
@@ -172,15 +165,40 @@ class CoarseStage:
         )
         self.neighbors = found.indices
 
-    def _depth_normal_term(self, leaves: Gaussians, camera: Camera, maps: list[Tensor]) -> Tensor:
-        """The term at full size from the pass already made, or from one of its own at half."""
-        if maps:
-            depth, normal = maps
-        else:
-            camera = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
-            half = rasterize(leaves, camera, rgb=False, depth=True, normal=True)
-            depth, normal = half.depth, half.normal
-        return depth_normal_consistency(depth, normal, camera.fx, camera.fy, camera.cx, camera.cy)
+    def _view(self, leaves: Gaussians, camera: Camera, geometric: bool) -> ViewPass:
+        """The view with colour, and the geometry that active terms need."""
+        config = self._config
+        normal = geometric and config.uses_depth_normals and config.full_res_normals
+        depth = normal or (geometric and config.uses_sdf)
+        return ViewPass(
+            lambda: project(leaves, camera, depth=depth, normal=normal),
+            plain_background(config.white_background, self.model.device),
+            config.split,
+            farthest_depth_behind=config.uses_sdf,
+        )
+
+    def _half_size_term(self, leaves: Gaussians, camera: Camera) -> Tensor:
+        """Backpropagate depth-normal consistency from a pass of its own at half the size."""
+        config = self._config
+        half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
+        # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
+        shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
+        view = ViewPass(
+            lambda: project(shapes, half, rgb=False, depth=True, normal=True), None, config.split
+        )
+        found, _ = view.backpropagate([depth_normal_term(half, config.dn_factor)])
+        return found["dn"]
+
+    def _with_sum(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weighted sum and the terms, in the order of the paper."""
+        config = self._config
+        loss = terms["color"]
+        for name, weight in (("entropy", config.entropy_factor), ("dn", config.dn_factor)):
+            if name in terms:
+                loss = loss + weight * terms[name]
+        loss = loss + terms.pop("weighted", 0.0)
+        order = ("color", "entropy", "dn", "density", "sdf", "normal")
+        return {"loss": loss, **{name: terms[name] for name in order if name in terms}}
 
     def _sampling_terms(
         self,
@@ -205,8 +223,25 @@ class CoarseStage:
         return draw_samples(mask, n, rng)
 
 
-def _backward(term: Tensor, weight: float) -> Tensor:
-    """Backpropagate a weighted term at once and return its weighted value."""
-    weighted = weight * term
-    weighted.backward()
-    return weighted.detach()
+def depth_normal_term(camera: Camera, weight: float) -> ImageTerm:
+    """Depth-normal consistency of the strips of a view; reported as ``"dn"``.
+
+    Args:
+        camera: The view, at the size of the maps.
+        weight: Weight in the loss.
+    """
+
+    def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
+        error = depth_normal_consistency(
+            maps.depth,
+            maps.normal,
+            camera.fx,
+            camera.fy,
+            camera.cx,
+            camera.cy - maps.shown.start,
+            rows=maps.counted,
+            total=maps.height * camera.width,
+        )
+        return weight * error, {"dn": error}
+
+    return ImageTerm(1, evaluate)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
@@ -85,6 +86,7 @@ class CoarseConfig:
             depth and normals a second time at half the size instead.
         white_background: Render on white instead of black.
         optimizer: Storage of parameters and moments, and which Gaussians step.
+        split: How the memory of one view is saved; no part of the identity.
         seed: Random seed.
     """
 
@@ -103,6 +105,7 @@ class CoarseConfig:
     full_res_normals: bool = True
     white_background: bool = False
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
+    split: ImageSplit = WHOLE_IMAGE
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -130,6 +133,6 @@ class CoarseConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        for other in ("sample_chunk", "knn_batch_size", "optimizer"):
+        for other in ("sample_chunk", "knn_batch_size", "split", "optimizer"):
             values.pop(other)
         return {**values, **self.optimizer.identity()}

@@ -10,8 +10,11 @@ from gaussian_splatting.images import SugarSize
 from gaussian_splatting.options import (
     add_optimizer_flags,
     add_run_flags,
+    add_split_flags,
+    image_split,
     optimizer_config,
     run_options,
+    split_notices,
 )
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
 from sugar_trainers.coarse_training import (
@@ -31,12 +34,6 @@ from sugar_utils.flags import (
     positive_float,
     positive_int,
 )
-
-_NOT_YET = {
-    "use_gradient_checkpointing": "every loss term is backpropagated as soon as it is known, so "
-    "the peak is that of one term without recomputing anything",
-    "gradient_accumulation": "use --resolution_factor or --full_res_normals False to save memory",
-}
 
 
 def add_scene_flags(
@@ -147,21 +144,7 @@ def add_coarse_flags(parser: argparse.ArgumentParser) -> None:
         default=list(TEST_ITERATIONS),
         help="iterations at which the held-out images are measured",
     )
-    add(
-        "--use_gradient_checkpointing",
-        type=boolean,
-        default=False,
-        help="not available in this version",
-    )
-    add(
-        "--gradient_accumulation", type=boolean, default=False, help="not available in this version"
-    )
-    add(
-        "--accumulation_steps",
-        type=positive_int,
-        default=None,
-        help="acts with --gradient_accumulation only",
-    )
+    add_split_flags(parser)
     add_optimizer_flags(parser)
     add_run_flags(parser)  # fmt: skip
 
@@ -216,11 +199,8 @@ def coarse_options(
     """Typed form of the flags above.
 
     Raises:
-        UserError: If a flag asks for what this version cannot do, or an input is missing.
+        UserError: If an input is missing.
     """
-    for name, advice in _NOT_YET.items():
-        if getattr(args, name):
-            raise UserError(f"--{name} True is not available in this version: {advice}")
     required_inputs(args)
     notices += _ineffective(args, regularization)
     return CoarseOptions(
@@ -241,6 +221,7 @@ def coarse_options(
             full_res_normals=args.full_res_normals,
             white_background=args.white_background,
             optimizer=optimizer_config(args),
+            split=image_split(args),
             seed=args.random_seed,
         ),
         checkpoint_interval=args.checkpoint_interval,
@@ -253,9 +234,7 @@ def coarse_options(
 
 def _ineffective(args: argparse.Namespace, regularization: Regularization) -> tuple[str, ...]:
     """One line for each flag that was given but cannot act beside the others."""
-    lines = []
-    if args.accumulation_steps is not None:
-        lines.append("--accumulation_steps has no effect without --gradient_accumulation True")
+    lines = [*split_notices(args)]
     if args.gpu is not None:
         lines.append(f"--gpu {args.gpu} has no effect: this version trains on the CPU")
     default_size = SugarSize()

@@ -11,8 +11,8 @@ from torch import Tensor
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
-from gaussian_splatting.photometric import color_loss
-from gaussian_splatting.rasterization import RenderOutput, rasterize
+from gaussian_splatting.engine.strips import ViewPass, color_term
+from gaussian_splatting.rasterization import RenderOutput, project
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.mesh_normals import adjacent_face_pairs, normal_consistency
 from sugar_scene.trainable_bound import TrainableBoundCloud
@@ -59,23 +59,21 @@ class RefineStage:
 
     def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
         """Backpropagate the colour loss, then the normal consistency."""
-        output = rasterize(
-            self.model.cloud.activate(),
-            camera,
+        view = ViewPass(
+            lambda: project(
+                self.model.cloud.activate(), camera, sh_degree=self._config.sh_degree(iteration)
+            ),
             plain_background(self._config.white_background, self.model.device),
-            sh_degree=self._config.sh_degree(iteration),
+            self._config.split,
         )
-        terms = {"color": color_loss(output.image, target)}
-        terms["color"].backward()
-        loss = terms["color"].detach()
+        terms, _ = view.backpropagate([color_term(target)])
+        loss = terms["color"]
         if self._config.normal_consistency_factor > 0:
             bending = normal_consistency(self.model.cloud.vertices, self._pairs)
             (self._config.normal_consistency_factor * bending).backward()
-            terms["normal_consistency"] = bending
+            terms["normal_consistency"] = bending.detach()
             loss = loss + self._config.normal_consistency_factor * bending.detach()
-        return StepResult(
-            {"loss": loss, **{name: term.detach() for name, term in terms.items()}}, output.radii
-        )
+        return StepResult({"loss": loss, **terms}, view.radii)
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_scene.mesh_bound import triangle_layout
@@ -33,6 +34,7 @@ class RefineConfig:
         schedule_scale: What the schedule was multiplied with; rates follow the paper's clock.
         white_background: Render on white instead of black.
         optimizer: Storage of parameters and moments, and which Gaussians step.
+        split: How the memory of one view is saved; no part of the identity.
         seed: Random seed.
     """
 
@@ -47,6 +49,7 @@ class RefineConfig:
     schedule_scale: float = 1.0
     white_background: bool = False
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
+    split: ImageSplit = WHOLE_IMAGE
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,4 +81,5 @@ class RefineConfig:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
         values.pop("optimizer")
+        values.pop("split")
         return {**values, **self.optimizer.identity()}

@@ -10,8 +10,11 @@ from gaussian_splatting.images import SugarSize
 from gaussian_splatting.options import (
     add_optimizer_flags,
     add_run_flags,
+    add_split_flags,
+    image_split,
     optimizer_config,
     run_options,
+    split_notices,
 )
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_trainers.options import add_scene_flags, required_inputs
@@ -88,6 +91,7 @@ def refine_parser(description: str | None) -> argparse.ArgumentParser:
         default=CHECKPOINT_INTERVAL,
         help="iterations between checkpoints to resume from",
     )
+    add_split_flags(parser)
     add_optimizer_flags(parser)
     add_run_flags(parser)
     return parser
@@ -114,11 +118,12 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         bbox=box,
         white_background=args.white_background,
         optimizer=optimizer_config(args),
+        split=image_split(args),
         seed=args.random_seed,
     )
-    notices = ()
+    notices = split_notices(args)
     if args.gpu is not None:
-        notices = (f"--gpu {args.gpu} has no effect: this version trains on the CPU",)
+        notices += (f"--gpu {args.gpu} has no effect: this version trains on the CPU",)
     return RefineOptions(
         scene_path=args.scene_path,
         checkpoint_path=args.checkpoint_path,

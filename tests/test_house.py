@@ -57,10 +57,10 @@ DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 
 INPUT = ("Input", "Checkpoint", "Background", "Device")
 PIPELINE = (
-    *("Input", "Background", "Device", "Coarse stage", "Run", "Pipeline", "Presets"),
+    *("Input", "Background", "Device", "Coarse stage", "Memory", "Run", "Pipeline", "Presets"),
     *("Mesh stage", "Surface", "Refinement stage", "Texture"),
 )
-COARSE = (*INPUT, "Coarse stage", "Run", "Single coarse stage")
+COARSE = (*INPUT, "Coarse stage", "Memory", "Run", "Single coarse stage")
 PARSERS = {
     "train.py": (lambda: train_parser(None), (*PIPELINE, "Checkpoint", "Only train.py")),
     "train_full_pipeline.py": (
@@ -69,7 +69,10 @@ PARSERS = {
     ),
     "train_coarse_density.py": (lambda: coarse_parser(None), COARSE),
     "train_coarse_sdf.py": (lambda: coarse_parser(None), COARSE),
-    "train_refined.py": (lambda: refine_parser(None), (*INPUT, "Run", "Only train_refined.py")),
+    "train_refined.py": (
+        lambda: refine_parser(None),
+        (*INPUT, "Memory", "Run", "Only train_refined.py"),
+    ),
     "extract_mesh.py": (
         lambda: mesh_parser(None),
         ("Input", "Checkpoint", "Device", "Surface", "Only extract_mesh.py"),
@@ -82,7 +85,7 @@ PARSERS = {
         ),
     ),
     "metrics.py": (lambda: metrics_parser(None), ("Metrics", "Presets")),
-    "gaussian_splatting/train.py": (vanilla_parser, ("Run", "Vanilla trainer")),
+    "gaussian_splatting/train.py": (vanilla_parser, ("Memory", "Run", "Vanilla trainer")),
 }
 """Parser of each entry point, and the sections of DOCS/TRAINING.md that list its flags."""
 

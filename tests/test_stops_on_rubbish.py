@@ -11,6 +11,7 @@ import torch
 import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting import vanilla
+from gaussian_splatting.engine import strips
 from gaussian_splatting.ply import write_gaussian_ply
 from gaussian_splatting.reference_layout import point_cloud_path
 from gaussian_splatting.vanilla import VanillaStage
@@ -126,18 +127,18 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
 
 
 @pytest.mark.parametrize(
-    ("function", "term", "iteration"),
+    ("module", "function", "term", "iteration"),
     [
-        ("color_loss", "color", FIRST),
-        ("opacity_entropy", "entropy", FIRST + 1),
-        ("depth_normal_consistency", "dn", PRUNED),
+        (strips, "color_loss", "color", FIRST),
+        (coarse, "opacity_entropy", "entropy", FIRST + 1),
+        (coarse, "depth_normal_consistency", "dn", PRUNED),
     ],
 )
 def test_loss_term_that_is_not_a_number(
-    scene, checkpoint, tmp_path, monkeypatch, capsys, function, term, iteration
+    scene, checkpoint, tmp_path, monkeypatch, capsys, module, function, term, iteration
 ):
-    original = getattr(coarse, function)
-    monkeypatch.setattr(coarse, function, lambda *args: original(*args) * torch.nan)
+    original = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *a, **b: original(*a, **b) * torch.nan)
     code = run_coarse(scene, checkpoint, tmp_path)
     assert_stopped(
         code, capsys.readouterr().err, iteration, "loss term", f"{term} is nan", "camera view_0"
@@ -155,9 +156,12 @@ def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys,
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:
         original = vanilla.l1_and_ssim
-        monkeypatch.setattr(
-            vanilla, "l1_and_ssim", lambda *a: (original(*a)[0] * torch.inf, original(*a)[1])
-        )
+
+        def infinite(*arguments, **options):
+            l1, ssim = original(*arguments, **options)
+            return l1 * torch.inf, ssim
+
+        monkeypatch.setattr(vanilla, "l1_and_ssim", infinite)
         code, iteration, term = run_vanilla(scene, tmp_path), 1, "l1"
     assert_stopped(code, capsys.readouterr().err, iteration, f"{term} is inf")
 

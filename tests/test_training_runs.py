@@ -239,7 +239,9 @@ def test_coarse_writes_its_files_and_nothing_else(coarse_runs, mode):
     run = coarse_runs[mode]
     found = {re.sub(r"events\.out.*", "events", name) for name in files_of(run)}
     checkpoints = {f"{i}.pt" for i in (14, 20, 22, 24, 26, 28, 30)}
-    assert found == {"run.json", "log.txt", "views.png", "tensorboard/events", *checkpoints}
+    assert found == {
+        "run.json", "log.txt", "views.png", "report.html", "tensorboard/events", *checkpoints
+    }  # fmt: skip
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
 
 

@@ -21,11 +21,14 @@ def cut(tensor: Tensor) -> Tensor:
 
 
 def backward_through(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Send the gradients collected by ``leaves`` on through the tensors they were cut from."""
+    """Send the gradients collected by ``leaves`` on through the tensors they were cut from.
+
+    A tensor that is its own leaf has its gradient already.
+    """
     pairs = [
         (tensor, leaf.grad)
         for tensor, leaf in zip(tensors, leaves, strict=True)
-        if leaf.grad is not None and tensor.requires_grad
+        if leaf is not tensor and leaf.grad is not None and tensor.requires_grad
     ]
     if pairs:
         torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])

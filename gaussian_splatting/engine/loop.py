@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
@@ -180,8 +179,7 @@ class Trainer:
             raise
 
     def _photograph(self, camera: Camera) -> Tensor:
-        pixels = self._images.get(camera).to(self._stage.model.device, non_blocking=True)
-        return pixels.to(torch.float32) / 255.0
+        return self._images.get(camera).to(self._stage.model.device, non_blocking=True)
 
     def _after_step(self, iteration: int, reporter: Reporter) -> None:
         last = iteration == self._config.last

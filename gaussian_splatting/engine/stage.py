@@ -56,7 +56,7 @@ class Stage(Protocol):
         Args:
             iteration: Absolute iteration.
             camera: The view.
-            target: Its photograph. (H, W, 3) float32 in [0, 1]
+            target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
         """
         ...
 

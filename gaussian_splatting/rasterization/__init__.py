@@ -1,6 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentiable tile rasterizer for 3D Gaussians."""
 
-from gaussian_splatting.rasterization.render import RenderOutput, complete_normals, rasterize
+from gaussian_splatting.rasterization.blending import (
+    BlendedRows,
+    Rows,
+    SplatGradients,
+    TileLists,
+    backpropagate_rows,
+    blend_rows,
+    build_tile_lists,
+)
+from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
+from gaussian_splatting.rasterization.render import (
+    RenderOutput,
+    channel_background,
+    complete_normals,
+    rasterize,
+)
 
-__all__ = ["RenderOutput", "complete_normals", "rasterize"]
+__all__ = [
+    "BlendedRows",
+    "ChannelLayout",
+    "Projection",
+    "RenderOutput",
+    "Rows",
+    "SplatGradients",
+    "TileLists",
+    "backpropagate_rows",
+    "blend_rows",
+    "build_tile_lists",
+    "channel_background",
+    "complete_normals",
+    "project",
+    "rasterize",
+]

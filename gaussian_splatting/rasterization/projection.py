@@ -90,7 +90,8 @@ class _Project(torch.autograd.Function):
                   (means, quats, scales, opacities, sh_dc, features)]  # fmt: skip
         means, quats, scales, opacities, sh_dc, features = inputs
         # Three quarters of all values: read in the type they are stored in.
-        vector, sh_rest = _vector_of(sh_rest), sh_rest.detach().contiguous()
+        vector = _vector_of(sh_rest)
+        sh_rest = sh_rest.detach().to(wp.dtype_to_torch(vector._wp_scalar_type_)).contiguous()
         launch(
             PROJECT_FORWARD[vector],
             n,
@@ -136,13 +137,7 @@ class _Project(torch.autograd.Function):
 
 
 def _vector_of(sh_rest: Tensor) -> type:
-    """Kernel type of one coefficient.
-
-    Raises:
-        ValueError: If it is neither float32 nor bfloat16.
-    """
-    if sh_rest.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"sh_rest is {sh_rest.dtype}; float32 and bfloat16 can be rendered")
+    """Kernel type of one coefficient."""
     return vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.rasterization.blending import blend
-from gaussian_splatting.rasterization.projection import ChannelLayout, project
+from gaussian_splatting.rasterization.projection import Projection, project
 
 NORMAL_EPS = 1e-12
 """Keeps the square root of :func:`complete_normals` differentiable at grazing angles."""
@@ -60,14 +60,22 @@ def complete_normals(xy: Tensor) -> Tensor:
     return torch.cat([xy, -remainder.clamp_min(NORMAL_EPS).sqrt()], dim=-1)
 
 
-def _background(
-    layout: ChannelLayout, color: Tensor | None, depth_behind: Tensor | float, like: Tensor
+def channel_background(
+    projection: Projection, color: Tensor | None = None, *, farthest_depth_behind: bool = False
 ) -> Tensor:
-    behind = torch.zeros(layout.total, device=like.device)
+    """What lies behind each blended channel: zero but for colour and, if asked for, depth. (C,)
+
+    Args:
+        projection: Of all Gaussians.
+        color: Colour behind everything; black when None. (3,)
+        farthest_depth_behind: As in :func:`rasterize`.
+    """
+    layout, depths = projection.layout, projection.depths
+    behind = torch.zeros(layout.total, device=depths.device)
     if layout.rgb is not None and color is not None:
         behind[layout.rgb : layout.rgb + 3] = color.to(behind)
-    if layout.depth is not None:
-        behind[layout.depth] = depth_behind
+    if layout.depth is not None and farthest_depth_behind and depths.shape[0]:
+        behind[layout.depth] = depths.max()
     return behind
 
 
@@ -114,11 +122,9 @@ def rasterize(
         sh_degree=sh_degree,
     )
     layout = projection.layout
-    depth_behind: Tensor | float = 0.0
-    if farthest_depth_behind and len(gaussians):
-        depth_behind = projection.depths.max()
     pixels, transmittance = blend(
-        projection, _background(layout, background, depth_behind, gaussians.means)
+        projection,
+        channel_background(projection, background, farthest_depth_behind=farthest_depth_behind),
     )
 
     def columns(start: int | None, width: int) -> Tensor | None:

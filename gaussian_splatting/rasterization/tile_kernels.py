@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import warp as wp
 
@@ -29,10 +30,9 @@ def _bin_splats_body(
     tiles_x: int,
     depths_: wp.array(dtype=float),
     rects_: wp.array(dtype=wp.vec4i),
-    first_slot_: wp.array(dtype=int),
+    counts_: wp.array(dtype=int),
     offsets_: wp.array(dtype=int),
     ids_: wp.array(dtype=int),
-    slot_of_: wp.array(dtype=int),
     order_: wp.array(dtype=int),
     spare_: wp.array(dtype=int),
     cursor_: wp.array(dtype=int),
@@ -47,30 +47,40 @@ def bin_splats(
     tiles_x: int,
     depths: wp.array(dtype=float),
     rects: wp.array(dtype=wp.vec4i),
-    first_slot: wp.array(dtype=int),
+    counts: wp.array(dtype=int),
     offsets: wp.array(dtype=int),
     ids: wp.array(dtype=int),
-    slot_of: wp.array(dtype=int),
     order: wp.array(dtype=int),
     spare: wp.array(dtype=int),
     cursor: wp.array(dtype=int),
 ):
     """Sort all (tile, splat) pairs by tile, then depth; one work item does it all."""
-    _bin_splats_body(
-        n, n_tiles, tiles_x, depths, rects, first_slot, offsets, ids, slot_of, order, spare, cursor
-    )
+    _bin_splats_body(n, n_tiles, tiles_x, depths, rects, counts, offsets, ids, order, spare, cursor)
 
 
 @functools.cache
 def tile_kernels(n_channels: int) -> SimpleNamespace:
-    """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats of ``n_channels`` channels."""
-    common = f"constexpr int CHANNELS = {n_channels};\n" + _source("common")
+    """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats of ``n_channels`` channels.
 
+    The first two work on the tiles from ``first_tile`` on and on the rows from ``top_row`` to
+    before ``end_row``; image-sized arrays hold those rows only.
+    """
+    common = f"constexpr int CHANNELS = {n_channels};\n" + _source("common")
+    header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
+    return SimpleNamespace(
+        forward=_forward_kernel(common),
+        backward=_backward_kernel(common),
+        sum_slots=_sum_kernel(header + "typedef unsigned long long size;\n"),
+    )
+
+
+def _forward_kernel(common: str) -> Any:
     @wp.func_native(common + _source("blend_forward"))
     def forward_body(
         tile: int,
         width: int,
-        height: int,
+        top_row: int,
+        end_row: int,
         tiles_x: int,
         offsets_: wp.array(dtype=int),
         ids_: wp.array(dtype=int),
@@ -84,8 +94,10 @@ def tile_kernels(n_channels: int) -> SimpleNamespace:
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def forward(
         first: int,
+        first_tile: int,
         width: int,
-        height: int,
+        top_row: int,
+        end_row: int,
         tiles_x: int,
         offsets: wp.array(dtype=int),
         ids: wp.array(dtype=int),
@@ -96,19 +108,25 @@ def tile_kernels(n_channels: int) -> SimpleNamespace:
         last: wp.array2d(dtype=int),
     ):
         forward_body(
-            first + wp.tid(), width, height, tiles_x, offsets, ids, splats, background,
-            image, transmittance, last,
+            first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets, ids, splats,
+            background, image, transmittance, last,
         )  # fmt: skip
 
+    return forward
+
+
+def _backward_kernel(common: str) -> Any:
     @wp.func_native(common + _source("blend_backward"))
     def backward_body(
         tile: int,
         width: int,
-        height: int,
+        top_row: int,
+        end_row: int,
         tiles_x: int,
         offsets_: wp.array(dtype=int),
         ids_: wp.array(dtype=int),
-        slot_of_: wp.array(dtype=int),
+        rects_: wp.array(dtype=wp.vec4i),
+        first_slot_: wp.array(dtype=int),
         splats_: wp.array2d(dtype=float),
         background_: wp.array(dtype=float),
         transmittance_: wp.array2d(dtype=float),
@@ -121,12 +139,15 @@ def tile_kernels(n_channels: int) -> SimpleNamespace:
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def backward(
         first: int,
+        first_tile: int,
         width: int,
-        height: int,
+        top_row: int,
+        end_row: int,
         tiles_x: int,
         offsets: wp.array(dtype=int),
         ids: wp.array(dtype=int),
-        slot_of: wp.array(dtype=int),
+        rects: wp.array(dtype=wp.vec4i),
+        first_slot: wp.array(dtype=int),
         splats: wp.array2d(dtype=float),
         background: wp.array(dtype=float),
         transmittance: wp.array2d(dtype=float),
@@ -136,13 +157,15 @@ def tile_kernels(n_channels: int) -> SimpleNamespace:
         slots: wp.array2d(dtype=float),
     ):
         backward_body(
-            first + wp.tid(), width, height, tiles_x, offsets, ids, slot_of, splats, background,
-            transmittance, last, d_image, d_transmittance, slots,
+            first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets, ids, rects,
+            first_slot, splats, background, transmittance, last, d_image, d_transmittance, slots,
         )  # fmt: skip
 
-    header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
+    return backward
 
-    @wp.func_native(header + "typedef unsigned long long size;\n" + _source("sum_slots"))
+
+def _sum_kernel(header: str) -> Any:
+    @wp.func_native(header + _source("sum_slots"))
     def sum_slots_body(
         i: int,
         first_slot_: wp.array(dtype=int),
@@ -161,4 +184,4 @@ def tile_kernels(n_channels: int) -> SimpleNamespace:
     ):
         sum_slots_body(first + wp.tid(), first_slot, slots, d_means2d, d_splats)
 
-    return SimpleNamespace(forward=forward, backward=backward, sum_slots=sum_slots)
+    return sum_slots

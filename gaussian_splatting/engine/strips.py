@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image terms of one view, one horizontal strip after the other.
+
+The Gaussians are projected and sorted into tiles once. Each strip is blended with a halo of
+neighbouring rows, its shares of all terms are backpropagated to its pixels and from there to the
+projected splats, and everything as large as its pixels is freed before the next strip begins. One
+backward pass through the projection follows the last one. Every share is divided by the size of
+the whole image, so shares and gradients add up to those of the unsplit image; only the rounding
+of the sums depends on the number of strips, and the order of the sums is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.engine.graph import cut
+from gaussian_splatting.photometric import SSIM_HALO, color_loss
+from gaussian_splatting.rasterization import (
+    BlendedRows,
+    ChannelLayout,
+    Projection,
+    Rows,
+    SplatGradients,
+    TileLists,
+    backpropagate_rows,
+    blend_rows,
+    build_tile_lists,
+    channel_background,
+    complete_normals,
+)
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """How the memory of one view is saved; the result does not depend on it but for rounding.
+
+    Attributes:
+        strips: Strips per image; at most one per row is made.
+        recompute: Compute things again instead of keeping them (gradient checkpointing). The
+            bits are the same.
+    """
+
+    strips: int = 1
+    recompute: bool = False
+
+    def rows(self, height: int) -> list[Rows]:
+        """The strips of an image, from the top, equally high but for one row."""
+        n = min(self.strips, height)
+        edges = [height * i // n for i in range(n + 1)]
+        return [Rows(*pair) for pair in zip(edges, edges[1:], strict=False)]
+
+
+WHOLE_IMAGE = ImageSplit()
+
+
+@dataclass(frozen=True)
+class StripMaps:
+    """What a term sees of a strip: leaves that collect gradients, None where not rendered.
+
+    Attributes:
+        image: Colour. (R, W, 3)
+        depth: Depth along the view axis. (R, W) world units
+        normal_xy: Camera-space x and y of the normals. (R, W, 2)
+        shown: Which rows of the image these are.
+        counted: Rows of these maps that count; the others are their neighbours.
+        height: Rows of the whole image.
+    """
+
+    image: Tensor | None
+    depth: Tensor | None
+    normal_xy: Tensor | None
+    shown: Rows
+    counted: slice
+    height: int
+
+    @property
+    def normal(self) -> Tensor:
+        """Unit normals towards the camera. (R, W, 3)"""
+        return complete_normals(self.normal_xy)
+
+    @property
+    def share(self) -> float:
+        """Share of the image's rows that count."""
+        return (self.counted.stop - self.counted.start) / self.height
+
+    def part_of(self, photograph: Tensor) -> Tensor:
+        """The shown rows of a photograph. (H, W, 3) bytes or floats -> (R, W, 3) floats in [0, 1]
+
+        Bytes are converted here and not before, so that no whole image of floats is alive.
+        """
+        rows = photograph[self.shown.start : self.shown.stop]
+        return rows.to(torch.float32) / 255.0 if rows.dtype == torch.uint8 else rows
+
+
+@dataclass(frozen=True)
+class ImageTerm:
+    """A loss term of pixels.
+
+    Attributes:
+        halo: Rows on each side that the loss of a row depends on.
+        evaluate: The strip's share of the weighted loss, and of figures to report by name.
+    """
+
+    halo: int
+    evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
+
+
+def color_term(target: Tensor) -> ImageTerm:
+    """The colour loss of 3DGS against a photograph (H, W, 3); reported as ``"color"``."""
+
+    def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = color_loss(
+            maps.image, maps.part_of(target), rows=maps.counted, total_rows=maps.height
+        )
+        return loss, {"color": loss}
+
+    return ImageTerm(SSIM_HALO, evaluate)
+
+
+class ViewPass:
+    """One view, projected once and blended strip by strip.
+
+    Args:
+        project: Projects all Gaussians; gradients flow through what it returns.
+        color: Colour behind the image; black when None. (3,)
+        split: How memory is saved.
+        farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
+    """
+
+    def __init__(
+        self,
+        project: Callable[[], Projection],
+        color: Tensor | None,
+        split: ImageSplit,
+        *,
+        farthest_depth_behind: bool = False,
+    ) -> None:
+        self._project = project
+        self._color = color
+        self._split = split
+        self._farthest_depth_behind = farthest_depth_behind
+        self._projection: Projection | None = project()
+        self._tiles: TileLists | None = None
+        self._background: Tensor | None = None
+        self._blended: BlendedRows | None = None
+        self.radii = self._projection.radii
+
+    @property
+    def visible(self) -> Tensor:
+        """Gaussians that were not culled. (N,) bool"""
+        return self.radii > 0
+
+    def depth(self) -> Tensor:
+        """Depth map of the whole image, without a gradient. (H, W) world units"""
+        projection = self._prepare()
+        strips = self._split.rows(projection.camera.height)
+        column = projection.layout.depth
+        if len(strips) == 1:
+            blended = self._blend(strips[0])
+            # Kept for the terms, which blend the same rows.
+            self._blended = None if self._split.recompute else blended
+            return blended.pixels[..., column].clone()
+        depth = projection.depths.new_empty(projection.camera.height, projection.camera.width)
+        for rows in strips:
+            depth[rows.start : rows.stop] = self._blend(rows).pixels[..., column]
+        return depth
+
+    def release(self) -> None:
+        """Forget all but the radii where things are computed again; other terms come next."""
+        if self._split.recompute:
+            self._projection = self._tiles = self._background = self._blended = None
+
+    def backpropagate(
+        self, terms: Sequence[ImageTerm], d_depth: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Send the gradient of all terms to what was projected; the last thing a pass does.
+
+        Args:
+            terms: Image terms.
+            d_depth: Further gradient of the depth map. (H, W)
+
+        Returns:
+            What the terms report, of the whole image and without gradients, and the gradient of
+            the projected centres, (N, 2) per pixel.
+        """
+        projection = self._prepare()
+        gradients = SplatGradients.zeros(projection)
+        halo = max(term.halo for term in terms)
+        totals: dict[str, Tensor] = {}
+        for rows in self._split.rows(projection.camera.height):
+            for name, share in self._backpropagate_strip(
+                rows, halo, terms, d_depth, gradients
+            ).items():
+                totals[name] = totals[name] + share if name in totals else share
+        self._projection = self._tiles = self._background = None
+        torch.autograd.backward(
+            [projection.means2d, projection.splats], [gradients.means2d, gradients.splats]
+        )
+        return totals, gradients.means2d
+
+    def _prepare(self) -> Projection:
+        """Project (again) and sort into tiles, as far as that is still to be done."""
+        if self._projection is None:
+            self._projection = self._project()
+        if self._tiles is None:
+            self._tiles = build_tile_lists(self._projection)
+            self._background = channel_background(
+                self._projection,
+                self._color,
+                farthest_depth_behind=self._farthest_depth_behind,
+            )
+        return self._projection
+
+    def _blend(self, rows: Rows) -> BlendedRows:
+        kept, self._blended = self._blended, None
+        if kept is not None:
+            return kept
+        return blend_rows(self._projection.splats, self._tiles, self._background, rows)
+
+    def _backpropagate_strip(
+        self,
+        rows: Rows,
+        halo: int,
+        terms: Sequence[ImageTerm],
+        d_depth: Tensor | None,
+        gradients: SplatGradients,
+    ) -> dict[str, Tensor]:
+        """Add one strip's gradients of splats, and return what its terms report."""
+        layout, height = self._projection.layout, self._projection.camera.height
+        shown = rows.widened(halo, height)
+        blended = self._blend(shown)
+        pixels = blended.pixels
+        if self._split.recompute:
+            del blended
+        counted = slice(rows.start - shown.start, rows.stop - shown.start)
+        maps = _strip_maps(pixels, layout, shown, counted, height)
+        totals = _evaluate(terms, maps)
+        d_pixels = _pixel_gradients(maps, pixels, layout)
+        if d_depth is not None:
+            d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
+        del maps, pixels
+        if self._split.recompute:
+            blended = self._blend(shown)
+        backpropagate_rows(
+            self._projection.splats,
+            self._tiles,
+            self._background,
+            blended,
+            d_pixels,
+            torch.zeros_like(blended.transmittance),
+            gradients,
+        )
+        return totals
+
+
+def _strip_maps(
+    pixels: Tensor, layout: ChannelLayout, shown: Rows, counted: slice, height: int
+) -> StripMaps:
+    """Leaves that share the memory of blended channels."""
+
+    def leaf(start: int | None, width: int) -> Tensor | None:
+        return None if start is None else cut(pixels[..., start : start + width])
+
+    return StripMaps(
+        image=leaf(layout.rgb, 3),
+        depth=None if layout.depth is None else cut(pixels[..., layout.depth]),
+        normal_xy=leaf(layout.normal, 2),
+        shown=shown,
+        counted=counted,
+        height=height,
+    )
+
+
+def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
+    """Backpropagate one term after the other to the maps; return their shares."""
+    totals: dict[str, Tensor] = {}
+    for term in terms:
+        loss, shares = term.evaluate(maps)
+        loss.backward()
+        totals.update({name: share.detach() for name, share in shares.items()})
+        # Its graph would live on beside that of the next term.
+        del loss, shares
+    return totals
+
+
+def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> Tensor:
+    """Gradients of all blended channels. (R, W, C)
+
+    They take the memory of the pixels, which nobody reads any more.
+    """
+    columns = (
+        (layout.rgb, 3, maps.image),
+        (layout.depth, 1, maps.depth),
+        (layout.normal, 2, maps.normal_xy),
+    )
+    pixels.zero_()
+    for start, width, leaf in columns:
+        if leaf is not None and leaf.grad is not None:
+            channels = pixels[..., start : start + width]
+            channels.copy_(leaf.grad.reshape(channels.shape))
+    return pixels
