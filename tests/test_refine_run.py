@@ -2,6 +2,7 @@
 """Whole refinement runs on a tiny scene: what they write, and that they resume."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,4 +81,15 @@ def test_a_missing_mesh_is_one_line(monkeypatch, inputs, tmp_path, capsys):
     wrong = [*inputs[:-1], tmp_path / "none.ply"]
     assert refine(monkeypatch, wrong, tmp_path / "out") == 2
     assert capsys.readouterr().err.startswith("error: --mesh_path")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mesh_without_triangles_is_one_line(monkeypatch, inputs, tmp_path, capsys):
+    empty = tmp_path / "sugarmesh_empty.ply"
+    ball = icosahedron()
+    write_mesh_ply(empty, replace(ball, faces=ball.faces[:0]))
+    assert refine(monkeypatch, [*inputs[:-1], empty], tmp_path / "out") == 2
+    message = capsys.readouterr().err
+    assert "no triangles" in message
+    assert message.count("\n") == 1
     assert not (tmp_path / "out").exists()
