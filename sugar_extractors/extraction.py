@@ -13,17 +13,18 @@ import numpy as np
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.trainable import cloud_from_state
-from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
-from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
+from gaussian_splatting.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.scene import Scene
 from sugar_extractors.ablations import center_samples, density_surface
 from sugar_extractors.backends import MeshingBackend, choose_backend
 from sugar_extractors.level_sets import LevelSetModel, build_model
-from sugar_extractors.mesh_config import MeshOptions, model_file
+from sugar_extractors.mesh_config import COARSE_FLAG, MeshOptions
 from sugar_extractors.poisson import MIN_POINTS, finish_mesh, reconstruct_region
 from sugar_extractors.surface_samples import Box, SurfaceSamples, collect_surface_samples
 from sugar_extractors.tsdf import fuse_region, view_renderer
 from sugar_scene.mesh_io import write_mesh_ply
 from sugar_scene.meshes import TriangleMesh, open_edge_share
+from sugar_trainers.capture import load_views, model_file
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic
@@ -51,7 +52,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     console = console or Console()
     _check(options)
     if options.coarse_model_path is not None and not options.use_vanilla:
-        model_file(options.coarse_model_path)
+        model_file(options.coarse_model_path, COARSE_FLAG)
     jobs = options.jobs
     missing = [job for job in jobs if not _is_finished(options, *job)]
     for notice in options.notices:
@@ -115,10 +116,7 @@ class _Extraction:
         options = self._options
         self._start = time.monotonic()
         reset_peak("cpu")
-        checkpoint = load_reference_checkpoint(
-            options.checkpoint_path, options.iteration_to_load, self._console.info
-        )
-        scene = self._load_scene(checkpoint)
+        checkpoint, scene = self._load()
         cloud, path = _read_cloud(options, checkpoint, self._console.info)
         model = self._build_model(cloud, path)
         boxes = self._boxes(scene)
@@ -143,24 +141,15 @@ class _Extraction:
             for target in [target for job_level, target in jobs if job_level == level]:
                 self._finish(level, target, meshes, surface, figures, backend)
 
-    def _load_scene(self, checkpoint: ReferenceCheckpoint) -> Scene:
+    def _load(self) -> tuple[ReferenceCheckpoint, Scene]:
         options = self._options
-        scene = load_scene_for_checkpoint(
-            options.scene_path,
-            checkpoint,
-            size_rule=options.size,
-            images_dir=options.images_dir or checkpoint.images_dir,
-            eval_split=options.eval_split,
-            require_images=False,
-            seed=options.seed,
-            notify=self._console.info,
-        )
+        checkpoint, scene = load_views(options, self._console.info, seed=options.seed)
         if scene.extent <= 0 and options.bboxmin is None:
             raise UserError(
                 f"all training cameras of {options.scene_path} stand in one place, so the scene "
                 "has no size; give the foreground with --bboxmin and --bboxmax"
             )
-        return scene
+        return checkpoint, scene
 
     def _build_model(self, cloud: GaussianCloud, path: Path) -> LevelSetModel:
         options, console = self._options, self._console
@@ -366,7 +355,7 @@ def _read_cloud(
 ) -> tuple[GaussianCloud, Path]:
     if options.use_vanilla or options.coarse_model_path is None:
         return checkpoint.read_cloud(notify), checkpoint.ply_path
-    path = model_file(options.coarse_model_path)
+    path = model_file(options.coarse_model_path, COARSE_FLAG)
     try:
         return cloud_from_state(load_payload(path)["state_dict"]), path
     except UserError as error:

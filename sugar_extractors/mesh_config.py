@@ -17,14 +17,14 @@ from sugar_extractors.level_sets import (
 )
 from sugar_extractors.poisson import PoissonConfig
 from sugar_extractors.tsdf import TsdfConfig
-from sugar_trainers.capture import CaptureOptions
+from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
-from sugar_utils.errors import UserError
 from sugar_utils.files import fingerprint
 
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
 """How a mesh was made, as file names tell it; empty for level sets and Poisson."""
 
+COARSE_FLAG = "--coarse_model_path"
 EXTRACTORS = ("poisson", "tsdf")
 _VARIANTS: dict[str, MeshVariant] = {
     "poisson": "",
@@ -164,20 +164,8 @@ class MeshOptions(CaptureOptions):
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
         if not self.use_vanilla and self.coarse_model_path is not None:
-            values["coarse_model"] = fingerprint(model_file(self.coarse_model_path))
+            values["coarse_model"] = fingerprint(model_file(self.coarse_model_path, COARSE_FLAG))
         return values
-
-
-def model_file(path: Path) -> Path:
-    """The ``.pt`` itself, or the last one of a run's folder."""
-    if path.is_dir():
-        files = [p for p in path.glob("*.pt") if p.stem.isdigit()]
-        if not files:
-            raise UserError(f"{path}: holds no .pt file; check --coarse_model_path")
-        return max(files, key=lambda p: int(p.stem))
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; check --coarse_model_path")
-    return path
 
 
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.reference_layout import load_reference_checkpoint
-from gaussian_splatting.scene import load_scene_for_checkpoint
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_config import MeshOptions
 from sugar_extractors.mesh_pictures import pick_views, shaded_views
+from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
@@ -99,19 +98,7 @@ def mesh_note(path: Path) -> dict[str, Any]:
 
 def _cameras(options: MeshOptions) -> list[Camera]:
     """Training views of the scene; no photographs are needed."""
-    checkpoint = load_reference_checkpoint(
-        options.checkpoint_path, options.iteration_to_load, lambda _: None
-    )
-    scene = load_scene_for_checkpoint(
-        options.scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=options.images_dir or checkpoint.images_dir,
-        eval_split=options.eval_split,
-        require_images=False,
-        seed=options.seed,
-        notify=lambda _: None,
-    )
+    _, scene = load_views(options, lambda _: None, seed=options.seed)
     return scene.train_cameras
 
 

@@ -16,8 +16,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.rendering import render_view
 from gaussian_splatting.images import ImageStore, shared_or_own_store
-from gaussian_splatting.reference_layout import load_reference_checkpoint
-from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
+from gaussian_splatting.scene import Scene
 from sugar_extractors.postprocess import (
     DENSITY_THRESHOLD,
     ITERATIONS,
@@ -35,7 +34,7 @@ from sugar_extractors.texture_baking import (
 from sugar_extractors.textured_mesh_io import TexturedMesh, mesh_files, write_textured_mesh
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
-from sugar_trainers.capture import CaptureOptions
+from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -143,7 +142,13 @@ def extract_textured_mesh(
         console.info(f"exists already: {options.obj_path}")
         return options.obj_path
     cloud = _read_model(options, console)
-    scene = _load_scene(options, console)
+    _, scene = load_views(
+        options,
+        console.info,
+        white_background=options.white_background,
+        seed=options.seed,
+        require_images=options.source == "photos",
+    )
     remove_stale_temporaries(options.obj_path.parent)
     with shared_or_own_store(images, options.white_background) as store:
         _texture(options, cloud, scene, store, console)
@@ -151,19 +156,12 @@ def extract_textured_mesh(
 
 
 def refined_file(path: Path) -> Path:
-    """The ``.pt`` itself, or the last one of a run's folder.
+    """The refined ``.pt`` itself, or the last one of a run's folder.
 
     Raises:
         UserError: There is none.
     """
-    if path.is_dir():
-        files = [p for p in path.glob("*.pt") if p.stem.isdigit()]
-        if not files:
-            raise UserError(f"{path}: holds no .pt file; check --refined_model_path")
-        return max(files, key=lambda p: int(p.stem))
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; check --refined_model_path")
-    return path
+    return model_file(path, "--refined_model_path")
 
 
 def select_faces(cloud: BoundCloud, keep: Tensor) -> BoundCloud:
@@ -271,22 +269,6 @@ def _check_model(path: Path, cloud: BoundCloud, per_triangle: int | None) -> Non
     for name in ("vertices", "sh_dc", "opacity_logits", "log_scales", "rotations"):
         if not torch.isfinite(getattr(cloud, name)).all():
             raise UserError(f"{path}: has {name} of NaN or infinity; refine the mesh again")
-
-
-def _load_scene(options: TextureOptions, console: Console) -> Scene:
-    checkpoint = load_reference_checkpoint(
-        options.checkpoint_path, options.iteration_to_load, console.info
-    )
-    return load_scene_for_checkpoint(
-        options.scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=options.images_dir or checkpoint.images_dir,
-        eval_split=options.eval_split,
-        require_images=options.source == "photos",
-        seed=options.seed,
-        notify=console.info,
-    )
 
 
 @torch.no_grad()

@@ -57,6 +57,30 @@ def load_capture(
     Raises:
         UserError: If something is missing or damaged, or the cameras do not span a scene.
     """
+    checkpoint, scene = load_views(
+        options, notify, white_background=white_background, seed=seed, require_images=True
+    )
+    if scene.extent <= 0:
+        raise UserError(
+            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
+            "no scale; SuGaR needs photographs from different positions"
+        )
+    return checkpoint, scene
+
+
+def load_views(
+    options: CaptureOptions,
+    notify: Callable[[str], None],
+    *,
+    white_background: bool = False,
+    seed: int = 0,
+    require_images: bool = False,
+) -> tuple[ReferenceCheckpoint, Scene]:
+    """The same for stages that can do without photographs, or without a scene of any extent.
+
+    Raises:
+        UserError: If something is missing or damaged.
+    """
     checkpoint = load_reference_checkpoint(
         options.checkpoint_path, options.iteration_to_load, notify
     )
@@ -68,11 +92,27 @@ def load_capture(
         eval_split=options.eval_split,
         white_background=white_background,
         seed=seed,
+        require_images=require_images,
         notify=notify,
     )
-    if scene.extent <= 0:
-        raise UserError(
-            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
-            "no scale; SuGaR needs photographs from different positions"
-        )
     return checkpoint, scene
+
+
+def model_file(path: Path, flag: str) -> Path:
+    """The ``.pt`` itself, or the last one of a run's folder.
+
+    Args:
+        path: File or folder.
+        flag: The flag that named it, for messages.
+
+    Raises:
+        UserError: There is none.
+    """
+    if path.is_dir():
+        files = [p for p in path.glob("*.pt") if p.stem.isdigit()]
+        if not files:
+            raise UserError(f"{path}: holds no .pt file; check {flag}")
+        return max(files, key=lambda p: int(p.stem))
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; check {flag}")
+    return path
