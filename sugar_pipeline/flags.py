@@ -192,5 +192,10 @@ def given_flags(
     """Flags whose values are not the defaults, among those that ``add_flags`` declares."""
     parser = Parser(add_help=False)
     add_flags(parser)
+    return changed_flags(args, parser)
+
+
+def changed_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Flags of a parser whose values are not the defaults."""
     defaults = vars(parser.parse_args([]))
     return [f"--{name}" for name, value in defaults.items() if getattr(args, name) != value]

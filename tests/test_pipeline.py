@@ -15,6 +15,8 @@ import metrics
 import train
 import train_full_pipeline
 from gaussian_splatting import images as image_module
+from sugar_pipeline import commands
+from sugar_pipeline.demo import demo_plan
 from sugar_pipeline.flags import full_parser, train_parser
 from sugar_pipeline.metrics_options import read_scene_config
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
@@ -263,3 +265,24 @@ def test_a_wrong_scene_config_is_refused(text, tmp_path):
 def test_the_refined_model_carries_its_topology(run):
     payload = torch.load(run / "refined" / "scene" / FINE / "6.pt", weights_only=True)
     assert payload["state_dict"]["_surface_mesh_faces"].shape[1] == 3
+
+
+def test_the_demo_says_which_flags_it_ignores(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(commands, "run_demo", seen.append)
+    assert run_cli(train.main, "--demo", "--output_dir", tmp_path, "-g", 6) == 0
+    assert seen[0].output_dir == tmp_path
+    assert "--gaussians_per_triangle: no effect with --demo" in capsys.readouterr().out
+    assert run_cli(train.main, "--demo") == 0
+    assert "no effect" not in capsys.readouterr().out
+
+
+def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
+    args = train_parser(None).parse_args(["--demo", "--output_dir", str(tmp_path)])
+    plan = demo_plan(args, tmp_path / "demo_scene")
+    assert plan.n_stages == 5
+    assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 1_500
+    assert plan.vanilla.config.densification.stop < plan.vanilla.config.iterations
+    assert plan.coarse.config.schedule.last == 1_200
+    assert plan.coarse.checkpoint_path == plan.vanilla.output
+    assert plan.texture.obj_path.is_relative_to(tmp_path)
