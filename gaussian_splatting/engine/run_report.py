@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,7 @@ def read_curves(tensorboard_dir: Path) -> Curves:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
         return {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _quiet_tensorboard():
         # The reader checks every byte in Python, 8 MB a second. Pictures are nearly all of a
         # file, so it gets a copy without them.
         for file in files:
@@ -96,6 +98,18 @@ def read_curves(tensorboard_dir: Path) -> Curves:
             name: [(float(e.step), float(e.value)) for e in events.Scalars(name)]
             for name in events.Tags()["scalars"]
         }
+
+
+@contextlib.contextmanager
+def _quiet_tensorboard() -> Iterator[None]:
+    """Resumed runs have points to be left out, which the reader would warn of at length."""
+    logger = logging.getLogger("tensorboard")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def last_value(curves: Curves, name: str) -> float | None:
