@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +35,27 @@ _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
 
 
+@dataclass(frozen=True)
+class SolverConfig:
+    """Constants of the screened Poisson solver.
+
+    Attributes:
+        depth: Depth of the octree; 6 to 8 for bumpy results of simple scenes.
+        threads: Threads, 0 for all cores. Sums depend on their timing: only with 1 the same
+            input gives the same bits.
+        width: Side of the finest cells in world units, in place of the depth; 0 for the depth.
+            Open3D only, and likewise below.
+        scale: Side of the solver's cube in sides of the points' bounding cube.
+        linear_fit: Interpolate linearly between octree nodes.
+    """
+
+    depth: int = 10
+    threads: int = 1
+    width: float = 0.0
+    scale: float = 1.1
+    linear_fit: bool = False
+
+
 class PoissonMesh(NamedTuple):
     """A reconstructed surface.
 
@@ -52,11 +74,8 @@ class MeshingBackend(Protocol):
 
     name: str
 
-    def reconstruct(self, samples: SurfaceSamples, depth: int, threads: int = 1) -> PoissonMesh:
-        """Screened Poisson surface of oriented points, on an octree of the given depth.
-
-        With one thread the result is the same bits every time; 0 takes all cores.
-        """
+    def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
+        """Screened Poisson surface of oriented points."""
 
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
         """Collapse edges by quadric error until about ``n_faces`` triangles are left."""
@@ -95,15 +114,20 @@ class Open3dBackend:
         self._o3d = open3d
         open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
 
-    def reconstruct(self, samples: SurfaceSamples, depth: int, threads: int = 1) -> PoissonMesh:
-        """Screened Poisson surface with width 0, scale 1.1 and no linear fit."""
+    def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
+        """Screened Poisson surface."""
         o3d = self._o3d
         cloud = o3d.geometry.PointCloud()
         cloud.points = o3d.utility.Vector3dVector(samples.points.astype(np.float64))
         cloud.normals = o3d.utility.Vector3dVector(samples.normals.astype(np.float64))
         cloud.colors = o3d.utility.Vector3dVector(samples.colors / 255.0)
         mesh, densities = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(
-            cloud, depth=depth, width=0, scale=1.1, linear_fit=False, n_threads=threads or -1
+            cloud,
+            depth=solver.depth,
+            width=solver.width,
+            scale=solver.scale,
+            linear_fit=solver.linear_fit,
+            n_threads=solver.threads or -1,
         )
         return PoissonMesh(self._from_open3d(mesh), np.asarray(densities).copy())
 
@@ -134,12 +158,12 @@ class PycolmapBackend:
 
     name = "pycolmap"
 
-    def reconstruct(self, samples: SurfaceSamples, depth: int, threads: int = 1) -> PoissonMesh:
+    def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
         """Screened Poisson surface; the cloud is scaled to a unit cube for the float32 files."""
         pycolmap = importlib.import_module("pycolmap")
         options = pycolmap.PoissonMeshingOptions()
-        options.depth, options.point_weight = depth, POINT_WEIGHT
-        options.num_threads = threads or -1
+        options.depth, options.point_weight = solver.depth, POINT_WEIGHT
+        options.num_threads = solver.threads or -1
         # A threshold above 0 makes the densities part of the file; this one removes nothing.
         options.trim = _KEEP_ALL
         middle, size = _cube_of(samples.points)

@@ -16,7 +16,12 @@ from gaussian_splatting.engine.trainable import cloud_from_state
 from gaussian_splatting.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scene import Scene
 from sugar_extractors.ablations import center_samples, density_surface
-from sugar_extractors.backends import MeshingBackend, choose_backend
+from sugar_extractors.backends import (
+    MeshingBackend,
+    PycolmapBackend,
+    SolverConfig,
+    choose_backend,
+)
 from sugar_extractors.level_sets import LevelSetModel, build_model
 from sugar_extractors.mesh_config import COARSE_FLAG, MeshOptions
 from sugar_extractors.poisson import MIN_POINTS, finish_mesh, reconstruct_region
@@ -122,6 +127,7 @@ class _Extraction:
         boxes = self._boxes(scene)
         backend = choose_backend(options.backend)
         self._console.info(f"meshing with {backend.name}")
+        self._advise(backend)
         levels = sorted({level for level, _ in jobs})
         samples = {}
         if options.extractor == "poisson":
@@ -151,6 +157,17 @@ class _Extraction:
             )
         return checkpoint, scene
 
+    def _advise(self, backend: MeshingBackend) -> None:
+        """Name constants that were given but that the library does not know."""
+        given, usual = self._options.poisson.solver, SolverConfig()
+        idle = [
+            f"--poisson_{name}"
+            for name in ("width", "scale", "linear_fit")
+            if getattr(given, name) != getattr(usual, name)
+        ]
+        if idle and backend.name == PycolmapBackend.name:
+            self._console.info(f"{', '.join(idle)}: no effect without Open3D")
+
     def _build_model(self, cloud: GaussianCloud, path: Path) -> LevelSetModel:
         options, console = self._options, self._console
         model = build_model(
@@ -158,6 +175,7 @@ class _Extraction:
             min_opacity=options.min_opacity,
             n_neighbors=options.n_neighbors,
             diamond_extent=options.diamond_extent,
+            density_factor=options.density_factor,
         )
         opacities = cloud.opacity_logits.sigmoid().squeeze(-1).numpy()
         deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
@@ -199,6 +217,7 @@ class _Extraction:
                 target=options.surface_points,
                 n_samples=options.ray_samples,
                 reach=options.ray_reach,
+                candidates_per_point=options.candidates_per_point,
                 seed=options.seed,
                 on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
             )
@@ -298,7 +317,7 @@ class _Extraction:
                     model,
                     box,
                     hole,
-                    level,
+                    level / options.density_factor,
                     options.grid_resolution,
                     lambda done, total: progress.update(
                         int(done == total), fields={"blocks": f"{done:,} of {total:,}"}

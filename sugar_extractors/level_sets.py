@@ -87,6 +87,7 @@ def build_model(
     min_opacity: float = MIN_OPACITY,
     n_neighbors: int = N_NEIGHBORS,
     diamond_extent: float = DIAMOND_EXTENT,
+    density_factor: float = 1.0,
     knn_batch_size: int = 100_000,
 ) -> LevelSetModel:
     """Drop Gaussians that are not opaque and prepare the rest.
@@ -96,6 +97,7 @@ def build_model(
         min_opacity: Gaussians survive with a larger opacity than this.
         n_neighbors: Neighbours that the density is summed over.
         diamond_extent: Half diagonals of the diamonds in standard deviations.
+        density_factor: Factor of the opacities in the density.
         knn_batch_size: Points per launch of the neighbour search.
 
     Returns:
@@ -108,7 +110,8 @@ def build_model(
     n, device = len(gaussians), gaussians.means.device
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
-    launch(pack_rows, n, [*shape, gaussians.opacities, packed], device=device, min_items=_MIN_STRIP)
+    heights = density_factor * gaussians.opacities
+    launch(pack_rows, n, [*shape, heights, packed], device=device, min_items=_MIN_STRIP)
     return LevelSetModel(
         gaussians,
         nearest_neighbors(gaussians.means, n_neighbors, query_batch=knn_batch_size).indices,

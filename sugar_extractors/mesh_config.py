@@ -16,6 +16,7 @@ from sugar_extractors.level_sets import (
     RAY_SAMPLES,
 )
 from sugar_extractors.poisson import PoissonConfig
+from sugar_extractors.surface_samples import CANDIDATES_PER_POINT
 from sugar_extractors.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
@@ -59,6 +60,8 @@ class MeshOptions(CaptureOptions):
         decimation_targets: Triangles of the foreground and of the background; one mesh for each.
         project_on_surface_points: Snap the decimated mesh to the surface points.
         surface_points: Points in total and per level.
+        candidates_per_point: Pixels tried per point.
+        density_factor: Factor of the density, before it is compared with the level.
         background: Whether to mesh what lies outside the foreground box.
         min_background_share: Share of the surface points below which the background is left out.
         bboxmin: Low corner of the foreground box, world units; None for a cube.
@@ -89,6 +92,8 @@ class MeshOptions(CaptureOptions):
     decimation_targets: tuple[int, ...] = DECIMATION_TARGETS
     project_on_surface_points: bool = True
     surface_points: int = SURFACE_POINTS
+    candidates_per_point: int = CANDIDATES_PER_POINT
+    density_factor: float = 1.0
     background: bool = True
     min_background_share: float = MIN_BACKGROUND_SHARE
     bboxmin: Vector | None = None

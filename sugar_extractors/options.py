@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gaussian_splatting.images import SugarSize
 from sugar_extractors.ablations import RESOLUTION
-from sugar_extractors.backends import BACKENDS
+from sugar_extractors.backends import BACKENDS, SolverConfig
 from sugar_extractors.level_sets import (
     DIAMOND_EXTENT,
     MIN_OPACITY,
@@ -20,12 +20,14 @@ from sugar_extractors.mesh_config import (
     BACKGROUND_FACTOR,
     DECIMATION_TARGETS,
     EXTRACTORS,
+    FOREGROUND_FACTOR,
     MIN_BACKGROUND_SHARE,
     SURFACE_LEVELS,
     SURFACE_POINTS,
     MeshOptions,
 )
 from sugar_extractors.poisson import PoissonConfig
+from sugar_extractors.surface_samples import CANDIDATES_PER_POINT
 from sugar_extractors.tsdf import DEPTHS, TsdfConfig
 from sugar_trainers.options import add_scene_flags, required_inputs
 from sugar_utils.errors import UserError
@@ -42,7 +44,7 @@ from sugar_utils.flags import (
     vector3,
 )
 
-_POISSON, _TSDF = PoissonConfig(), TsdfConfig()
+_POISSON, _SOLVER, _TSDF = PoissonConfig(), SolverConfig(), TsdfConfig()
 
 
 def share(text: str) -> float:
@@ -75,6 +77,8 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
         "cube")  # fmt: skip
     add("--background_mesh", type=boolean, default=True,
         help="mesh what lies outside the foreground, too")  # fmt: skip
+    add("--foreground_factor", type=positive_float, default=FOREGROUND_FACTOR,
+        help="half side of the default foreground cube in camera extents")  # fmt: skip
     add("--background_factor", type=positive_float, default=BACKGROUND_FACTOR,
         help="half side of the background cube in camera extents")  # fmt: skip
     add("--min_background_share", type=share, default=MIN_BACKGROUND_SHARE,
@@ -82,11 +86,22 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
         "makes large blobs of a few")  # fmt: skip
     add("--surface_points", type=positive_int, default=SURFACE_POINTS,
         help="points sampled on the surface, per level")  # fmt: skip
-    add("--poisson_depth", type=positive_int, default=_POISSON.depth,
+    add("--candidates_per_point", type=positive_int, default=CANDIDATES_PER_POINT,
+        help="pixels tried per surface point wanted")  # fmt: skip
+    add("--density_factor", type=positive_float, default=1.0,
+        help="factor of the density, before it is compared with the level")  # fmt: skip
+    add("--poisson_depth", type=positive_int, default=_SOLVER.depth,
         help="octree depth; 6 to 8 where the mesh is bumpy or full of holes")  # fmt: skip
-    add("--poisson_threads", type=non_negative_int, default=_POISSON.threads,
+    add("--poisson_threads", type=non_negative_int, default=_SOLVER.threads,
         help="threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give "
         "the same bits")  # fmt: skip
+    add("--poisson_width", type=non_negative_float, default=_SOLVER.width,
+        help="side of the finest octree cells in world units, in place of the depth; 0 for the "
+        "depth")  # fmt: skip
+    add("--poisson_scale", type=positive_float, default=_SOLVER.scale,
+        help="side of the solver's cube in sides of the points' bounding cube")  # fmt: skip
+    add("--poisson_linear_fit", type=boolean, default=_SOLVER.linear_fit,
+        help="interpolate linearly between octree nodes")  # fmt: skip
     add("--vertices_density_quantile", type=share, default=_POISSON.density_quantile,
         help="share of badly supported Poisson vertices to cut away; 0 avoids holes")  # fmt: skip
     add("--max_gap", type=non_negative_float, default=_POISSON.max_gap,
@@ -157,21 +172,29 @@ def mesh_settings(args: argparse.Namespace) -> dict:
         "bboxmax": args.bboxmax,
         "center_bbox": args.center_bbox,
         "background": args.background_mesh,
+        "foreground_factor": args.foreground_factor,
         "background_factor": args.background_factor,
         "min_background_share": args.min_background_share,
         "surface_points": args.surface_points,
+        "candidates_per_point": args.candidates_per_point,
+        "density_factor": args.density_factor,
         "min_opacity": args.min_opacity,
         "n_neighbors": args.mesh_neighbors,
         "diamond_extent": args.diamond_extent,
         "ray_samples": args.ray_samples,
         "ray_reach": args.ray_reach,
         "poisson": PoissonConfig(
-            depth=args.poisson_depth,
+            solver=SolverConfig(
+                depth=args.poisson_depth,
+                threads=args.poisson_threads,
+                width=args.poisson_width,
+                scale=args.poisson_scale,
+                linear_fit=args.poisson_linear_fit,
+            ),
             density_quantile=args.vertices_density_quantile,
             max_gap=args.max_gap,
             outlier_neighbors=args.outlier_neighbors,
             outlier_ratio=args.outlier_ratio,
-            threads=args.poisson_threads,
         ),
         "tsdf": TsdfConfig(
             depth=args.tsdf_depth,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sugar_extractors.backends import MeshingBackend
+from sugar_extractors.backends import MeshingBackend, SolverConfig
 from sugar_extractors.surface_samples import SurfaceSamples
 from sugar_scene.meshes import (
     TriangleMesh,
@@ -26,7 +26,6 @@ from sugar_utils.neighbors import nearest_neighbors_of
 MIN_POINTS = 64
 """Fewer points in a region count as none: Poisson would make a blob of them."""
 
-CUBE_SCALE = 1.1
 _QUERY_CHUNK = 1 << 20
 
 
@@ -35,7 +34,7 @@ class PoissonConfig:
     """Constants of the reconstruction.
 
     Attributes:
-        depth: Depth of the octree; 6 to 8 for bumpy results of simple scenes.
+        solver: Constants of the solver.
         density_quantile: Share of vertices, those with the least support, that is cut away; 0
             keeps the surface closed.
         max_gap: Vertices farther than this many octree cells from every point go, too; 0 keeps
@@ -43,16 +42,13 @@ class PoissonConfig:
         outlier_neighbors: Neighbours whose mean distance decides about outliers.
         outlier_ratio: Points farther from their neighbours than the mean over all points plus
             this many standard deviations are outliers.
-        threads: Threads of the solver, 0 for all cores. Its sums depend on their timing: only
-            with 1 the same input gives the same bits.
     """
 
-    depth: int = 10
+    solver: SolverConfig = SolverConfig()
     density_quantile: float = 0.1
     max_gap: float = 4.0
     outlier_neighbors: int = 20
     outlier_ratio: float = 20.0
-    threads: int = 1
 
 
 def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarray:
@@ -93,21 +89,22 @@ def reconstruct_region(
     outliers = outlier_mask(samples.points, config.outlier_neighbors, config.outlier_ratio)
     if outliers.any():
         samples = samples.select(~outliers)
-    mesh, densities = backend.reconstruct(samples, config.depth, config.threads)
+    mesh, densities = backend.reconstruct(samples, config.solver)
     if config.density_quantile > 0 and mesh.n_vertices:
         keep = densities >= np.quantile(densities, config.density_quantile)
         if config.max_gap > 0:
-            keep &= gaps(mesh.vertices, samples.points) <= config.max_gap * cell_size(
-                samples.points, config.depth
-            )
+            largest = config.max_gap * cell_size(samples.points, config.solver)
+            keep &= gaps(mesh.vertices, samples.points) <= largest
         mesh = keep_vertices(mesh, keep)
     return mesh
 
 
-def cell_size(points: np.ndarray, depth: int) -> float:
-    """Side of the finest octree cell; the solver's cube is a tenth larger than the points' box."""
+def cell_size(points: np.ndarray, solver: SolverConfig) -> float:
+    """Side of the finest octree cell in world units; points: (P, 3)"""
+    if solver.width > 0:
+        return solver.width
     side = float((points.max(axis=0) - points.min(axis=0)).max())
-    return CUBE_SCALE * side / 2**depth
+    return solver.scale * side / 2**solver.depth
 
 
 def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -99,13 +99,14 @@ def collect_surface_samples(
     n_samples: int,
     reach: float,
     seed: int,
+    candidates_per_point: int = CANDIDATES_PER_POINT,
     on_view: Callable[[int, int], None] = lambda done, found: None,
 ) -> list[SurfaceSamples]:
     """Sample the level sets from all views.
 
-    Every view gives at most ``target // views + 1`` points per level, taken at random from twice
-    as many random pixels. The arrays are allocated once for the target; nothing else grows with
-    the number of views.
+    Every view gives at most ``target // views + 1`` points per level, taken at random from
+    ``candidates_per_point`` times as many random pixels. The arrays are allocated once for the
+    target; nothing else grows with the number of views.
 
     Args:
         model: The Gaussians.
@@ -115,6 +116,7 @@ def collect_surface_samples(
         n_samples: Densities per ray.
         reach: Standard deviations searched before and behind the hit.
         seed: Seed of the random choices.
+        candidates_per_point: Pixels tried per point wanted.
         on_view: Called after each view with its number from 1 and the points found so far.
 
     Returns:
@@ -126,7 +128,7 @@ def collect_surface_samples(
     for view, camera in enumerate(cameras):
         hits = diamond_hits(model, camera)
         pixels = hits.covered.flatten().nonzero()[:, 0]
-        pixels = _random_rows(pixels, CANDIDATES_PER_POINT * per_view, seed, "pixels", view)
+        pixels = _random_rows(pixels, candidates_per_point * per_view, seed, "pixels", view)
         found = march_rays(
             model,
             camera,

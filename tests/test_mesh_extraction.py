@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors.backends import PycolmapBackend, choose_backend
+from sugar_extractors.backends import PycolmapBackend, SolverConfig, choose_backend
 from sugar_extractors.extraction import extract_coarse_mesh
 from sugar_extractors.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh_config import MeshOptions
@@ -77,7 +77,7 @@ def options(scene, tmp_path) -> MeshOptions:
         surface_levels=(0.3,),
         decimation_targets=(3_000,),
         surface_points=40_000,
-        poisson=PoissonConfig(depth=6),
+        poisson=PoissonConfig(SolverConfig(depth=6)),
         backend="pycolmap",
     )
 
@@ -103,7 +103,7 @@ def test_a_sphere_comes_back_closed_outward_and_coloured(options, backend, proje
         options,
         backend=backend,
         project_on_surface_points=project,
-        poisson=PoissonConfig(depth=6, density_quantile=0.0),
+        poisson=PoissonConfig(SolverConfig(depth=6), density_quantile=0.0),
     )
     (path,) = extract_coarse_mesh(options)
     assert path.name == "sugarmesh_3Dgs30_densityestim02_sdfnorm02_level03_decim3000.ply"
@@ -271,7 +271,7 @@ def test_backends_keep_colours_and_order_densities_by_support(backend):
         ((dense * 0.5 + 0.5) * 255).astype(np.uint8),
     )
     tool = choose_backend(backend)
-    mesh, densities = tool.reconstruct(samples, 6)
+    mesh, densities = tool.reconstruct(samples, SolverConfig(depth=6))
     local = mesh.vertices - 100
     assert np.abs(np.linalg.norm(local, axis=1) - 1).max() < 0.05
     assert outward_share(replace(mesh, vertices=local)) == 1
@@ -377,8 +377,8 @@ def test_surface_without_points_nearby_is_cut_away_unless_it_shall_be_closed():
     points = sphere_points(4_000)
     half = points[points[:, 2] > 0].astype(np.float32)
     samples = SurfaceSamples(half, half, np.full(half.shape, 128, np.uint8))
-    config = PoissonConfig(depth=5, density_quantile=0.01)
-    cell = cell_size(half, 5)
+    config = PoissonConfig(SolverConfig(depth=5), density_quantile=0.01)
+    cell = cell_size(half, config.solver)
 
     def farthest(config: PoissonConfig) -> float:
         mesh = reconstruct_region(samples, config, PycolmapBackend())
@@ -393,3 +393,17 @@ def test_a_handful_of_background_points_makes_no_background(options, capsys):
     few = replace(options, min_background_share=0.5, background_factor=40.0)
     extract_coarse_mesh(few)
     assert "background: only" in capsys.readouterr().out
+
+
+def test_a_doubled_density_is_a_halved_level(options):
+    doubled = replace(options, density_factor=2.0, surface_levels=(0.6,))
+    (plain,), (other,) = extract_coarse_mesh(options), extract_coarse_mesh(doubled)
+    mean = [np.linalg.norm(read_mesh_ply(path).vertices, axis=1).mean() for path in (plain, other)]
+    higher = replace(options, surface_levels=(0.6,), output_dir=options.output_dir / "higher")
+    farther = np.linalg.norm(read_mesh_ply(extract_coarse_mesh(higher)[0]).vertices, axis=1).mean()
+    assert abs(mean[0] - mean[1]) < 0.2 * abs(mean[0] - farther)
+
+
+def test_constants_that_the_library_does_not_know_are_named(options, capsys):
+    extract_coarse_mesh(replace(options, poisson=PoissonConfig(SolverConfig(6, scale=1.5))))
+    assert "--poisson_scale: no effect without Open3D" in capsys.readouterr().out
