@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import sys
 
+from sugar_extractors.mesh_report import texture_and_report
 from sugar_extractors.texture_options import texture_options, texture_parser
-from sugar_extractors.texturing import extract_textured_mesh
 from sugar_utils.flags import run_main
 
 
 def main() -> None:
     """Parse the flags and extract."""
-    extract_textured_mesh(texture_options(texture_parser(__doc__).parse_args()))
+    texture_and_report(texture_options(texture_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.metrics import to_uint8
+from gaussian_splatting.engine.rendering import plain_background
 from gaussian_splatting.rasterization.triangles import TriangleHits, rasterize_triangles
+from sugar_extractors.textured_mesh_io import TexturedMesh
+from sugar_extractors.textured_rendering import render_textured
 from sugar_scene.meshes import TriangleMesh, with_vertex_normals
 
 N_VIEWS = 4
@@ -76,6 +80,28 @@ def shaded_views(
         image = torch.where(hits.covered[..., None], values, background)
         pictures.append(_averaged(image))
     return pictures
+
+
+def textured_views(
+    mesh: TexturedMesh, cameras: Sequence[Camera], width: int, white_background: bool = False
+) -> list[np.ndarray]:
+    """Picture a textured mesh as it is, without light, on black or white.
+
+    Args:
+        mesh: With its texture.
+        cameras: Of any size; those wider than ``width`` are made smaller.
+        width: In pixels.
+        white_background: Show it on white.
+
+    Returns:
+        One (h, w, 3) uint8 picture per camera.
+    """
+    background = plain_background(white_background, mesh.vertices.device)
+    pictures = (
+        render_textured(mesh, at_most(camera, width), background, supersampling=_SAMPLES_PER_SIDE)
+        for camera in cameras
+    )
+    return [to_uint8(picture).cpu().numpy() for picture in pictures]
 
 
 def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:

@@ -11,8 +11,10 @@ from gaussian_splatting.cameras import Camera
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_config import MeshOptions
-from sugar_extractors.mesh_pictures import pick_views, shaded_views
-from sugar_trainers.capture import load_views
+from sugar_extractors.mesh_pictures import pick_views, shaded_views, textured_views
+from sugar_extractors.textured_mesh_io import read_textured_mesh
+from sugar_extractors.texturing import TextureOptions, extract_textured_mesh
+from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
@@ -41,16 +43,35 @@ def extract_and_report(options: MeshOptions, console: Console | None = None) -> 
     """
     console = console or Console()
     paths = extract_coarse_mesh(options, console)
+    _report(options, paths, console)
+    return paths
+
+
+def texture_and_report(options: TextureOptions, console: Console | None = None) -> Path:
+    """Bake a textured mesh and write ``report.html`` beside it.
+
+    Returns:
+        The OBJ file.
+
+    Raises:
+        UserError: If the mesh cannot be made; never because of the report.
+    """
+    console = console or Console()
+    path = extract_textured_mesh(options, console)
+    _report(options, [path], console)
+    return path
+
+
+def _report(options: CaptureOptions, paths: Sequence[Path], console: Console) -> None:
     try:
-        cameras = _cameras(options)
+        _, scene = load_views(options, lambda _: None)
     except UserError as error:
         # Meshes of an earlier run are still there when their scene is not.
         console.warn(f"no report: {error}")
-        return paths
-    report = write_mesh_report(options.directory, paths, cameras, console.warn)
+        return
+    report = write_mesh_report(paths[0].parent, paths, scene.train_cameras, console.warn)
     if report is not None:
         console.info(f"report: {report}")
-    return paths
 
 
 def write_mesh_report(
@@ -96,12 +117,6 @@ def mesh_note(path: Path) -> dict[str, Any]:
     return saved if isinstance(saved, dict) else {}
 
 
-def _cameras(options: MeshOptions) -> list[Camera]:
-    """Training views of the scene; no photographs are needed."""
-    _, scene = load_views(options, lambda _: None, seed=options.seed)
-    return scene.train_cameras
-
-
 def _add_mesh(page: Page, path: Path, views: Sequence[Camera]) -> None:
     note = mesh_note(path)
     page.facts(_fact(name, value) for name, value in note.get("result", {}).items())
@@ -109,6 +124,11 @@ def _add_mesh(page: Page, path: Path, views: Sequence[Camera]) -> None:
     page.pictures(
         Picture(image, camera.name) for image, camera in zip(pictures, views, strict=True)
     )
+    if path.suffix == ".obj":
+        textured = textured_views(read_textured_mesh(path), views, PICTURE_WIDTH)
+        page.pictures(
+            Picture(image, camera.name) for image, camera in zip(textured, views, strict=True)
+        )
     page.pairs(flattened(note.get("settings", {})), folded="Settings of this mesh")
 
 

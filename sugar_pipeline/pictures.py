@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.metrics import to_uint8
-from gaussian_splatting.engine.rendering import plain_background
-from sugar_extractors.mesh_pictures import at_most, pick_views, shaded_views
+from sugar_extractors.mesh_pictures import pick_views, shaded_views, textured_views
 from sugar_extractors.textured_mesh_io import read_textured_mesh
-from sugar_extractors.textured_rendering import render_textured
 from sugar_scene.mesh_io import read_mesh_ply
 from sugar_scene.meshes import TriangleMesh
 from sugar_scene.trainable_bound import bound_cloud_from_state
@@ -43,19 +39,16 @@ def mesh_picture_rows(
     Returns:
         Title of a row to its pictures, (H, W, 3) uint8 each.
     """
-    views = [at_most(camera, WIDTH) for camera in pick_views(cameras, N_VIEWS)]
+    views = pick_views(cameras, N_VIEWS)
     rows: dict[str, list[np.ndarray]] = {}
     if coarse_mesh is not None:
         rows["Coarse mesh"] = shaded_views(read_mesh_ply(coarse_mesh), views, WIDTH)
     if refined is not None:
         rows["Refined mesh"] = shaded_views(refined_mesh(refined), views, WIDTH)
     if textured is not None:
-        mesh = read_textured_mesh(textured)
-        background = plain_background(white_background, torch.device("cpu"))
-        rows["Textured mesh, without lighting"] = [
-            to_uint8(render_textured(mesh, camera, background, supersampling=2)).numpy()
-            for camera in views
-        ]
+        rows["Textured mesh, without lighting"] = textured_views(
+            read_textured_mesh(textured), views, WIDTH, white_background
+        )
     return rows
 
 

@@ -38,7 +38,6 @@ RUNNERS = {
     "sugar_extractors.mesh_report",
     "sugar_extractors.options",
     "sugar_extractors.texture_options",
-    "sugar_extractors.texturing",
     "sugar_pipeline.commands",
     "sugar_pipeline.flags",
     "sugar_pipeline.metrics",

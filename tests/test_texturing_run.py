@@ -64,7 +64,9 @@ def texture(inputs, output, *flags, model=None) -> int:
 def test_a_run_writes_all_files_under_the_name_of_the_model(inputs, tmp_path):
     assert texture(inputs, tmp_path, "-n", 3, "--square_size", 24) == 0
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [f"{NAME}{suffix}" for suffix in (".glb", ".json", ".mtl", ".obj", ".png")]
+    files = [f"{NAME}{suffix}" for suffix in (".glb", ".json", ".mtl", ".obj", ".png")]
+    assert names == ["report.html", *files]
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<img") == 8
     mesh = read_textured_mesh(tmp_path / f"{NAME}.obj")
     assert mesh.n_faces == 20
     assert mesh.texture.shape == (24 * 4, 24 * 4, 3)
@@ -94,10 +96,10 @@ def test_other_sources_and_atlases(inputs, tmp_path, flags):
 
 def test_a_finished_run_is_not_repeated_and_another_is_refused(inputs, tmp_path, capsys):
     assert texture(inputs, tmp_path) == 0
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"{NAME}.*")}
     assert texture(inputs, tmp_path) == 0
     assert "exists already" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == stamps
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"{NAME}.*")} == stamps
     assert texture(inputs, tmp_path, "--square_size", 12) == 2
     assert "was made with other settings; pass --overwrite True" in capsys.readouterr().err
     assert texture(inputs, tmp_path, "--square_size", 12, "--overwrite", "True") == 0
