@@ -118,14 +118,11 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
             console.info(f"refined Gaussians: {options.ply_path}")
 
         with shared_or_own_store(images, config.white_background) as store:
+            stage = RefineStage(cloud, config, scene.extent, export if options.export_ply else None)
+            # The stage has its own copy.
+            del cloud
             result = Trainer(
-                RefineStage(cloud, config, scene.extent, export if options.export_ply else None),
-                _loop(options),
-                scene.train_cameras,
-                scene.test_cameras,
-                store,
-                run,
-                console,
+                stage, _loop(options), scene.train_cameras, scene.test_cameras, store, run, console
             ).run(plan)
         write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")
