@@ -85,8 +85,11 @@ class DensificationStats:
         """
         half_size = d_means2d.new_tensor([camera.width / 2, camera.height / 2])
         norm = (d_means2d * half_size).norm(dim=-1)
-        self.gradient_sum += torch.where(visible, norm, torch.zeros_like(norm))
-        self.views += visible.to(self.views.dtype)
+        norm = torch.where(visible, norm, torch.zeros_like(norm))
+        seen = visible.to(self.views.dtype)
+        # Nothing is allocated from here on: a view is counted as a whole or not at all.
+        self.gradient_sum += norm
+        self.views += seen
 
     def mean(self) -> Tensor:
         """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""

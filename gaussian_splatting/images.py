@@ -377,6 +377,12 @@ class ImageStore:
         self._images[key] = image
         self._n_bytes += image.nbytes
 
+    def limit(self, budget_bytes: int) -> None:
+        """Keep at most this many bytes of decoded images from now on."""
+        self._budget = budget_bytes
+        while self._n_bytes > self._budget:
+            self._n_bytes -= self._images.popitem(last=False)[1].nbytes
+
     @property
     def statistics(self) -> ImageStoreStatistics:
         """Counts so far."""

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from gaussian_splatting.densification import DensificationConfig
+from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.session import RunOptions
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
@@ -119,13 +120,20 @@ def add_split_flags(parser: argparse.ArgumentParser) -> None:
     """How every training stage works through one image."""
     add = parser.add_argument_group("image memory").add_argument
     add(
+        "--vram_budget",
+        type=positive_float,
+        default=None,
+        help="GiB for tensors and photographs on the training device; strips, chunks of samples "
+        "and the number of photographs in memory follow from it (unset: most of what is free)",
+    )
+    add(
         "--gradient_accumulation",
         type=boolean,
         nargs="?",
         const=True,
-        default=False,
+        default=None,
         help="work on one image in horizontal strips, which needs less memory for pixels; the "
-        "gradient is that of the whole image",
+        "gradient is that of the whole image (unset: as --vram_budget needs it)",
     )
     add(
         "--accumulation_steps",
@@ -139,16 +147,23 @@ def add_split_flags(parser: argparse.ArgumentParser) -> None:
         type=boolean,
         nargs="?",
         const=True,
-        default=False,
+        default=None,
         help="project and blend again instead of keeping the results; same gradient to the bit, "
-        "a little less memory, more time",
+        "a little less memory, more time (unset: as --vram_budget needs it)",
     )
 
 
 def image_split(args: argparse.Namespace) -> ImageSplit:
     """Typed form of :func:`add_split_flags`."""
     strips = (args.accumulation_steps or ACCUMULATION_STEPS) if args.gradient_accumulation else 1
-    return ImageSplit(strips, args.use_gradient_checkpointing)
+    return ImageSplit(strips, bool(args.use_gradient_checkpointing))
+
+
+def memory_options(args: argparse.Namespace) -> MemoryOptions:
+    """What :func:`add_split_flags` leaves to the planner."""
+    budget = None if args.vram_budget is None else round(args.vram_budget * 2**30)
+    given = (args.gradient_accumulation, args.use_gradient_checkpointing)
+    return MemoryOptions(budget, fixed_split=any(flag is not None for flag in given))
 
 
 def split_notices(args: argparse.Namespace) -> tuple[str, ...]:
@@ -372,6 +387,15 @@ def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
     return config.with_schedule(args.schedule_scale)
 
 
+def _budget_notices(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.vram_budget is None:
+        return ()
+    return (
+        "--vram_budget has no effect on vanilla training, whose Gaussians grow in number: bound "
+        "them with --max_gaussians",
+    )
+
+
 def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
     """Typed form of :func:`add_vanilla_flags`."""
     run = run_options(args)
@@ -390,5 +414,5 @@ def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         test_iterations=tuple(args.test_iterations),
         save_iterations=tuple(args.save_iterations),
         run=run,
-        notices=(*split_notices(args), *inert_notices(args)),
+        notices=(*split_notices(args), *_budget_notices(args), *inert_notices(args)),
     )

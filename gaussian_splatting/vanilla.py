@@ -19,6 +19,7 @@ from gaussian_splatting.densification import (
     reset_opacity,
 )
 from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ImageTerm, StripMaps, ViewPass
@@ -150,6 +151,15 @@ class VanillaStage:
         self._config = config
         self._output = output
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Strips of the image."""
+        return MemoryPlan(self._config.split)
+
+    @memory_plan.setter
+    def memory_plan(self, plan: MemoryPlan) -> None:
+        self._config = replace(self._config, split=plan.split)
 
     def phase(self, iteration: int) -> str:
         """Densification, then refinement of a fixed set."""

@@ -64,7 +64,9 @@ class TrainableBoundCloud(TrainableModel):
         }
         tensors = {name: getattr(cloud, name) for name in GROUP_NAMES}
         super().__init__(tensors, own_rates, optimizer, seed)
-        self._start = cloud
+        # The optimiser has copies of its own; of the start only faces and thickness are kept.
+        nothing = cloud.thickness.new_empty(0)
+        self._start = replace(cloud, **dict.fromkeys(GROUP_NAMES, nothing))
         self._rates = rates
         self._vertex_scale = vertex_scale
 

@@ -18,6 +18,7 @@ from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass, color_term
@@ -67,6 +68,17 @@ class CoarseStage:
         self._notify = notify
         self._draw = sample_source or self._draw_samples
         self._sampler = SurfaceSampler(config, extent)
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Strips of the image and chunks of the samples."""
+        return MemoryPlan(self._config.split, min(self._config.sample_chunk, self._config.samples))
+
+    @memory_plan.setter
+    def memory_plan(self, plan: MemoryPlan) -> None:
+        chunk = plan.sample_chunk or self._config.samples
+        self._config = replace(self._config, split=plan.split, sample_chunk=chunk)
+        self._sampler = SurfaceSampler(self._config, self.extent)
 
     def phase(self, iteration: int) -> str:
         """Opacities are made binary, then the geometry is regularised."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_report import write_run_report
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
@@ -18,6 +19,7 @@ from gaussian_splatting.schedule import scaled, scaled_all
 from sugar_trainers.capture import CaptureOptions, load_capture
 from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.memory import plan_coarse
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
 from sugar_utils.errors import UserError
 
@@ -40,6 +42,7 @@ class CoarseOptions(CaptureOptions):
         checkpoint_interval: Iterations between two checkpoints.
         checkpoint_milestones: Further checkpoints, always kept.
         test_iterations: When to measure the held-out views.
+        memory: How much memory there is.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
@@ -49,6 +52,7 @@ class CoarseOptions(CaptureOptions):
     checkpoint_interval: int = CHECKPOINT_INTERVAL
     checkpoint_milestones: tuple[int, ...] = CHECKPOINT_MILESTONES
     test_iterations: tuple[int, ...] = TEST_ITERATIONS
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
     notices: tuple[str, ...] = ()
 
@@ -101,6 +105,7 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
             console.info(f"finished already: {plan.source}")
             return plan.source
         with shared_or_own_store(images, config.white_background) as store:
+            config = plan_coarse(cloud, config, options.memory, scene, store, console)
             stage = CoarseStage(cloud, config, scene.extent, console.info)
             # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
             del cloud

@@ -12,6 +12,7 @@ from gaussian_splatting.options import (
     add_run_flags,
     add_split_flags,
     image_split,
+    memory_options,
     optimizer_config,
     run_options,
     split_notices,
@@ -227,6 +228,7 @@ def coarse_options(
         checkpoint_interval=args.checkpoint_interval,
         checkpoint_milestones=tuple(args.checkpoint_milestones),
         test_iterations=tuple(args.test_iterations),
+        memory=memory_options(args),
         run=run_options(args),
         notices=notices,
     )

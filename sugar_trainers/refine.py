@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.strips import ViewPass, color_term
@@ -47,6 +49,15 @@ class RefineStage:
         # The topology never changes, so the pairs are found once.
         self._pairs = adjacent_face_pairs(cloud.faces)
         self._iteration = 0
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Strips of the image."""
+        return MemoryPlan(self._config.split)
+
+    @memory_plan.setter
+    def memory_plan(self, plan: MemoryPlan) -> None:
+        self._config = replace(self._config, split=plan.split)
 
     def phase(self, iteration: int) -> str:
         """One phase only."""

@@ -12,6 +12,7 @@ from gaussian_splatting.options import (
     add_run_flags,
     add_split_flags,
     image_split,
+    memory_options,
     optimizer_config,
     run_options,
     split_notices,
@@ -136,6 +137,7 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         config=config.with_schedule(args.schedule_scale),
         checkpoint_interval=args.checkpoint_interval,
         export_ply=args.export_ply,
+        memory=memory_options(args),
         run=run_options(args),
         notices=notices,
     )

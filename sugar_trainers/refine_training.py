@@ -11,6 +11,7 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_report import write_run_report
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
@@ -20,6 +21,7 @@ from gaussian_splatting.schedule import scaled
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.mesh_io import read_mesh_ply
 from sugar_trainers.capture import CaptureOptions, load_capture
+from sugar_trainers.memory import plan_refinement
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
@@ -41,6 +43,7 @@ class RefineOptions(CaptureOptions):
         config: What decides the optimisation.
         checkpoint_interval: Iterations of the unscaled schedule between two checkpoints.
         export_ply: Write the refined Gaussians in the layout of 3DGS.
+        memory: How much memory there is.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
@@ -51,6 +54,7 @@ class RefineOptions(CaptureOptions):
     config: RefineConfig = field(default_factory=RefineConfig)
     checkpoint_interval: int = CHECKPOINT_INTERVAL
     export_ply: bool = True
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
     notices: tuple[str, ...] = ()
 
@@ -118,14 +122,12 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
             console.info(f"refined Gaussians: {options.ply_path}")
 
         with shared_or_own_store(images, config.white_background) as store:
+            config = plan_refinement(cloud, config, options.memory, scene, store, console)
+            stage = RefineStage(cloud, config, scene.extent, export if options.export_ply else None)
+            # The stage has its own copy.
+            del cloud
             result = Trainer(
-                RefineStage(cloud, config, scene.extent, export if options.export_ply else None),
-                _loop(options),
-                scene.train_cameras,
-                scene.test_cameras,
-                store,
-                run,
-                console,
+                stage, _loop(options), scene.train_cameras, scene.test_cameras, store, run, console
             ).run(plan)
         write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")

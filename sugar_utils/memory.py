@@ -8,6 +8,7 @@ set of the process, asked from the system without any extra dependency.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 from dataclasses import dataclass
@@ -85,6 +86,20 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
         return None
     limits = [fields["MemAvailable"], *_cgroup_room(_CGROUPS)]
     return max(0, min(limits))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that an allocation failed; torch's CPU allocator has no type for it."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+
+def release_cached(device: torch.device | str) -> None:
+    """Give back what torch's allocator keeps of freed memory, in other sizes than wanted now."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def format_bytes(n_bytes: int) -> str:

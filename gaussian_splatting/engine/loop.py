@@ -17,14 +17,16 @@ from torch import Tensor
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine.checkpoint import CheckpointStore
 from gaussian_splatting.engine.guard import check_parameters, check_step
+from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.order import CameraOrder
 from gaussian_splatting.engine.report import Reporter
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.signals import StopRequest
-from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.images import ImageStore
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.memory import out_of_memory, release_cached
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
@@ -155,7 +157,7 @@ class Trainer:
         self._begin(iteration, camera)
         target = self._photograph(camera)
         self._images.prefetch(self._cameras[self._order.index(step + 1)])
-        result = stage.accumulate(iteration, camera, target)
+        result = self._accumulate(iteration, camera, target)
         check_step(
             losses=result.terms,
             gradients=stage.model.optimizer.gradients(),
@@ -169,6 +171,31 @@ class Trainer:
         stage.model.see(result.radii > 0)
         stage.apply(iteration)
         return result.terms
+
+    def _accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+        """The terms of one view; where memory runs out, again with the next cheaper plan."""
+        stage = self._stage
+        while True:
+            try:
+                return stage.accumulate(iteration, camera, target)
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                plan = cheaper(stage.memory_plan)
+                if plan is None:
+                    raise UserError(
+                        f"out of memory in iteration {iteration} with every plan tried; the last "
+                        "checkpoint stays: use smaller images, fewer Gaussians or "
+                        "--optimizer_state 8bit"
+                    ) from error
+            # Outside the handler: its traceback holds all that the step had allocated.
+            stage.model.optimizer.zero_grad()
+            stage.memory_plan = plan
+            release_cached(stage.model.device)
+            self._console.warn(
+                f"out of memory in iteration {iteration}: repeated, and continued, with "
+                f"{describe(plan)}"
+            )
 
     def _begin(self, iteration: int, camera: Camera) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.rasterization import RenderOutput
 
@@ -36,11 +37,13 @@ class Stage(Protocol):
         name: What the console calls it, for example ``"coarse dn_consistency"``.
         model: The Gaussians and their optimiser.
         extent: Camera extent in world units.
+        memory_plan: How a step saves memory; the loop may change it between two steps.
     """
 
     name: str
     model: TrainableModel
     extent: float
+    memory_plan: MemoryPlan
 
     def phase(self, iteration: int) -> str:
         """Name of the part of the schedule an iteration belongs to; memory is reported by it."""
@@ -52,6 +55,9 @@ class Stage(Protocol):
 
     def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
         """Evaluate all loss terms of one view and add their gradients to the parameters.
+
+        When memory runs out in it, gradients are dropped and it is called again, so all else that
+        it changes is changed last.
 
         Args:
             iteration: Absolute iteration.

@@ -110,11 +110,17 @@ class _Project(torch.autograd.Function):
             means, quats, scales, opacities, sh_dc, sh_rest, features, radii, means2d_splats
         )
         ctx.mark_non_differentiable(radii, depths, rects, counts)
+        # Zeros for what has no gradient would be alive at the peak, 28 bytes per Gaussian.
+        ctx.set_materialize_grads(False)
         return means2d, means2d_splats, radii, depths, rects, counts
 
     @staticmethod
     def backward(ctx, d_means2d, d_splats, *_):
         means, quats, scales, opacities, sh_dc, sh_rest, features, radii, splats = ctx.saved_tensors
+        if d_means2d is None:
+            d_means2d = splats.new_zeros(splats.shape[0], 2)
+        if d_splats is None:
+            d_splats = torch.zeros_like(splats)
         grads = [torch.zeros_like(t) for t in
                  (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory of a training step of each phase: ``python benchmarks/memory.py``.
+
+A synthetic cloud with the statistics of trained models (see ``benchmarks/rasterizer.py``; splats
+shrink as their number grows, so that they overlap equally much) goes through a real step of each
+phase, the optimiser's included. Phases:
+
+- ``entropy``, ``geometry``: the coarse stage with dn_consistency, before and after iteration 9000;
+- ``neighbors``: the neighbour search that begins the geometric iterations;
+- ``refine``: mesh-bound Gaussians on a wavy wall;
+- ``naive``: the terms of ``geometry`` in one graph, whole image, everything in float32.
+
+Counted are the bytes alive in tensors, by category, allocation by allocation; and the peak of the
+resident set of a process that does nothing else, less what it holds before the cloud exists.
+Beside them stands what :mod:`gaussian_splatting.engine.memory_model` foretells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import sugar_utils  # noqa: F401  before torch
+
+# isort: split
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.live_bytes import LiveBytes, named_regions, weigh
+from benchmarks.rasterizer import Case, describe_machine, make_scene, print_table
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.engine import strips
+from gaussian_splatting.engine.memory_model import (
+    BOUND_ACTIVATION,
+    FREE_ACTIVATION,
+    MemoryBreakdown,
+    MemoryPlan,
+    ModelLoad,
+    StepLoad,
+    ViewLoad,
+    predict,
+)
+from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
+from gaussian_splatting.photometric import color_loss
+from gaussian_splatting.rasterization import project, rasterize
+from sugar_scene.field_kernels import evaluate_fields
+from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
+from sugar_scene.sampling import draw_samples
+from sugar_trainers import coarse, refine
+from sugar_trainers.coarse import CoarseStage
+from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.losses import (
+    better_normal_loss,
+    density_estimation_loss,
+    depth_normal_consistency,
+)
+from sugar_trainers.refine import RefineStage
+from sugar_trainers.refine_config import RefineConfig
+from sugar_utils.files import write_json_atomic
+from sugar_utils.flags import Parser, boolean, positive_int, run_main
+from sugar_utils.memory import format_bytes, memory_usage, reset_peak
+
+EXTENT = 5.0
+ITERATIONS = {"entropy": 8_000, "neighbors": 9_100, "geometry": 9_100, "naive": 9_100}
+PHASES = ("entropy", "neighbors", "geometry", "naive", "refine")
+REFINE_ITERATION = 4_000
+"""Late enough for all bands of the colour."""
+
+REGIONS = {
+    "projection": [(coarse, "project"), (refine, "project"), (strips.SplatGradients, "zeros")],
+    "tile lists": [(strips, "build_tile_lists"), (strips, "backpropagate_rows")],
+    "pixels": [(strips, "blend_rows"), (strips, "_pixel_gradients")],
+    "pixel losses": [(strips, "_evaluate")],
+    "sampling": [(CoarseStage, "_sampling_terms")],
+    "activation": [(GaussianCloud, "activate"), (BoundCloud, "activate")],
+    "bending": [(refine, "normal_consistency")],
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is weighed.
+
+    Attributes:
+        phase: One of ``PHASES``.
+        n: Gaussians.
+        width: Image width in pixels.
+        height: Image height in pixels.
+        strips: Strips per image.
+        full_res_normals: Normals at the size of the image.
+        samples: Points sampled around the surface.
+        sample_chunk: Of them at once.
+        optimizer: How values and moments are stored.
+    """
+
+    phase: str
+    n: int
+    width: int
+    height: int
+    strips: int = 1
+    full_res_normals: bool = True
+    samples: int = 1_000_000
+    sample_chunk: int = 1_000_000
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    def coarse_config(self) -> CoarseConfig:
+        """Settings of the coarse stage."""
+        return CoarseConfig(
+            full_res_normals=self.full_res_normals,
+            samples=self.samples,
+            sample_chunk=self.sample_chunk,
+            split=ImageSplit(self.strips),
+            optimizer=self.optimizer,
+        )
+
+
+@dataclass
+class Weight:
+    """What was found.
+
+    Attributes:
+        live: Bytes of tensors at the peak, by category.
+        resident: Peak of the resident set beyond that before the cloud was made.
+        seconds: Of the step.
+        predicted: What was foretold.
+        moment: When the peak was foretold.
+    """
+
+    live: LiveBytes
+    resident: int
+    seconds: float
+    predicted: int = 0
+    moment: str = ""
+
+
+def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
+    """A wall, a ball and floaters, equally dense on screen whatever their number."""
+    n, width = setting.n, setting.width
+    radius = 4.4 * width / 1920 * (1e6 / n) ** 0.5
+    gaussians, camera = make_scene(Case("memory", n, width, setting.height, 1, radius=radius))
+    cloud = GaussianCloud(
+        means=gaussians.means,
+        sh_dc=gaussians.sh_dc,
+        sh_rest=gaussians.sh_rest,
+        opacity_logits=torch.logit(gaussians.opacities.clamp_(0.01, 0.99))[:, None],
+        log_scales=gaussians.scales.log_(),
+        quats=gaussians.quats,
+    )
+    return cloud, camera
+
+
+def make_wall(n_faces: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A wavy wall of about ``n_faces`` triangles that fills the view, grey."""
+    side = max(2, round((n_faces / 2) ** 0.5))
+    x, y = np.meshgrid(np.linspace(-3.6, 3.6, side + 1), np.linspace(-2.4, 2.4, side + 1))
+    points = np.stack([x, y, 6 + 0.3 * np.sin(2 * x)], axis=-1).reshape(-1, 3)
+    corner = (np.arange(side)[:, None] * (side + 1) + np.arange(side)).reshape(-1, 1)
+    faces = np.concatenate([corner + (0, 1, side + 1), corner + (1, side + 2, side + 1)])
+    return (
+        torch.from_numpy(points.astype(np.float32)),
+        torch.from_numpy(faces),
+        torch.full((len(points), 3), 0.5),
+    )
+
+
+def photograph(camera: Camera) -> Tensor:
+    """Bytes without meaning. (H, W, 3)"""
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(256, (camera.height, camera.width, 3), generator=rng, dtype=torch.uint8)
+
+
+def make_stage(setting: Setting) -> tuple[CoarseStage | RefineStage, Camera]:
+    """The stage of a phase, neighbours searched where its step needs them."""
+    if setting.phase == "refine":
+        camera = make_scene(Case("view", 10, setting.width, setting.height, 1))[1]
+        config = RefineConfig(split=ImageSplit(setting.strips), optimizer=setting.optimizer)
+        return RefineStage(bind_to_mesh(*make_wall(setting.n), 1, EXTENT), config, EXTENT), camera
+    cloud, camera = make_cloud(setting)
+    stage = CoarseStage(cloud, setting.coarse_config(), EXTENT, lambda message: None)
+    if setting.phase in ("geometry", "naive"):
+        stage.begin(ITERATIONS[setting.phase])
+    return stage, camera
+
+
+def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target: Tensor) -> None:
+    """All terms in one graph."""
+    gaussians: Gaussians = stage.model.cloud.activate()
+    output = rasterize(gaussians, camera, depth=True, normal=True)
+    loss = color_loss(output.image, target.float() / 255)
+    intrinsics = (camera.fx, camera.fy, camera.cx, camera.cy)
+    loss = loss + config.dn_factor * depth_normal_consistency(
+        output.depth, output.normal, *intrinsics
+    )
+    drawn = draw_samples(output.visible, config.samples, torch.Generator().manual_seed(0))
+    fields = evaluate_fields(
+        gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
+        stage.neighbors, *drawn,
+    )  # fmt: skip
+    density = density_estimation_loss(fields.density, fields.plane_distance, fields.beta)
+    loss = loss + config.estimation_factor * density
+    (loss + config.normal_factor * better_normal_loss(fields.normal_error)).backward()
+
+
+def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, target: Tensor):
+    """What is weighed: one iteration, from learning rates to the optimiser's step."""
+    iteration = ITERATIONS.get(setting.phase, REFINE_ITERATION)
+    if setting.phase == "naive":
+        naive_step(stage, setting.coarse_config(), camera, target)
+        return
+    stage.begin(iteration)
+    if setting.phase != "neighbors":
+        stage.accumulate(iteration, camera, target)
+
+
+def optimize(stage: CoarseStage | RefineStage) -> None:
+    """One step with any gradient, so that there are moments."""
+    for parameter in stage.model.optimizer.parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    stage.model.optimizer.step()
+
+
+def fixed_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
+    """Topology of the mesh that Gaussians are bound to."""
+    return [stage.model.cloud.faces, stage._pairs] if isinstance(stage, RefineStage) else []
+
+
+def foretell(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> MemoryBreakdown:
+    """What the model of a step's memory says."""
+    optimizer, n = stage.model.optimizer, len(stage.model)
+    with torch.no_grad():
+        view = ViewLoad.of(project(stage.model.cloud.activate(), camera))
+    load = StepLoad(
+        n, ModelLoad.of(optimizer.parameters, setting.optimizer), view,
+        fixed=sum(t.nbytes for t in fixed_tensors(stage)),
+    )  # fmt: skip
+    if setting.phase == "refine":
+        per_face, per_gaussian = BOUND_ACTIVATION
+        activation = per_face * len(stage.model.cloud.faces) + per_gaussian * n
+    else:
+        activation = FREE_ACTIVATION * n
+    load = replace(load, activation=activation, entropy=setting.phase == "entropy")
+    if setting.phase in ("geometry", "naive"):
+        geometry = "full" if setting.full_res_normals else "half"
+        load = replace(load, geometry=geometry, samples=setting.samples, neighbors=16)
+    return predict(load, MemoryPlan(ImageSplit(setting.strips), setting.sample_chunk))
+
+
+def weigh_setting(setting: Setting) -> Weight:
+    """Weigh one setting in this process, which should be a fresh one."""
+    small = Setting(**{**vars(setting), "n": 2_000, "width": 64, "height": 48, "samples": 100})
+    stage, camera = make_stage(small)
+    optimize(stage)
+    # Kernels are compiled and loaded before anything is measured.
+    step(stage, small, camera, photograph(camera))
+    stage.model.optimizer.step()
+    empty = memory_usage("cpu").current
+    stage, camera = make_stage(setting)
+    optimize(stage)
+    model, target = stage.model.optimizer, photograph(camera)
+    standing = {
+        "parameters": sum(p.nbytes for p in model.parameters.values()),
+        "moments": sum(m.nbytes for group in model.moments().values() for m in group.values()),
+        "neighbors": 0 if getattr(stage, "neighbors", None) is None else stage.neighbors.nbytes,
+        "photograph": target.nbytes,
+        "mesh": sum(t.nbytes for t in fixed_tensors(stage)),
+    }
+    foretold = foretell(stage, setting, camera)
+    reset_peak("cpu")
+    started = time.perf_counter()
+
+    def made() -> dict[str, list[Tensor]]:
+        own = [] if standing["neighbors"] else [getattr(stage, "neighbors", None)]
+        return {
+            "gradients": list(model.gradients().values()),
+            "neighbors": [t for t in own if t is not None],
+        }
+
+    with named_regions(REGIONS):
+        _, live = weigh(lambda: step(stage, setting, camera, target), made)
+    seconds = time.perf_counter() - started
+    model.step()
+    parts = {name: n + live.parts.get(name, 0) for name, n in standing.items()}
+    live = LiveBytes(live.peak + sum(standing.values()), {**live.parts, **parts})
+    resident = memory_usage("cpu").peak - empty
+    return Weight(live, resident, seconds, foretold.total, foretold.moment)
+
+
+def weigh_alone(setting: Setting) -> Weight:
+    """Weigh one setting in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(weigh_setting, (setting,))
+
+
+def settings_of(args: argparse.Namespace) -> list[Setting]:
+    """All phases that were asked for, with the flags given."""
+    return [
+        Setting(
+            phase, args.gaussians, args.width, args.height,
+            strips=1 if phase == "naive" else args.strips,
+            full_res_normals=args.full_res_normals,
+            samples=args.samples,
+            sample_chunk=args.samples if phase == "naive" else args.sample_chunk or args.samples,
+            optimizer=OptimizerConfig() if phase == "naive"
+            else OptimizerConfig(args.optimizer_state, args.use_bfloat16),
+        )
+        for phase in args.phases.split(",")
+    ]  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> None:
+    """Weigh all phases and print them."""
+    about, found = describe_machine(), []
+    for name, value in about.items():
+        print(f"{name}: {value}")
+    for setting in settings_of(args):
+        weight = weigh_alone(setting)
+        found.append({"setting": asdict(setting), **asdict(weight)})
+        print(
+            f"\n{setting.phase}: {format_bytes(weight.live.peak)} alive in tensors, resident set "
+            f"{format_bytes(weight.resident)}, {weight.seconds:.1f} s",
+            flush=True,
+        )
+        if setting.phase not in ("naive", "neighbors"):
+            error = 100 * (weight.predicted / weight.live.peak - 1)
+            print(f"foretold: {format_bytes(weight.predicted)} ({error:+.1f} %), {weight.moment}")
+        rows = sorted(weight.live.parts.items(), key=lambda item: -item[1])
+        print_table(
+            ["what", "bytes", "per Gaussian"],
+            [[name, format_bytes(n), f"{n / setting.n:.1f}"] for name, n in rows if n],
+        )
+    if args.json:
+        write_json_atomic(args.json, {"about": about, "found": found})
+        print(f"written: {args.json}")
+
+
+def main() -> None:
+    """Parse the flags and run."""
+    parser = Parser(
+        description="Peak memory of a step of each phase.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--phases", default=",".join(PHASES), help="phases, separated by commas")
+    add("--gaussians", type=positive_int, default=1_000_000, help="size of the cloud")
+    add("--width", type=positive_int, default=1920, help="image width")
+    add("--height", type=positive_int, default=1244, help="image height")
+    add("--strips", type=positive_int, default=1, help="strips per image")
+    add("--full_res_normals", type=boolean, default=True, help="normals at the image's size")
+    add("--samples", type=positive_int, default=1_000_000, help="samples around the surface")
+    add("--sample_chunk", type=positive_int, help="samples at once; unset: all")
+    add("--optimizer_state", choices=STATE_FORMATS, default="fp32", help="format of moments")
+    add("--use_bfloat16", type=boolean, default=False, help="colour bands 1 to 3 in bfloat16")
+    add("--json", type=Path, help="also write the figures to this file")
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Foretold memory against measured memory, and the plans that are made of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import train
+from benchmarks.memory import Setting, weigh_setting
+from gaussian_splatting.engine.memory_model import (
+    MemoryPlan,
+    ModelLoad,
+    StepLoad,
+    ViewLoad,
+    predict,
+)
+from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, cheaper, choose
+from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.images import ImageStore
+from gaussian_splatting.optimizer_config import OptimizerConfig
+from gaussian_splatting.rasterization import project
+from sugar_utils.errors import UserError
+from tests.tiny_scene import run_cli, tiny_cameras, tiny_cloud
+
+SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_chunk": 20_000}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting("entropy", **SMALL),
+        Setting("geometry", **SMALL, strips=3),
+        Setting(
+            "geometry",
+            **{**SMALL, "sample_chunk": 5_000},
+            full_res_normals=False,
+            optimizer=OptimizerConfig("8bit", bfloat16=True),
+        ),
+        Setting("refine", **SMALL, strips=2),
+    ],
+    ids=lambda setting: setting.phase,
+)
+def test_foretold_peaks_are_within_a_tenth_of_measured_ones(setting):
+    weight = weigh_setting(setting)
+    assert weight.predicted == pytest.approx(weight.live.peak, rel=0.1)
+    assert sum(weight.live.parts.values()) == weight.live.peak
+
+
+N, PHOTOGRAPH = 1_000_000, 3 * 1920 * 1244
+FIRST = MemoryPlan(ImageSplit(), 1_000_000)
+SHAPES = {"means": 3, "sh_dc": 3, "sh_rest": 45, "opacity_logits": 1, "log_scales": 3, "quats": 4}
+
+
+def loads_of(optimizer):
+    tensors = {name: torch.empty(N, width, device="meta") for name, width in SHAPES.items()}
+    view = ViewLoad(1920, 1244, N, 2_500_000, (40_000,) * 78)
+    model = ModelLoad.of(tensors, optimizer)
+    load = StepLoad(N, model, view, "full", 40 * N, samples=1_000_000, neighbors=16)
+    return {"geometry": load}
+
+
+def chosen(budget: float, options: MemoryOptions | None = None) -> MemoryChoice:
+    photographs = [PHOTOGRAPH] * 100
+    options = options or MemoryOptions()
+    return choose(loads_of, OptimizerConfig(), FIRST, options, int(budget), photographs)
+
+
+def test_plenty_of_memory_keeps_everything_whole_and_all_photographs():
+    choice = chosen(8e9)
+    assert choice.plan == FIRST
+    assert choice.image_bytes == 100 * PHOTOGRAPH
+
+
+def test_less_memory_takes_smaller_pieces_and_still_fits():
+    whole = predict(loads_of(OptimizerConfig())["geometry"], FIRST).total
+    choice = chosen(whole)
+    assert choice.plan != FIRST
+    assert choice.phases["geometry"].total + choice.image_bytes <= whole
+    assert choice.image_bytes >= 2 * PHOTOGRAPH
+
+
+def test_strips_named_by_flags_stay():
+    options = MemoryOptions(fixed_split=True)
+    assert chosen(8e9, options).plan.split == FIRST.split
+    with pytest.raises(UserError, match="fits without --gradient_accumulation") as caught:
+        chosen(1.3e9, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refusal_names_the_nearest_settings_that_fit():
+    with pytest.raises(UserError, match="fits with --optimizer_state fp32 --use_bfloat16 True$"):
+        chosen(1.1e9)
+    with pytest.raises(UserError, match="even --optimizer_state 8bit --use_bfloat16 True needs"):
+        chosen(1e8)
+
+
+def test_a_breakdown_names_its_parts():
+    lines = chosen(8e9).lines()
+    assert lines[0].startswith("memory plan: whole images, 1,000,000 samples at once")
+    assert "moments 450 MiB" in lines[1]
+    assert "parameters 225 MiB" in lines[1]
+
+
+def test_cheaper_plans_end():
+    plan, seen = FIRST, []
+    while plan is not None:
+        seen.append(plan)
+        plan = cheaper(plan)
+    assert seen[-1] == MemoryPlan(ImageSplit(32, recompute=True), 50_000)
+    assert len(set(seen)) == len(seen) < 10
+
+
+def test_rows_of_slots_are_counted():
+    projection = project(tiny_cloud().activate(), tiny_cameras()[0])
+    left, right, top, bottom = projection.tile_rects.unbind(-1)
+    view = ViewLoad.of(projection)
+    assert sum(view.slot_rows) == int(((right - left) * (bottom - top)).sum())
+    assert len(view.slot_rows) == 3
+
+
+def test_a_store_shrinks_at_once(scene):
+    camera = scene.cameras[0]
+    with ImageStore(budget_bytes=10**6) as store:
+        store.get(camera)
+        assert store.statistics.n_bytes == camera.width * camera.height * 3
+        store.limit(0)
+        assert store.statistics.n_bytes == 0
+
+
+def coarse(scene, checkpoint, output, *flags) -> int:
+    return run_cli(
+        train.main, "-s", scene.root, "-c", checkpoint, "-r", "dn_consistency",
+        "--stop_after", "coarse", "--output_dir", output, "--schedule_scale", 0.0005,
+        "--sdf_samples", 100, *flags,
+    )  # fmt: skip
+
+
+def test_a_run_prints_its_plan_before_it_trains(scene, checkpoint, tmp_path, capsys):
+    assert coarse(scene, checkpoint, tmp_path, "--vram_budget", 1) == 0
+    out = capsys.readouterr().out
+    assert "memory plan: whole images, 100 samples at once; 1.00 GiB to use" in out
+    assert "memory of geometry:" in out
+
+
+def test_a_run_without_memory_is_refused_in_one_line(scene, checkpoint, tmp_path, capsys):
+    assert coarse(scene, checkpoint, tmp_path, "--vram_budget", 1e-5) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.strip()]
+    assert "--vram_budget" in line
+    assert "needs" in line

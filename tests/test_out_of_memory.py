@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step that runs out of memory is repeated with less of it, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from gaussian_splatting.engine import strips
+from gaussian_splatting.engine.memory_plan import cheaper
+from gaussian_splatting.train import main as train_vanilla
+from sugar_trainers.coarse import CoarseStage
+from tests.tiny_scene import run_cli
+
+ERRORS = (
+    torch.OutOfMemoryError("CUDA out of memory"),
+    MemoryError("no room"),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"),
+)
+
+
+def coarse(scene, checkpoint, output: Path, *flags) -> int:
+    return run_cli(
+        train.main, "-s", scene.root, "-c", checkpoint, "-r", "dn_consistency",
+        "--stop_after", "coarse", "--output_dir", output, "--schedule_scale", 0.0005,
+        "--sdf_samples", 100, *flags,
+    )  # fmt: skip
+
+
+def tensors_of(output: Path) -> dict[str, torch.Tensor]:
+    last = max(output.rglob("*.pt"), key=lambda path: int(path.stem))
+    saved = torch.load(last, weights_only=True)
+    moments = saved["optimizer_state_dict"]["state"]
+    return {
+        **saved["state_dict"],
+        **{f"{i} {name}": m for i, group in moments.items() for name, m in group.items()},
+    }
+
+
+def same_bits(first: Path, second: Path) -> bool:
+    a, b = tensors_of(first), tensors_of(second)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> list[int]:
+    """Let the way back through an unsplit image fail when it has enough channels."""
+    original, failures = strips.backpropagate_rows, []
+
+    def failing(splats, tiles, background, blended, *rest):
+        whole = blended.pixels.shape[0] == tiles.height
+        if whole and background.shape[0] >= channels:
+            failures.append(tiles.height)
+            raise error
+        original(splats, tiles, background, blended, *rest)
+
+    monkeypatch.setattr(strips, "backpropagate_rows", failing)
+    return failures
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_run_that_ran_out_at_once_is_one_that_was_planned_so(
+    error, scene, checkpoint, tmp_path, monkeypatch, capsys
+):
+    flags = ("--gradient_accumulation", True, "--accumulation_steps", 2)
+    assert coarse(scene, checkpoint, tmp_path / "planned", *flags) == 0
+    failures = fail_on_whole_images(monkeypatch, error)
+    capsys.readouterr()
+    assert coarse(scene, checkpoint, tmp_path / "failed") == 0
+    assert len(failures) == 1
+    assert "out of memory in iteration" in "".join(capsys.readouterr())
+    assert same_bits(tmp_path / "planned", tmp_path / "failed")
+
+
+def test_gradients_of_terms_that_went_well_are_not_counted_twice(
+    scene, checkpoint, tmp_path, monkeypatch
+):
+    original = CoarseStage.accumulate
+
+    def planned(stage, iteration, camera, target):
+        if stage.phase(iteration) == "geometry" and stage.memory_plan.split.strips == 1:
+            stage.memory_plan = cheaper(stage.memory_plan)
+        return original(stage, iteration, camera, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CoarseStage, "accumulate", planned)
+        assert coarse(scene, checkpoint, tmp_path / "planned") == 0
+    # By then the sampling terms have sent their gradients to the positions.
+    failures = fail_on_whole_images(monkeypatch, MemoryError(), channels=6)
+    assert coarse(scene, checkpoint, tmp_path / "failed") == 0
+    assert len(failures) == 1
+    assert same_bits(tmp_path / "planned", tmp_path / "failed")
+
+
+def test_other_errors_are_not_taken_for_it(scene, checkpoint, tmp_path, monkeypatch):
+    failures = fail_on_whole_images(monkeypatch, RuntimeError("shapes differ"))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        coarse(scene, checkpoint, tmp_path)
+    assert len(failures) == 1
+
+
+def test_where_no_plan_helps_one_line_says_so(scene, tmp_path, monkeypatch, capsys):
+    def failing(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(strips, "blend_rows", failing)
+    code = run_cli(train_vanilla, "-s", scene.root, "-m", tmp_path, "--iterations", 2)
+    assert code == 2
+    assert "out of memory in iteration 1 with every plan tried" in capsys.readouterr().err
