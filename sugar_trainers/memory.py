@@ -137,7 +137,8 @@ def _plan(
         loads = coarse_loads(cloud, config, views)
     else:
         loads = refinement_loads(cloud, views)
-    photographs = [3 * c.width * c.height for c in scene.train_cameras]
+    cameras = (*scene.train_cameras, *scene.test_cameras)
+    photographs = [3 * c.width * c.height for c in cameras]
     chosen = choose(loads, config.optimizer, first, options, budget, photographs)
     store.limit(chosen.image_bytes)
     for line in chosen.lines():

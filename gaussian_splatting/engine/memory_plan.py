@@ -155,7 +155,7 @@ def choose(
         first: What the flags ask for; also what is best where memory is plenty.
         options: Whether its strips may be changed.
         budget: Bytes.
-        photographs: Bytes of each training photograph.
+        photographs: Bytes of each photograph that the stage reads.
 
     Raises:
         UserError: None fits; names the nearest settings that do.
