@@ -33,6 +33,8 @@ from sugar_trainers.refine_training import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_both_corners
 
+MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
+
 
 @dataclass(frozen=True)
 class PipelinePlan:
@@ -226,6 +228,23 @@ def _texture_options(
     )
 
 
+def _with_recovery(config: VanillaConfig) -> VanillaConfig:
+    """A short schedule whose densification and resets leave Gaussians the time they need.
+
+    Learning rates per step do not grow when a schedule shrinks: after a reset, opacities take some
+    hundred iterations to come back, and the coarse stage would remove what has not.
+    """
+    rules = config.densification
+    return replace(
+        config,
+        densification=replace(
+            rules,
+            interval=max(rules.interval, MIN_DENSIFICATION_INTERVAL),
+            opacity_reset_interval=max(rules.opacity_reset_interval, MIN_RESET_INTERVAL),
+        ),
+    )
+
+
 def _vanilla_options(args: argparse.Namespace) -> VanillaOptions:
     """The vanilla stage holds out what the others hold out, at the size that they train on."""
     config = VanillaConfig(
@@ -243,7 +262,7 @@ def _vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         resolution=-1 if args.img_resolution == 1 else args.img_resolution,
         resolution_factor=args.resolution_factor,
         eval_split=args.eval,
-        config=config.with_schedule(args.schedule_scale),
+        config=_with_recovery(config.with_schedule(args.schedule_scale)),
         init_ply=args.init_ply,
         test_iterations=(),
         save_iterations=(),

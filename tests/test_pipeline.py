@@ -150,6 +150,8 @@ def test_the_full_pipeline_trains_vanilla_on_the_views_that_are_not_held_out():
     assert plan.vanilla.eval_split
     assert plan.vanilla.config.iterations == 700
     assert plan.vanilla.resolution_factor == 2
+    assert plan.vanilla.config.densification.interval == 50
+    assert plan.vanilla.config.densification.opacity_reset_interval > 700
     assert plan.vanilla.output == plan.coarse.checkpoint_path
     assert plan.coarse.iteration_to_load == 700
     assert not full_plan_of("--eval", "False").vanilla.eval_split
