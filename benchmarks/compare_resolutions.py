@@ -29,10 +29,10 @@ from PIL import Image
 
 from benchmarks.rasterizer import describe_machine, print_table
 from gaussian_splatting.engine.run_report import last_value, read_curves
+from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.mesh_pictures import pick_views, shaded_views
 from sugar_extractors.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
 from sugar_pipeline.flags import train_parser
-from sugar_pipeline.pictures import refined_mesh
 from sugar_pipeline.plan import PipelinePlan, train_plan
 from sugar_scene.meshes import open_edge_share
 from sugar_trainers.capture import load_capture
@@ -98,7 +98,7 @@ def figures_of(plan: PipelinePlan) -> dict[str, Any]:
             figures[f"{name} peak bytes"] = result["peak_bytes"]
     curves = read_curves(plan.refine.directory / "tensorboard")
     figures["held-out PSNR (dB)"] = last_value(curves, "Test/PSNR")
-    mesh = refined_mesh(plan.refine.result)
+    mesh = read_any_mesh(plan.refine.result)
     figures["triangles"] = mesh.n_faces
     figures["open edges"] = open_edge_share(mesh)
     if (plan.coarse.scene_path / OBJECT_FILE).is_file():
@@ -133,7 +133,7 @@ def write_picture(path: Path, runs: list[Run]) -> None:
     _, scene = load_capture(first, first.config.white_background, first.config.seed, print)
     views = pick_views(scene.train_cameras)
     rows = [
-        np.concatenate(shaded_views(refined_mesh(run.plan.refine.result), views, WIDTH), axis=1)
+        np.concatenate(shaded_views(read_any_mesh(run.plan.refine.result), views, WIDTH), axis=1)
         for run in runs
     ]
     with atomic_path(path) as temporary:

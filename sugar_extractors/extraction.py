@@ -23,7 +23,7 @@ from sugar_extractors.backends import (
     choose_backend,
 )
 from sugar_extractors.level_sets import LevelSetModel, build_model
-from sugar_extractors.mesh_config import COARSE_FLAG, MeshOptions
+from sugar_extractors.mesh_config import COARSE_FLAG, OUTPUT_FLAG, MeshOptions, note_of
 from sugar_extractors.poisson import MIN_POINTS, finish_mesh, reconstruct_region
 from sugar_extractors.surface_samples import Box, SurfaceSamples, collect_surface_samples
 from sugar_extractors.tsdf import fuse_region, view_renderer
@@ -32,7 +32,7 @@ from sugar_scene.meshes import TriangleMesh, open_edge_share
 from sugar_trainers.capture import load_views, model_file
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json, write_json_atomic
+from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import require_both_corners
 from sugar_utils.memory import memory_usage, reset_peak
 
@@ -93,20 +93,8 @@ def _is_finished(options: MeshOptions, level: float, target: int) -> bool:
     Raises:
         UserError: One of other settings does, and it may not be replaced.
     """
-    path = options.mesh_path(level, target)
-    if not path.exists():
-        return False
-    note = path.with_suffix(".json")
-    saved = read_json(note) if note.is_file() else {}
-    if isinstance(saved, dict) and saved.get("settings") == options.identity(level, target):
-        return True
-    if not options.overwrite:
-        why = "was made with other settings" if saved else "has no settings beside it"
-        raise UserError(
-            f"{path} exists and {why}; pass --overwrite True to replace it, or another "
-            "--mesh_output_dir"
-        )
-    return False
+    path, settings = options.mesh_path(level, target), options.identity(level, target)
+    return note_of(path, settings, options.overwrite, OUTPUT_FLAG) is not None
 
 
 class _Extraction:

@@ -20,12 +20,13 @@ from sugar_extractors.surface_samples import CANDIDATES_PER_POINT
 from sugar_extractors.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
-from sugar_utils.files import fingerprint
+from sugar_utils.errors import UserError
+from sugar_utils.files import fingerprint, read_json
 
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
 """How a mesh was made, as file names tell it; empty for level sets and Poisson."""
 
-COARSE_FLAG = "--coarse_model_path"
+COARSE_FLAG, OUTPUT_FLAG = "--coarse_model_path", "--mesh_output_dir"
 EXTRACTORS = ("poisson", "tsdf")
 _VARIANTS: dict[str, MeshVariant] = {
     "poisson": "",
@@ -171,6 +172,35 @@ class MeshOptions(CaptureOptions):
         if not self.use_vanilla and self.coarse_model_path is not None:
             values["coarse_model"] = fingerprint(model_file(self.coarse_model_path, COARSE_FLAG))
         return values
+
+
+def note_of(path: Path, settings: dict[str, Any], overwrite: bool, flag: str) -> dict | None:
+    """What the ``.json`` beside a result says, if the result exists and was made so.
+
+    Args:
+        path: The result.
+        settings: What it should have been made with.
+        overwrite: Whether a result of other settings may be replaced.
+        flag: The flag that moves the result elsewhere, for messages.
+
+    Returns:
+        The note; None where the result is to be made.
+
+    Raises:
+        UserError: A result of other settings exists, and it may not be replaced.
+    """
+    if not path.exists():
+        return None
+    note = path.with_suffix(".json")
+    saved = read_json(note) if note.is_file() else {}
+    if isinstance(saved, dict) and saved.get("settings") == settings:
+        return saved
+    if not overwrite:
+        why = "was made with other settings" if saved else "has no settings beside it"
+        raise UserError(
+            f"{path} exists and {why}; pass --overwrite True to replace it, or another {flag}"
+        )
+    return None
 
 
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.run_report import REPORT_FILE
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_config import MeshOptions
@@ -28,7 +29,6 @@ from sugar_utils.html import (
 )
 from sugar_utils.memory import format_bytes
 
-REPORT_FILE = "report.html"
 _INSIDE_NOTE = "Brown is a surface seen from its inner side."
 
 

@@ -163,6 +163,16 @@ def mesh_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def check_ray_samples(args: argparse.Namespace) -> None:
+    """Check that a ray has two ends.
+
+    Raises:
+        UserError: If it has not.
+    """
+    if args.ray_samples < 2:
+        raise UserError("--ray_samples must be at least 2; 21 is usual")
+
+
 def mesh_settings(args: argparse.Namespace) -> dict:
     """Fields of ``MeshOptions`` that :func:`add_mesh_flags` sets."""
     return {
@@ -214,8 +224,7 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
     required_inputs(args)
     if args.use_centers_to_extract_mesh and args.use_marching_cubes:
         raise UserError("--use_centers_to_extract_mesh and --use_marching_cubes exclude each other")
-    if args.ray_samples < 2:
-        raise UserError("--ray_samples must be at least 2; 21 is usual")
+    check_ray_samples(args)
     notices: tuple[str, ...] = ()
     if args.gpu is not None:
         notices += (f"--gpu {args.gpu} has no effect: this version works on the CPU",)

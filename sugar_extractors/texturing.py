@@ -17,6 +17,7 @@ from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.rendering import render_view
 from gaussian_splatting.images import ImageStore, shared_or_own_store
 from gaussian_splatting.scene import Scene
+from sugar_extractors.mesh_config import OUTPUT_FLAG, note_of
 from sugar_extractors.postprocess import (
     DENSITY_THRESHOLD,
     ITERATIONS,
@@ -38,7 +39,7 @@ from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import fingerprint, read_json, remove_stale_temporaries
+from sugar_utils.files import fingerprint, remove_stale_temporaries
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.spherical_harmonics import SH_C0
 
@@ -203,17 +204,9 @@ def _is_finished(options: TextureOptions) -> bool:
     path = options.obj_path
     if not path.exists():
         return False
-    note = path.with_suffix(".json")
-    saved = read_json(note) if note.is_file() else {}
-    saved = saved if isinstance(saved, dict) else {}
-    if saved.get("settings") != options.identity():
-        if options.overwrite:
-            return False
-        why = "was made with other settings" if saved else "has no settings beside it"
-        raise UserError(
-            f"{path} exists and {why}; pass --overwrite True to replace it, or another "
-            "--mesh_output_dir"
-        )
+    saved = note_of(path, options.identity(), options.overwrite, OUTPUT_FLAG)
+    if saved is None:
+        return False
     # Sizes tell a file of an interrupted or changed set from one of this run.
     sizes = saved.get("files", {})
     return all(

@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.engine.checkpoint import load_payload
+from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.mesh_pictures import pick_views, shaded_views, textured_views
 from sugar_extractors.textured_mesh_io import read_textured_mesh
-from sugar_scene.mesh_io import read_mesh_ply
-from sugar_scene.meshes import TriangleMesh
-from sugar_scene.trainable_bound import bound_cloud_from_state
 
 N_VIEWS, WIDTH = 4, 640
 
@@ -42,24 +39,11 @@ def mesh_picture_rows(
     views = pick_views(cameras, N_VIEWS)
     rows: dict[str, list[np.ndarray]] = {}
     if coarse_mesh is not None:
-        rows["Coarse mesh"] = shaded_views(read_mesh_ply(coarse_mesh), views, WIDTH)
+        rows["Coarse mesh"] = shaded_views(read_any_mesh(coarse_mesh), views, WIDTH)
     if refined is not None:
-        rows["Refined mesh"] = shaded_views(refined_mesh(refined), views, WIDTH)
+        rows["Refined mesh"] = shaded_views(read_any_mesh(refined), views, WIDTH)
     if textured is not None:
         rows["Textured mesh, without lighting"] = textured_views(
             read_textured_mesh(textured), views, WIDTH, white_background
         )
     return rows
-
-
-def refined_mesh(path: Path) -> TriangleMesh:
-    """The surface of a refined model, grey.
-
-    Raises:
-        UserError: The file is missing, damaged or not a refined model.
-    """
-    cloud = bound_cloud_from_state(load_payload(path)["state_dict"])
-    vertices = cloud.vertices.double().numpy()
-    return TriangleMesh(
-        vertices, cloud.faces.numpy(), np.full((len(vertices), 3), 128, dtype=np.uint8)
-    )

@@ -19,7 +19,7 @@ from gaussian_splatting.schedule import scaled
 from gaussian_splatting.training import CHECKPOINT_FOLDER, VanillaOptions
 from gaussian_splatting.vanilla import VanillaConfig
 from sugar_extractors.mesh_config import MeshOptions
-from sugar_extractors.options import mesh_settings
+from sugar_extractors.options import check_ray_samples, mesh_settings
 from sugar_extractors.texture_atlas import check_square_size
 from sugar_extractors.texture_options import texture_settings
 from sugar_extractors.texturing import TextureOptions
@@ -27,7 +27,7 @@ from sugar_pipeline.flags import apply_presets, notices, runs_stage
 from sugar_trainers.coarse_config import REGULARIZATIONS
 from sugar_trainers.coarse_training import CoarseOptions
 from sugar_trainers.naming import scene_name
-from sugar_trainers.options import coarse_options
+from sugar_trainers.options import coarse_options, required_inputs
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_training import RefineOptions
 from sugar_utils.errors import UserError
@@ -91,10 +91,8 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     args = apply_presets(args)
     check_square_size(args.square_size)
     require_both_corners(args.bboxmin, args.bboxmax)
-    if args.ray_samples < 2:
-        raise UserError("--ray_samples must be at least 2; 21 is usual")
-    if args.scene_path is None:
-        raise UserError("-s/--scene_path is missing; --help lists all flags")
+    check_ray_samples(args)
+    required_inputs(args)
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
     coarse = coarse_options(args, args.regularization_type, folders.of("coarse"))
     coarse = replace(coarse, run=_run_of(args, "coarse"))

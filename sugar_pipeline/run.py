@@ -12,6 +12,7 @@ from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.engine.run_report import REPORT_FILE
 from gaussian_splatting.images import ImageStore
 from gaussian_splatting.training import CHECKPOINT_FOLDER, train_vanilla
+from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_quality import (
     OBJECT_FILE,
@@ -20,10 +21,9 @@ from sugar_extractors.mesh_quality import (
     read_reference,
 )
 from sugar_extractors.texturing import extract_textured_mesh
-from sugar_pipeline.pictures import mesh_picture_rows, refined_mesh
+from sugar_pipeline.pictures import mesh_picture_rows
 from sugar_pipeline.plan import PipelinePlan
 from sugar_pipeline.report import StageRecord, write_report
-from sugar_scene.mesh_io import read_mesh_ply
 from sugar_trainers.capture import load_capture
 from sugar_trainers.coarse_training import train_coarse
 from sugar_trainers.naming import scene_name
@@ -96,6 +96,7 @@ def _stages(
     plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
 ) -> list[tuple[str, Callable[[], StageRecord]]]:
     """Title and function of every stage that runs."""
+    coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization}"
 
     def vanilla() -> StageRecord:
         ply = train_vanilla(plan.vanilla, images)
@@ -103,8 +104,7 @@ def _stages(
 
     def coarse() -> StageRecord:
         path = train_coarse(plan.coarse, images)
-        title = f"coarse SuGaR, {plan.coarse.config.regularization}"
-        return training_record(title, path.parent, [path])
+        return training_record(coarse_title, path.parent, [path])
 
     def mesh() -> StageRecord:
         result.coarse_mesh = extract_coarse_mesh(plan.mesh, console)[0]
@@ -121,7 +121,7 @@ def _stages(
 
     wanted = (
         (plan.vanilla, "vanilla 3DGS", vanilla),
-        (plan.coarse, f"coarse SuGaR, {plan.coarse.config.regularization}", coarse),
+        (plan.coarse, coarse_title, coarse),
         (plan.mesh, "coarse mesh", mesh),
         (plan.refine, "refinement", refine),
         (plan.texture, "texture", texture),
@@ -164,9 +164,9 @@ def _measure(scene: Path, result: PipelineResult) -> dict[str, MeshQuality]:
     if not (scene / OBJECT_FILE).is_file() or result.coarse_mesh is None:
         return {}
     reference = read_reference(scene)
-    qualities = {"coarse mesh": compare_surfaces(read_mesh_ply(result.coarse_mesh), reference)}
+    qualities = {"coarse mesh": compare_surfaces(read_any_mesh(result.coarse_mesh), reference)}
     if result.refined is not None:
-        qualities["refined mesh"] = compare_surfaces(refined_mesh(result.refined), reference)
+        qualities["refined mesh"] = compare_surfaces(read_any_mesh(result.refined), reference)
     return qualities
 
 
