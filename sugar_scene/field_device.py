@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code of the fields: Warp functions and kernels, launched by ``field_kernels``.
 
+The adjoint is in ``field_adjoint``. The loops over neighbours are also written for CPU vector
+registers, in ``field_native``.
+
 Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an axis of j, y the
 sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 """
@@ -11,19 +14,16 @@ import warp as wp
 
 from sugar_scene.fields import MIN_NORMAL_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_scene.geometry import MIN_SCALE
-from sugar_utils.warp_math import column, rotation_gradient, rotation_matrix, smallest_axis
+from sugar_utils.warp_math import column, rotation_matrix, smallest_axis
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+
+wp.set_module_options(OPTIONS)
 
 PACK_SIZE = 16
 """Numbers per Gaussian in the packed table: one cache line."""
 
-SLOT_SIZE = 11
-"""Gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1."""
-
-_NEGLIGIBLE_SQUARE = 208.0
+NEGLIGIBLE_SQUARE = 208.0
 """exp(-m / 2) is zero in float32 from here on."""
 
 
@@ -38,35 +38,13 @@ def quat_of(quats: wp.array2d(dtype=float), row: int) -> wp.vec4:
 
 
 @wp.func
-def _sign(x: float) -> float:
+def sign_of(x: float) -> float:
     """Sign with 0 for 0."""
     if x > 0.0:
         return 1.0
     if x < 0.0:
         return -1.0
     return 0.0
-
-
-@wp.func
-def _scale_gradient(scales: wp.vec3, yy_moment: wp.mat33) -> wp.vec3:
-    """Gradient of the scales from the moment <c y y^T>, since dy_a / ds_a = -y_a / s_a."""
-    grad = wp.vec3()
-    for a in range(3):
-        if scales[a] >= wp.static(MIN_SCALE):
-            grad[a] = -yy_moment[a, a] / scales[a]
-    return grad
-
-
-@wp.func
-def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) -> wp.mat33:
-    """Gradient of the rotation's entries: y_a = R_a . d / s_a with d = sum_b R_b s_b y_b."""
-    clamped = wp.max(scales, wp.vec3(wp.static(MIN_SCALE)))
-    grad = wp.mat33()
-    for a in range(3):
-        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) / clamped[a]
-        for r in range(3):
-            grad[r, a] = entries[r]
-    return grad
 
 
 @wp.func
@@ -115,11 +93,11 @@ def pack_rows(
 @wp.kernel
 def evaluate_samples(
     first: int,
+    indices: wp.array(dtype=int),
     quats: wp.array2d(dtype=float),
     scales: wp.array2d(dtype=float),
     packed: wp.array2d(dtype=float),
     neighbors: wp.array2d(dtype=int),
-    indices: wp.array(dtype=int),
     noise: wp.array2d(dtype=float),
     density_factor: float,
     points: wp.array2d(dtype=float),
@@ -148,12 +126,12 @@ def evaluate_samples(
         whitening = whitening_of(packed, j)
         y = whitening * (x - vec3_of(packed, j))
         square = wp.dot(y, y)
-        if square < wp.static(_NEGLIGIBLE_SQUARE):
+        if square < wp.static(NEGLIGIBLE_SQUARE):
             opacity = density_factor * packed[j, 3] * wp.exp(-0.5 * square)
             total += opacity
             axis = int(packed[j, 14])
             direction = wp.vec3(whitening[axis, 0], whitening[axis, 1], whitening[axis, 2])
-            sign = _sign(wp.dot(direction, normal))
+            sign = sign_of(wp.dot(direction, normal))
             weight = opacity * wp.abs(y[axis]) * packed[j, 15] * wp.abs(sign)
             weights += weight
             length = wp.max(packed[j, 13], wp.static(MIN_SCALE))
@@ -168,220 +146,3 @@ def evaluate_samples(
     beta[s] = smallest / float(neighbors.shape[1])
     plane_distance[s] = wp.dot(x - own_mean, normal)
     normal_error[s] = wp.dot(error, error)
-
-
-@wp.func
-def _store(
-    slots: wp.array3d(dtype=float),
-    owner: int,
-    k: int,
-    mean: wp.vec3,
-    rotation: wp.vec4,
-    scale: wp.vec3,
-    opacity: float,
-):
-    for c in range(3):
-        slots[owner, k, c] = mean[c]
-        slots[owner, k, 7 + c] = scale[c]
-    for c in range(4):
-        slots[owner, k, 3 + c] = rotation[c]
-    slots[owner, k, 10] = opacity
-
-
-@wp.func
-def _sum_over_samples(
-    begin: int,
-    end: int,
-    noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float),
-    field_grads: wp.array2d(dtype=float),
-    has_point_grads: int,
-    point_grads: wp.array2d(dtype=float),
-):
-    """What does not depend on neighbours: gradients of the points, plane, beta and own normal."""
-    point_sum = wp.vec3()
-    point_moment = wp.mat33()
-    plane_moment = wp.vec3()
-    beta_grad = float(0.0)
-    normal_grad = wp.vec3()
-    for s in range(begin, end):
-        draw = vec3_of(noise, s)
-        plane_moment += draw * field_grads[s, 2]
-        normal_grad += vec3_of(residual, s) * (2.0 * field_grads[s, 3])
-        beta_grad += field_grads[s, 1]
-        if has_point_grads == 1:
-            point_grad = vec3_of(point_grads, s)
-            point_sum += point_grad
-            point_moment += wp.outer(point_grad, draw)
-    return point_sum, point_moment, plane_moment, beta_grad, normal_grad
-
-
-@wp.func
-def _sum_over_pair(
-    begin: int,
-    end: int,
-    own_mean: wp.vec3,
-    spread: wp.mat33,
-    j: int,
-    packed: wp.array2d(dtype=float),
-    noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float),
-    density_factor: float,
-    field_grads: wp.array2d(dtype=float),
-):
-    """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
-    whitening = whitening_of(packed, j)
-    mean = vec3_of(packed, j)
-    axis = int(packed[j, 14])
-    strength = density_factor * packed[j, 3]
-    y_moment = wp.vec3()
-    yy_moment = wp.mat33()
-    y_noise_moment = wp.mat33()
-    gauss_sum = float(0.0)
-    normal_grad = wp.vec3()
-    touched = int(0)
-    for s in range(begin, end):
-        draw = vec3_of(noise, s)
-        y = whitening * (own_mean + spread * draw - mean)
-        square = wp.dot(y, y)
-        if square < wp.static(_NEGLIGIBLE_SQUARE):
-            touched = 1
-            gauss = wp.exp(-0.5 * square)
-            density_grad = field_grads[s, 0]
-            gauss_sum += density_grad * gauss
-            cy = y * (-density_grad * strength * gauss)
-            y_moment += cy
-            yy_moment += wp.outer(cy, y)
-            y_noise_moment += wp.outer(cy, draw)
-            weight = strength * gauss * wp.abs(y[axis]) * packed[j, 15] * residual[s, 3]
-            normal_grad += vec3_of(residual, s) * (-2.0 * field_grads[s, 3] * weight)
-    return y_moment, yy_moment, y_noise_moment, gauss_sum, normal_grad, touched
-
-
-@wp.func
-def _own_rotation_entries(
-    moment: wp.mat33, own_scales: wp.vec3, own_axis: int, normal_grad: wp.vec3
-) -> wp.mat33:
-    """Gradient of the rotation's entries through x = mean + R (1.5 s * noise) and the normal."""
-    grad = wp.mat33()
-    for r in range(3):
-        for a in range(3):
-            grad[r, a] = moment[r, a] * own_scales[a]
-        grad[r, own_axis] += normal_grad[r]
-    return grad
-
-
-@wp.kernel
-def add_up_samples(
-    first: int,
-    owners: wp.array(dtype=int),
-    starts: wp.array(dtype=int),
-    quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float),
-    packed: wp.array2d(dtype=float),
-    neighbors: wp.array2d(dtype=int),
-    noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float),
-    density_factor: float,
-    has_point_grads: int,
-    point_grads: wp.array2d(dtype=float),
-    field_grads: wp.array2d(dtype=float),
-    slots: wp.array3d(dtype=float),
-):
-    """Gradients of one Gaussian's samples; columns of field_grads: density, beta, plane, normal."""
-    owner = first + wp.tid()
-    i = owners[owner]
-    begin = starts[owner]
-    end = starts[owner + 1]
-    n_neighbors = neighbors.shape[1]
-    rotation = rotation_matrix(quat_of(quats, i))
-    own_scales = vec3_of(scales, i) * wp.static(SAMPLE_SPREAD)
-    spread = rotation * wp.diag(own_scales)
-    own_axis = int(packed[i, 14])
-    normal = column(rotation, own_axis)
-
-    mean_grad, noise_moment, plane_moment, beta_grad, normal_grad = _sum_over_samples(
-        begin, end, noise, residual, field_grads, has_point_grads, point_grads
-    )
-    # The tangent plane is anchored at the mean, so shifting the mean alone changes nothing.
-    noise_moment += wp.outer(normal, plane_moment)
-    normal_grad += spread * plane_moment
-
-    for k in range(n_neighbors):
-        j = neighbors[i, k]
-        y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
-            _sum_over_pair(
-                begin,
-                end,
-                vec3_of(packed, i),
-                spread,
-                j,
-                packed,
-                noise,
-                residual,
-                density_factor,
-                field_grads,
-            )
-        )
-        axis = int(packed[j, 14])
-        x_grad = wp.vec3()
-        quat_grad = wp.vec4()
-        scale_grad = wp.vec3()
-        if touched == 1:
-            unwhitening = wp.transpose(whitening_of(packed, j))
-            x_grad = unwhitening * y_moment
-            mean_grad += x_grad
-            noise_moment += unwhitening * y_noise_moment
-            neighbor_rotation = rotation_matrix(quat_of(quats, j))
-            neighbor_scales = vec3_of(scales, j)
-            scale_grad = _scale_gradient(neighbor_scales, yy_moment)
-            entry_grad = _rotation_entries(neighbor_rotation, neighbor_scales, yy_moment)
-            sign = _sign(wp.dot(column(neighbor_rotation, axis), normal))
-            for r in range(3):
-                entry_grad[r, axis] += neighbor_normal_grad[r] * sign
-            quat_grad = rotation_gradient(quat_of(quats, j), entry_grad)
-        scale_grad[axis] += beta_grad / float(n_neighbors)
-        _store(slots, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
-
-    entries = _own_rotation_entries(noise_moment, own_scales, own_axis, normal_grad)
-    own_scale_grad = wp.vec3()
-    for a in range(3):
-        along = wp.dot(column(rotation, a), column(noise_moment, a))
-        own_scale_grad[a] = along * wp.static(SAMPLE_SPREAD)
-    quat_grad = rotation_gradient(quat_of(quats, i), entries)
-    _store(slots, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
-
-
-@wp.kernel
-def add_up_slots(
-    first: int,
-    targets: wp.array(dtype=int),
-    order: wp.array(dtype=wp.int64),
-    slots: wp.array2d(dtype=float),
-    mean_grads: wp.array2d(dtype=float),
-    quat_grads: wp.array2d(dtype=float),
-    scale_grads: wp.array2d(dtype=float),
-    opacity_grads: wp.array(dtype=float),
-):
-    """The first entry of each run of equal targets adds the whole run to its row."""
-    entry = first + wp.tid()
-    row = targets[entry]
-    if entry > 0 and targets[wp.max(entry - 1, 0)] == row:
-        return
-    mean = vec3_of(mean_grads, row)
-    quat = wp.vec4(quat_grads[row, 0], quat_grads[row, 1], quat_grads[row, 2], quat_grads[row, 3])
-    scale = vec3_of(scale_grads, row)
-    opacity = opacity_grads[row]
-    while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
-        slot = int(order[entry])
-        mean += vec3_of(slots, slot)
-        quat += wp.vec4(slots[slot, 3], slots[slot, 4], slots[slot, 5], slots[slot, 6])
-        scale += wp.vec3(slots[slot, 7], slots[slot, 8], slots[slot, 9])
-        opacity += slots[slot, 10]
-        entry += 1
-    for c in range(3):
-        mean_grads[row, c] = mean[c]
-        scale_grads[row, c] = scale[c]
-    for c in range(4):
-        quat_grads[row, c] = quat[c]
-    opacity_grads[row] = opacity

@@ -14,6 +14,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ NATIVE_OPTIONS = {
     "cpu_compiler_flags": "-march=native -ffp-contract=fast -fno-slp-vectorize -fno-vectorize",
 }
 """Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there."""
+
+SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
+"""What native bodies begin with: eight floats in one vector register."""
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fields at samples: recorded values, kernels against the reference, and the guards."""
 
+import functools
 import math
 
 import pytest
 import torch
 import warp as wp
 
-from sugar_scene import field_device, field_kernels
+from sugar_scene import field_adjoint, field_device, field_kernels
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.fields import (
     FieldSamples,
@@ -24,7 +25,11 @@ from sugar_utils.neighbors import (
 )
 from tests.golden import golden_cloud, load_golden
 
-EVALUATORS = [evaluate_fields_reference, evaluate_fields]
+KERNELS = [
+    pytest.param(evaluate_fields, id="native"),
+    pytest.param(functools.partial(evaluate_fields, native=False), id="as_on_a_gpu"),
+]
+EVALUATORS = [pytest.param(evaluate_fields_reference, id="reference"), *KERNELS]
 PARAMETERS = ("points", "all_densities", "scales", "quaternions")
 
 
@@ -146,15 +151,18 @@ def test_density_with_neighbours_searched_at_the_point_is_golden(golden_fields):
 # Kernels against the float64 reference
 
 
-@pytest.mark.parametrize(("n", "k", "factor", "seed"), [(300, 16, 1.0, 0), (80, 5, 0.0625, 1)])
-def test_kernels_match_the_reference_in_double_precision(n, k, factor, seed):
+@pytest.mark.parametrize("evaluate", KERNELS)
+@pytest.mark.parametrize(
+    ("n", "k", "factor", "seed"), [(300, 16, 1.0, 0), (80, 5, 0.0625, 1), (60, 27, 1.0, 2)]
+)
+def test_kernels_match_the_reference_in_double_precision(evaluate, n, k, factor, seed):
     scene = clustered_scene(n, seed)
     neighbors = nearest_neighbors(scene[0], k).indices
     indices, noise = draws(n, 2000, seed)
     expected, expected_grads = run(
         evaluate_fields_reference, scene, neighbors, indices, noise, factor, torch.float64
     )
-    fields, grads = run(evaluate_fields, scene, neighbors, indices, noise, factor)
+    fields, grads = run(evaluate, scene, neighbors, indices, noise, factor)
     for name in FieldSamples._fields:
         # Normal weights are a ratio of tiny numbers where all neighbours are far.
         tolerance = 2e-3 if name == "normal_error" else 5e-5
@@ -163,20 +171,22 @@ def test_kernels_match_the_reference_in_double_precision(n, k, factor, seed):
             assert_close_to_largest(actual, grad, tolerance)
 
 
-def test_neighbours_need_not_include_the_gaussian_itself():
+@pytest.mark.parametrize("evaluate", KERNELS)
+def test_neighbours_need_not_include_the_gaussian_itself(evaluate):
     scene = clustered_scene(60, 4)
     neighbors = nearest_neighbors(scene[0], 6).indices[:, 2:].contiguous()
     indices, noise = draws(60, 500, 4)
     _, expected = run(
         evaluate_fields_reference, scene, neighbors, indices, noise, dtype=torch.float64
     )
-    _, grads = run(evaluate_fields, scene, neighbors, indices, noise)
+    _, grads = run(evaluate, scene, neighbors, indices, noise)
     for name in ("density", "plane_distance", "normal_error"):
         for actual, grad in zip(grads[name], expected[name], strict=True):
             assert_close_to_largest(actual, grad, 1e-3)
 
 
-def test_scales_below_the_clamp_get_the_reference_gradient():
+@pytest.mark.parametrize("evaluate", KERNELS)
+def test_scales_below_the_clamp_get_the_reference_gradient(evaluate):
     means, quats, scales, opacities = clustered_scene(40, 5)
     scales[::3, 1] = 1e-9
     neighbors = nearest_neighbors(means, 4).indices
@@ -185,7 +195,7 @@ def test_scales_below_the_clamp_get_the_reference_gradient():
     _, expected = run(
         evaluate_fields_reference, scene, neighbors, indices, noise, dtype=torch.float64
     )
-    _, grads = run(evaluate_fields, scene, neighbors, indices, noise)
+    _, grads = run(evaluate, scene, neighbors, indices, noise)
     for name in ("points", "beta", "plane_distance"):
         for actual, grad in zip(grads[name], expected[name], strict=True):
             assert_close_to_largest(actual, grad, 1e-4)
@@ -228,8 +238,9 @@ def restore_threads():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("evaluate", KERNELS)
 @pytest.mark.usefixtures("restore_threads")
-def test_bits_do_not_depend_on_threads_repetition_or_slot_chunks(monkeypatch):
+def test_bits_do_not_depend_on_threads_repetition_or_slot_chunks(evaluate, monkeypatch):
     scene = clustered_scene(500, 6)
     neighbors = nearest_neighbors(scene[0], 16).indices
     indices, noise = draws(500, 20_000, 6)
@@ -237,7 +248,7 @@ def test_bits_do_not_depend_on_threads_repetition_or_slot_chunks(monkeypatch):
     for threads, slot_bytes in ((1, 2**26), (2, 2**26), (3, 2**26), (2, 20_000), (1, 1)):
         torch.set_num_threads(threads)
         monkeypatch.setattr(field_kernels, "SLOT_BYTES", slot_bytes)
-        results.append(run(evaluate_fields, scene, neighbors, indices, noise))
+        results.append(run(evaluate, scene, neighbors, indices, noise))
     first_fields, first_grads = results[0]
     for fields, grads in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(fields, first_fields, strict=True))
@@ -261,7 +272,8 @@ def test_chunks_of_samples_add_up_to_the_whole():
         assert_close_to_largest(chunked, whole, 1e-5)
 
 
-def test_unsorted_samples_give_the_same_gradients():
+@pytest.mark.parametrize("evaluate", KERNELS)
+def test_unsorted_samples_give_the_same_gradients(evaluate):
     scene = clustered_scene(50, 8)
     neighbors = nearest_neighbors(scene[0], 8).indices
     indices, noise = draws(50, 400, 8)
@@ -269,7 +281,7 @@ def test_unsorted_samples_give_the_same_gradients():
     grads = []
     for order in (torch.arange(400), shuffle):
         leaves = [t.clone().requires_grad_(True) for t in scene]
-        fields = evaluate_fields(*leaves, neighbors, indices[order], noise[order])
+        fields = evaluate(*leaves, neighbors, indices[order], noise[order])
         grads.append(torch.autograd.grad(fields.density.sum(), leaves))
     for straight, shuffled in zip(*grads, strict=True):
         assert_close_to_largest(shuffled, straight, 1e-5)
@@ -359,9 +371,26 @@ def test_sdf_gradient_is_finite_where_the_square_root_is_singular():
 
 
 @pytest.mark.parametrize("architecture", [75, 120])
-def test_kernels_compile_for_cuda(architecture, tmp_path):
-    wp.compile_aot_module(field_device, arch=architecture, module_dir=tmp_path, use_ptx=True)
+@pytest.mark.parametrize(
+    "module",
+    [field_device, field_adjoint, field_adjoint.sample_gradients_kernel().module],
+    ids=["fields", "slots", "samples"],
+)
+def test_kernels_compile_for_cuda(architecture, module, tmp_path):
+    wp.compile_aot_module(module, arch=architecture, module_dir=tmp_path, use_ptx=True)
     assert list(tmp_path.glob("*.ptx"))
+
+
+def test_a_far_sample_of_a_needle_is_finite():
+    means = torch.tensor([[0.0, 0.0, 0.0], [1e4, 0.0, 0.0]])
+    quats = torch.tensor([[1.0, 0, 0, 0], [1.0, 0, 0, 0]])
+    scales = torch.tensor([[1e-30, 1.0, 1.0], [1e-30, 1e-30, 1e-30]])
+    leaves = [t.requires_grad_() for t in (means, quats, scales, torch.tensor([0.5, 0.5]))]
+    neighbors = torch.tensor([[0, 1], [1, 0]], dtype=torch.int32)
+    fields = evaluate_fields(*leaves, neighbors, torch.tensor([0, 1]), torch.full((2, 3), 3e30))
+    grads = torch.autograd.grad(fields.density.sum(), leaves)
+    assert fields.density.isfinite().all()
+    assert all(g.isfinite().all() for g in grads)
 
 
 @pytest.mark.cuda
