@@ -21,6 +21,12 @@ _PROC_MEMINFO = Path("/proc/meminfo")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CGROUPS = Path("/sys/fs/cgroup")
 _RESET_RESIDENT_PEAK = "5"
+_NO_MEMORY = (
+    "DefaultCPUAllocator: not enough memory",  # Windows
+    "DefaultCPUAllocator: can't allocate memory",  # elsewhere
+    "CUDA error: out of memory",  # the driver, outside torch's allocator
+    "Failed to allocate",  # Warp
+)
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,11 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that an allocation failed; torch's CPU allocator has no type for it."""
+    """Whether an error says that an allocation failed; only torch's CUDA allocator has a type."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    message = str(error)
+    return isinstance(error, RuntimeError) and any(words in message for words in _NO_MEMORY)
 
 
 def release_cached(device: torch.device | str) -> None:

@@ -88,8 +88,8 @@ def tiny_cloud(n: int = 200, seed: int = 0) -> GaussianCloud:
     )
 
 
-def tiny_cameras(n: int = 10) -> list[Camera]:
-    """Views from a ring around the sphere, at two heights."""
+def tiny_cameras(n: int = 10, zoom: int = 1) -> list[Camera]:
+    """Views from a ring around the sphere, at two heights; ``zoom`` times as many pixels a side."""
     cameras = []
     for i in range(n):
         angle = 2 * math.pi * i / n
@@ -97,19 +97,19 @@ def tiny_cameras(n: int = 10) -> list[Camera]:
         cameras.append(
             look_at(
                 center,
-                width=WIDTH,
-                height=HEIGHT,
-                focal=60.0,
-                principal=PRINCIPAL,
+                width=WIDTH * zoom,
+                height=HEIGHT * zoom,
+                focal=60.0 * zoom,
+                principal=(PRINCIPAL[0] * zoom, PRINCIPAL[1] * zoom),
                 name=f"view_{i:02d}.png",
             )
         )
     return cameras
 
 
-def make_tiny_scene(root: Path, n_views: int = 10, n_points: int = 300) -> TinyScene:
+def make_tiny_scene(root: Path, n_views: int = 10, n_points: int = 300, zoom: int = 1) -> TinyScene:
     """Write photographs and a binary COLMAP model with ``n_points`` points under ``root``."""
-    cloud, cameras = tiny_cloud(), tiny_cameras(n_views)
+    cloud, cameras = tiny_cloud(), tiny_cameras(n_views, zoom)
     (root / "images").mkdir(parents=True)
     placed = []
     for camera in cameras:

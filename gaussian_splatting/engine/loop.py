@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,13 +211,26 @@ class Trainer:
     def _after_step(self, iteration: int, reporter: Reporter) -> None:
         last = iteration == self._config.last
         if iteration in self._config.test_iterations or last:
-            reporter.evaluate(iteration, self._images)
+            self._look(lambda: reporter.evaluate(iteration, self._images), "measure the views")
         if last:
-            reporter.write_pictures(self._run.pictures)
+            self._look(lambda: reporter.write_pictures(self._run.pictures), "write pictures")
         if iteration in self._config.export_iterations or last:
             self._stage.export(iteration)
         if self._config.checkpoint_due(iteration) or last:
             self._save(iteration)
+
+    def _look(self, work: Callable[[], object], purpose: str) -> None:
+        """Do what training does not depend on; a lack of memory for it must not end the run."""
+        try:
+            work()
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            reason = str(error).split("\n")[0]
+        else:
+            return
+        release_cached(self._stage.model.device)
+        self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
     def _save(self, iteration: int) -> Path:
         step = iteration - self._config.first
