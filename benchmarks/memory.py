@@ -63,6 +63,7 @@ from sugar_trainers.losses import (
     density_estimation_loss,
     depth_normal_consistency,
 )
+from sugar_trainers.memory import sampling_candidates
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_utils.files import write_json_atomic
@@ -100,6 +101,9 @@ class Setting:
         samples: Points sampled around the surface.
         sample_chunk: Of them at once.
         optimizer: How values and moments are stored.
+        mode: Regularisation of the coarse stage.
+        recompute: Gradient checkpointing.
+        per_triangle: Gaussians on a triangle of the refinement; ``n`` counts triangles there.
     """
 
     phase: str
@@ -111,14 +115,30 @@ class Setting:
     samples: int = 1_000_000
     sample_chunk: int = 1_000_000
     optimizer: OptimizerConfig = OptimizerConfig()
+    mode: str = "dn_consistency"
+    recompute: bool = False
+    per_triangle: int = 1
+
+    @property
+    def split(self) -> ImageSplit:
+        """How the memory of one view is saved."""
+        return ImageSplit(self.strips, self.recompute)
+
+    @property
+    def geometry(self) -> str:
+        """What is rendered besides colour, in the words of the memory model."""
+        if self.mode == "dn_consistency":
+            return "full" if self.full_res_normals else "half"
+        return "depth" if self.mode == "sdf" else "none"
 
     def coarse_config(self) -> CoarseConfig:
         """Settings of the coarse stage."""
         return CoarseConfig(
+            regularization=self.mode,
             full_res_normals=self.full_res_normals,
             samples=self.samples,
             sample_chunk=self.sample_chunk,
-            split=ImageSplit(self.strips),
+            split=self.split,
             optimizer=self.optimizer,
         )
 
@@ -182,8 +202,9 @@ def make_stage(setting: Setting) -> tuple[CoarseStage | RefineStage, Camera]:
     """The stage of a phase, neighbours searched where its step needs them."""
     if setting.phase == "refine":
         camera = make_scene(Case("view", 10, setting.width, setting.height, 1))[1]
-        config = RefineConfig(split=ImageSplit(setting.strips), optimizer=setting.optimizer)
-        return RefineStage(bind_to_mesh(*make_wall(setting.n), 1, EXTENT), config, EXTENT), camera
+        config = RefineConfig(split=setting.split, optimizer=setting.optimizer)
+        bound = bind_to_mesh(*make_wall(setting.n), setting.per_triangle, EXTENT)
+        return RefineStage(bound, config, EXTENT), camera
     cloud, camera = make_cloud(setting)
     stage = CoarseStage(cloud, setting.coarse_config(), EXTENT, lambda message: None)
     if setting.phase in ("geometry", "naive"):
@@ -237,9 +258,13 @@ def foretell(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera)
     """What the model of a step's memory says."""
     optimizer, n = stage.model.optimizer, len(stage.model)
     with torch.no_grad():
-        view = ViewLoad.of(project(stage.model.cloud.activate(), camera))
+        gaussians = stage.model.cloud.activate()
+        view = ViewLoad.of(project(gaussians, camera))
+    candidates = None
+    if setting.phase == "geometry":
+        candidates = sampling_candidates(gaussians, setting.coarse_config(), [camera])
     load = StepLoad(
-        n, ModelLoad.of(optimizer.parameters, setting.optimizer), view,
+        n, ModelLoad.of(optimizer.parameters, setting.optimizer), view, candidates=candidates,
         fixed=sum(t.nbytes for t in fixed_tensors(stage)),
     )  # fmt: skip
     if setting.phase == "refine":
@@ -249,9 +274,8 @@ def foretell(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera)
         activation = FREE_ACTIVATION * n
     load = replace(load, activation=activation, entropy=setting.phase == "entropy")
     if setting.phase in ("geometry", "naive"):
-        geometry = "full" if setting.full_res_normals else "half"
-        load = replace(load, geometry=geometry, samples=setting.samples, neighbors=16)
-    return predict(load, MemoryPlan(ImageSplit(setting.strips), setting.sample_chunk))
+        load = replace(load, geometry=setting.geometry, samples=setting.samples, neighbors=16)
+    return predict(load, MemoryPlan(setting.split, setting.sample_chunk))
 
 
 def weigh_setting(setting: Setting) -> Weight:
@@ -316,8 +340,87 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
     ]  # fmt: skip
 
 
+def table_settings(args: argparse.Namespace) -> list[Setting]:
+    """One thing changed at a time, from the naive step to everything that saves memory."""
+    plain = Setting(
+        "geometry", args.gaussians, args.width, args.height,
+        samples=args.samples, sample_chunk=args.samples,
+    )  # fmt: skip
+    quarter = args.samples // 4
+    bfloat = OptimizerConfig("bf16", bfloat16=True)
+    return [
+        replace(plain, phase="naive"),
+        plain,
+        replace(plain, sample_chunk=quarter),
+        replace(plain, full_res_normals=False),
+        replace(plain, strips=4),
+        replace(plain, recompute=True),
+        replace(plain, strips=4, recompute=True, sample_chunk=quarter),
+        replace(plain, optimizer=OptimizerConfig("bf16")),
+        replace(plain, optimizer=OptimizerConfig("8bit")),
+        replace(plain, optimizer=bfloat),
+        replace(plain, optimizer=bfloat, strips=4, recompute=True, sample_chunk=quarter),
+        replace(plain, mode="density"),
+        replace(plain, mode="sdf"),
+        replace(plain, mode="sdf", strips=4, sample_chunk=quarter),
+        replace(plain, phase="entropy"),
+        replace(plain, phase="refine"),
+        replace(plain, phase="refine", strips=4),
+        replace(plain, phase="refine", n=args.gaussians // 6, per_triangle=6),
+    ]
+
+
+def describe_setting(setting: Setting, base: Setting) -> str:
+    """What differs from another setting."""
+    words = [setting.phase if setting.phase != "geometry" else setting.mode]
+    if setting.per_triangle > 1:
+        words.append(f"{setting.per_triangle} Gaussians a triangle")
+    if setting.strips > 1:
+        words.append(f"{setting.strips} strips")
+    if setting.recompute:
+        words.append("checkpointing")
+    if setting.sample_chunk != base.sample_chunk:
+        words.append(f"chunks of {setting.sample_chunk:,}")
+    if not setting.full_res_normals:
+        words.append("half-size normals")
+    if setting.optimizer.state != "fp32":
+        words.append(f"{setting.optimizer.state} moments")
+    if setting.optimizer.bfloat16:
+        words.append("bfloat16 colours")
+    return ", ".join(words)
+
+
+def compare_settings(args: argparse.Namespace) -> None:
+    """Weigh the settings of the table and print them side by side."""
+    settings, rows, found = table_settings(args), [], []
+    naive = 0
+    for setting in settings:
+        weight = weigh_alone(setting)
+        found.append({"setting": asdict(setting), **asdict(weight)})
+        naive = naive or weight.live.peak
+        foretold = ["", ""]
+        if setting.phase != "naive":
+            error = 100 * (weight.predicted / weight.live.peak - 1)
+            foretold = [format_bytes(weight.predicted), f"{error:+.1f} %"]
+        rows.append([
+            describe_setting(setting, settings[0]), format_bytes(weight.live.peak),
+            f"{weight.live.peak / naive:.2f}", *foretold, format_bytes(weight.resident),
+            f"{weight.seconds:.1f}",
+        ])  # fmt: skip
+        print(" | ".join(rows[-1]), flush=True)
+    print(f"\n{args.gaussians:,} Gaussians, {args.width} x {args.height}\n")
+    print_table(
+        ["step", "in tensors", "to naive", "foretold", "error", "resident set", "seconds"], rows
+    )
+    if args.json:
+        write_json_atomic(args.json, {"about": describe_machine(), "found": found})
+
+
 def run(args: argparse.Namespace) -> None:
-    """Weigh all phases and print them."""
+    """Weigh what the flags ask for and print it."""
+    if args.table:
+        compare_settings(args)
+        return
     about, found = describe_machine(), []
     for name, value in about.items():
         print(f"{name}: {value}")
@@ -350,6 +453,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--phases", default=",".join(PHASES), help="phases, separated by commas")
+    add("--table", action="store_true", help="a list of settings side by side instead")
     add("--gaussians", type=positive_int, default=1_000_000, help="size of the cloud")
     add("--width", type=positive_int, default=1920, help="image width")
     add("--height", type=positive_int, default=1244, help="image height")

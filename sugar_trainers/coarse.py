@@ -31,7 +31,7 @@ from sugar_trainers.losses import (
     normals_from_depth,
     opacity_entropy,
 )
-from sugar_trainers.sampling_block import SurfaceSampler
+from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import generator
 
@@ -220,7 +220,7 @@ class CoarseStage:
         visible: Tensor,
         depth: Tensor | None,
     ) -> dict[str, Tensor]:
-        mask = self._sampler.mask(leaves, camera, visible, depth)
+        mask = sampling_mask(leaves, camera, visible, depth)
         indices, noise = self._draw(mask, self._config.samples, iteration)
         if indices.numel() == 0:
             self._notify(

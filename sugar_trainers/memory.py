@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.memory_model import (
     BOUND_ACTIVATION,
     FREE_ACTIVATION,
@@ -23,23 +24,46 @@ from gaussian_splatting.engine.memory_plan import (
     MemoryOptions,
     choose,
     survey,
+    surveyed,
     usable_bytes,
     worst_view,
 )
 from gaussian_splatting.images import ImageStore
 from gaussian_splatting.optimizer_config import OptimizerConfig
+from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.scene import Scene
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import GROUP_NAMES
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.sampling_block import sampling_mask
 from sugar_utils.console import Console
 
 _PAIR_BYTES = 32 * 3 // 2
 """Corners of adjacent triangles, per triangle: three pairs on two triangles."""
 
 
-def coarse_loads(cloud: GaussianCloud, config: CoarseConfig, views: Sequence[ViewLoad]) -> LoadsOf:
+def sampling_candidates(
+    gaussians: Gaussians, config: CoarseConfig, cameras: Sequence[Camera]
+) -> int | None:
+    """Gaussians that samples are drawn from in the fullest view; None: all that are visible."""
+    if not config.uses_sdf:
+        return None
+    counts = []
+    with torch.no_grad():
+        for camera in cameras:
+            output = rasterize(gaussians, camera, rgb=False, depth=True)
+            mask = sampling_mask(gaussians, camera, output.visible, output.depth)
+            counts.append(int(mask.sum()))
+    return max(counts)
+
+
+def coarse_loads(
+    cloud: GaussianCloud,
+    config: CoarseConfig,
+    views: Sequence[ViewLoad],
+    candidates: int | None = None,
+) -> LoadsOf:
     """Both phases of the coarse stage, as if no Gaussian were pruned between them."""
     n, geometry = len(cloud), "none"
     if config.uses_sdf:
@@ -54,6 +78,7 @@ def coarse_loads(cloud: GaussianCloud, config: CoarseConfig, views: Sequence[Vie
             entropy,
             geometry=geometry,
             samples=config.samples,
+            candidates=candidates,
             neighbors=config.n_neighbors,
             entropy=False,
         )
@@ -131,10 +156,13 @@ def _plan(
     budget = usable_bytes(options, device, held)
     if budget is None:
         return first
+    looked_at = surveyed(scene.train_cameras)
     with torch.no_grad():
-        views = survey(cloud.activate(), scene.train_cameras)
+        gaussians = cloud.activate()
+    views = survey(gaussians, looked_at)
     if isinstance(cloud, GaussianCloud):
-        loads = coarse_loads(cloud, config, views)
+        candidates = sampling_candidates(gaussians, config, looked_at)
+        loads = coarse_loads(cloud, config, views, candidates)
     else:
         loads = refinement_loads(cloud, views)
     cameras = (*scene.train_cameras, *scene.test_cameras)

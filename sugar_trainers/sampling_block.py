@@ -22,8 +22,31 @@ from sugar_trainers.losses import (
 )
 
 
+def sampling_mask(
+    gaussians: Gaussians, camera: Camera, visible: Tensor, depth: Tensor | None
+) -> Tensor:
+    """Gaussians to sample: the visible ones, in sdf mode those near the depth map.
+
+    Args:
+        gaussians: N activated Gaussians.
+        camera: The view.
+        visible: Gaussians that the view shows. (N,) bool
+        depth: Rendered depth in sdf mode, else None. (H, W) world units
+
+    Returns:
+        (N,) bool
+    """
+    if depth is None:
+        return visible
+    with torch.no_grad():
+        view_means = to_view(gaussians.means, camera)
+        center = gaussians.means.new_tensor(camera.center)
+        std = std_along_view(gaussians.means, gaussians.quats, gaussians.scales, center)
+        return near_surface_mask(depth_gap(depth, view_means, camera), std, visible)
+
+
 class SurfaceSampler:
-    """Chooses where to sample and backpropagates what is found there.
+    """Backpropagates what is found at samples.
 
     Args:
         config: Settings of the coarse stage.
@@ -33,28 +56,6 @@ class SurfaceSampler:
     def __init__(self, config: CoarseConfig, extent: float) -> None:
         self._config = config
         self._extent = extent
-
-    def mask(
-        self, gaussians: Gaussians, camera: Camera, visible: Tensor, depth: Tensor | None
-    ) -> Tensor:
-        """Gaussians to sample: the visible ones, in sdf mode those near the depth map.
-
-        Args:
-            gaussians: N activated Gaussians.
-            camera: The view.
-            visible: Gaussians that the view shows. (N,) bool
-            depth: Rendered depth in sdf mode, else None. (H, W) world units
-
-        Returns:
-            (N,) bool
-        """
-        if depth is None:
-            return visible
-        with torch.no_grad():
-            view_means = to_view(gaussians.means, camera)
-            center = gaussians.means.new_tensor(camera.center)
-            std = std_along_view(gaussians.means, gaussians.quats, gaussians.scales, center)
-            return near_surface_mask(depth_gap(depth, view_means, camera), std, visible)
 
     def backward(
         self,

@@ -37,9 +37,10 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
             full_res_normals=False,
             optimizer=OptimizerConfig("8bit", bfloat16=True),
         ),
+        Setting("geometry", **SMALL, mode="sdf", strips=2, recompute=True),
         Setting("refine", **SMALL, strips=2),
     ],
-    ids=lambda setting: setting.phase,
+    ids=["entropy", "strips", "narrow formats", "sdf", "refine"],
 )
 def test_foretold_peaks_are_within_a_tenth_of_measured_ones(setting):
     weight = weigh_setting(setting)

@@ -35,7 +35,7 @@ from sugar_trainers.losses import (
     opacity_entropy,
     sdf_estimation_loss,
 )
-from sugar_trainers.sampling_block import SurfaceSampler, depth_gap, to_view
+from sugar_trainers.sampling_block import depth_gap, sampling_mask, to_view
 from sugar_utils.random import generator
 from tests.golden import GOLDEN_DIR
 from tests.tiny_scene import (
@@ -420,7 +420,7 @@ def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[d
     if config.uses_depth_normals:
         term = depth_normal_consistency(output.depth, output.normal, *intrinsics)
         loss = loss + config.dn_factor * term
-    mask = SurfaceSampler(config, 3.3).mask(gaussians, camera, output.visible, depth)
+    mask = sampling_mask(gaussians, camera, output.visible, depth)
     indices, noise = draw_samples(mask, config.samples, generator(config.seed, "samples", 2))
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,

@@ -137,6 +137,7 @@ class StepLoad:
         geometry: What is rendered beside colour.
         activation: Bytes that the graph of the activation keeps.
         samples: Points sampled around the surface.
+        candidates: Gaussians that samples are drawn from; None for all that the view shows.
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
         entropy: Whether opacities have a term of their own.
         fixed: Bytes of what does not change, such as a mesh.
@@ -148,9 +149,15 @@ class StepLoad:
     geometry: Geometry = "none"
     activation: int = 0
     samples: int = 0
+    candidates: int | None = None
     neighbors: int = 0
     entropy: bool = False
     fixed: int = 0
+
+    @property
+    def sampled(self) -> int:
+        """Gaussians that samples are drawn from."""
+        return self.view.visible if self.candidates is None else self.candidates
 
 
 @dataclass(frozen=True)
@@ -253,14 +260,14 @@ class _Step:
     def _drawing(self) -> dict[str, int]:
         """Draws, their order, offsets, and the candidates."""
         load, parts = self._load, self._waiting()
-        return {**parts, "sampling": 52 * load.samples + 8 * load.view.visible + load.n}
+        return {**parts, "sampling": 52 * load.samples + 8 * load.sampled + load.n}
 
     def _sampling(self) -> dict[str, int]:
         """The way back through the fields, with its buffer of gradients per pair."""
         load, parts, c = self._load, self._waiting(), self._chunk
         share = c / load.samples
-        visible = max(1.0, load.view.visible * share)
-        owners = visible * -math.expm1(-c / visible)
+        drawn = max(1.0, load.sampled * share)
+        owners = drawn * -math.expm1(-c / drawn)
         per_owner = (load.neighbors + 1) * _SLOT_BYTES
         at_once = min(owners, _SLOT_BUFFER // per_owner)
         # Sorting: targets before and after, places, and torch's copies of the last two.

@@ -112,17 +112,21 @@ def cheaper(plan: MemoryPlan) -> MemoryPlan | None:
     )
 
 
+def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
+    """Some evenly spaced views, and before them the one with the largest image."""
+    stride = max(1, len(cameras) // SURVEYED_VIEWS)
+    return [max(cameras, key=lambda camera: camera.width * camera.height), *cameras[::stride]]
+
+
 def survey(gaussians: Gaussians, cameras: Sequence[Camera]) -> list[ViewLoad]:
-    """What some evenly spaced views cost, the largest image among them.
+    """What views cost.
 
     Args:
         gaussians: Activated, without gradients.
-        cameras: Training views, at least one.
+        cameras: Views, as of :func:`surveyed`.
     """
-    stride = max(1, len(cameras) // SURVEYED_VIEWS)
-    largest = max(cameras, key=lambda camera: camera.width * camera.height)
     with torch.no_grad():
-        return [ViewLoad.of(project(gaussians, c)) for c in [largest, *cameras[::stride]]]
+        return [ViewLoad.of(project(gaussians, camera)) for camera in cameras]
 
 
 def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:
