@@ -2,7 +2,7 @@
 """What narrow formats do to training: ``python benchmarks/narrow_formats.py SCENE CHECKPOINT N``.
 
 The coarse stage (dn_consistency, a tenth of the schedule) is trained from one vanilla checkpoint
-of N iterations once per format, and once more in float32 with another seed: what differs less than
+of N iterations once per format, and some of it once more with another seed: what differs less than
 those two is noise. Compared are the held-out PSNR, the agreement of normals, and the loss curves:
 their means over the last fifth, and the largest distance of the colour curve to that of float32
 after averaging over ``WINDOW`` logged iterations. A finished run in the output folder is not
@@ -34,7 +34,9 @@ RUNS = {
     "fp32": [],
     "fp32, seed 1": ["--random_seed", "1"],
     "bf16": ["--optimizer_state", "bf16"],
+    "bf16, seed 1": ["--optimizer_state", "bf16", "--random_seed", "1"],
     "8bit": ["--optimizer_state", "8bit"],
+    "8bit, seed 1": ["--optimizer_state", "8bit", "--random_seed", "1"],
     "fp32 + bfloat16": ["--use_bfloat16"],
     "bf16 + bfloat16": ["--optimizer_state", "bf16", "--use_bfloat16"],
     "8bit + bfloat16": ["--optimizer_state", "8bit", "--use_bfloat16"],
