@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rasterizers of other packages share: autograd keeps what their backward pass needs."""
+"""What rasterizers of other packages share: autograd keeps what their backward pass needs.
+
+Packages cut an image into tiles from its first row on, and a splat is blended in all pixels of the
+tiles that its square of three deviations touches. Strips therefore begin with a row of tiles of
+the whole image, and rows that were not asked for are cut off: else the tails of splats would
+depend on the strip.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,23 +19,7 @@ from torch import Tensor
 from gaussian_splatting.rasterization.blending import BlendedRows, Rows, SplatGradients
 from gaussian_splatting.rasterization.projection import Projection
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
-
-
-@dataclass(frozen=True)
-class SplatList:
-    """What is to be blended, not sorted yet: the packages sort for themselves, strip by strip.
-
-    Attributes:
-        radii: Three standard deviations, rounded up; 0 for culled splats. (N,) int32 pixels
-        depths: View-axis depth, by which splats are sorted. (N,) world units
-        width: Image width in pixels.
-        height: Image height in pixels.
-    """
-
-    radii: Tensor
-    depths: Tensor
-    width: int
-    height: int
+from gaussian_splatting.rasterization.view import TILE
 
 
 @dataclass(frozen=True)
@@ -54,31 +45,30 @@ class GraphRasterizer(ABC):
     name: str
 
     @abstractmethod
+    def build_tile_lists(self, projection: Projection) -> Any:
+        """What :meth:`render` needs to know of a view; it has ``width`` and ``height``."""
+
+    @abstractmethod
     def render(
-        self, splats: Tensor, listed: SplatList, background: Tensor, rows: Rows
+        self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
         """Pixels (R, W, C) and transmittance (R, W), differentiable by the splats.
 
         Args:
             splats: At least one, as projected. (N, 9 + C) float32
-            listed: Their radii and depths, and the size of the image.
+            tiles: What :meth:`build_tile_lists` returned.
             background: Value behind everything. (C,)
-            rows: What to render.
+            rows: What to render, from the first row of a tile on.
         """
 
-    def build_tile_lists(self, projection: Projection) -> SplatList:
-        """Radii and depths of the view."""
-        camera = projection.camera
-        return SplatList(projection.radii, projection.depths, camera.width, camera.height)
-
-    def blend_rows(
-        self, splats: Tensor, tiles: SplatList, background: Tensor, rows: Rows
-    ) -> GraphRows:
+    def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> GraphRows:
         """See :class:`Rasterizer`."""
         leaf = splats.detach().requires_grad_()
         with torch.enable_grad():
             if splats.shape[0]:
-                pixels, transmittance = self.render(leaf, tiles, background, rows)
+                top = rows.start // TILE * TILE
+                images = self.render(leaf, tiles, background, Rows(top, rows.stop))
+                pixels, transmittance = (image[rows.start - top :] for image in images)
             else:
                 # The packages leave an image of nothing black instead of showing the background.
                 shape = (rows.stop - rows.start, tiles.width)
@@ -93,7 +83,7 @@ class GraphRasterizer(ABC):
     def backpropagate_rows(
         self,
         splats: Tensor,
-        tiles: SplatList,
+        tiles: Any,
         background: Tensor,
         blended: GraphRows,
         d_pixels: Tensor,

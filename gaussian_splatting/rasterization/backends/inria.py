@@ -15,13 +15,15 @@ order, so two runs differ in their last bits.
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization.backends.graph import GraphRasterizer, SplatList
+from gaussian_splatting.rasterization.backends.graph import GraphRasterizer
 from gaussian_splatting.rasterization.blending import Rows
+from gaussian_splatting.rasterization.projection import Projection
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
 from gaussian_splatting.rasterization.view import LOW_PASS
 from sugar_utils.errors import UserError
@@ -32,6 +34,23 @@ _W_GUARD = 1e-7
 
 _BEHIND = -1.0
 """Depth of splats that were culled: before the package's own near plane, whatever it is."""
+
+
+@dataclass(frozen=True)
+class SplatList:
+    """What is to be blended, not sorted: the package sorts for itself, strip by strip.
+
+    Attributes:
+        radii: Three standard deviations, rounded up; 0 for culled splats. (N,) int32 pixels
+        depths: View-axis depth, by which splats are sorted. (N,) world units
+        width: Image width in pixels.
+        height: Image height in pixels.
+    """
+
+    radii: Tensor
+    depths: Tensor
+    width: int
+    height: int
 
 
 class InriaRasterizer(GraphRasterizer):
@@ -56,12 +75,17 @@ class InriaRasterizer(GraphRasterizer):
                 f"({', '.join(sorted(unknown))}); install the original or use --rasterizer warp"
             )
 
+    def build_tile_lists(self, projection: Projection) -> SplatList:
+        """Radii and depths of the view."""
+        camera = projection.camera
+        return SplatList(projection.radii, projection.depths, camera.width, camera.height)
+
     def render(
-        self, splats: Tensor, listed: SplatList, background: Tensor, rows: Rows
+        self, splats: Tensor, tiles: SplatList, background: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
         """See :class:`GraphRasterizer`; a strip is an image of its own, its splats moved up."""
-        width, n_rows = listed.width, rows.stop - rows.start
-        centres, covariances = flat_gaussians(splats, listed, rows)
+        width, n_rows = tiles.width, rows.stop - rows.start
+        centres, covariances = flat_gaussians(splats, tiles, rows)
         ones = torch.ones_like(splats[:, :1])
         values = torch.cat([splats[:, SPLAT_HEADER:], ones], dim=1)
         behind = torch.cat([background, background.new_zeros(1)])

@@ -14,9 +14,9 @@ from gaussian_splatting.rasterization.projection import project
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer
 from sugar_utils.random import generator
 
-N_GAUSSIANS, WIDTH, HEIGHT = 120, 53, 45
-STRIPS = (Rows(0, HEIGHT), Rows(0, 19), Rows(19, HEIGHT))
-"""The whole image, and strips that end inside of a tile."""
+N_GAUSSIANS, WIDTH, HEIGHT = 80, 37, 35
+STRIPS = (Rows(0, HEIGHT), Rows(19, 33))
+"""The whole image, and a strip that begins and ends inside of a tile."""
 
 MAX_ERROR, GRADIENT_ERROR = 8e-3, 2e-2
 """Largest difference of a pixel, and norm of the gradients' difference relative to their own.
@@ -89,8 +89,8 @@ def _camera() -> Camera:
         name="self-test",
         width=WIDTH,
         height=HEIGHT,
-        fx=48.0,
-        fy=50.0,
+        fx=34.0,
+        fy=35.0,
         cx=WIDTH / 2 + 1.5,
         cy=HEIGHT / 2 - 2.0,
         rotation=np.eye(3),
