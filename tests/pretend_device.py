@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import warp as wp
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from sugar_utils import warp_launch
 
 GPU = torch.device("cpu", 0)
 """Stands for the device: ``cpu`` to torch and Warp, but not equal to the host's ``cpu``."""
@@ -153,11 +156,34 @@ def pretend_gpu() -> Iterator[_Sides]:
     for name, original in originals.items():
         setattr(torch, name, functools.partial(_on_host, original))
     try:
-        with _Sides() as sides:
+        with _Sides() as sides, _checked_launches():
             yield sides
     finally:
         for name, original in originals.items():
             setattr(torch, name, original)
+
+
+@contextlib.contextmanager
+def _checked_launches() -> Iterator[None]:
+    """Arguments of a kernel lie on one side."""
+    from_torch, run_strips, given = wp.from_torch, warp_launch.run_strips, set()
+
+    def watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        given.add(side_of(tensor))
+        return from_torch(tensor, *args, **kwargs)
+
+    def checked(*args: Any, **kwargs: Any) -> None:
+        sides = given - {None}
+        given.clear()
+        if len(sides) > 1:
+            raise WrongSide("a kernel is given tensors of host and device")
+        run_strips(*args, **kwargs)
+
+    wp.from_torch, warp_launch.run_strips = watched, checked
+    try:
+        yield
+    finally:
+        wp.from_torch, warp_launch.run_strips = from_torch, run_strips
 
 
 def _on_host(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import train_full_pipeline
 from gaussian_splatting import compute
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.images import ImageStore
+from gaussian_splatting.ply import write_gaussian_ply
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse import CoarseStage
@@ -57,6 +59,11 @@ def cloud_on_gpu() -> GaussianCloud:
     return disturbed_cloud(tiny_cloud()).to(GPU)
 
 
+def on_host(values):
+    """What a checkpoint file keeps."""
+    return tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, values)
+
+
 def stages(tmp_path):
     """One stage of each kind, at an iteration where all its terms act."""
     short = CoarseSchedule(entropy_stop=9_500)
@@ -93,9 +100,11 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
             assert result.radii.device == GPU
             assert all(side_of(term) is not HOST for term in result.terms.values())
             stage.view_metrics(camera, stage.render(camera, geometry=True))
-            state = stage.model.state()
-            stage.model.restore({**state, "iteration": iteration})
-            stage.restore_extra(stage.extra_state())
+            saved, extra = on_host((stage.model.state(), stage.extra_state()))
+            stage.model.restore(saved)
+            stage.restore_extra(extra)
+            stage.begin(iteration + 1)
+            stage.accumulate(iteration + 1, camera, target)
     assert sides.made[GPU] > 50
 
 
@@ -104,7 +113,9 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
 def test_the_pipeline_runs_on_the_device_and_goes_on_on_the_host(
     mode, scene, tmp_path, monkeypatch, capsys
 ):
-    words = ["-s", scene.root, *SHORT, "-r", mode, "--output_dir"]
+    start = tmp_path / "start.ply"
+    write_gaussian_ply(start, scene.cloud)
+    words = ["-s", scene.root, *SHORT, "-r", mode, "--init_ply", start, "--output_dir"]
     if mode == "sdf":
         words = ["--mesh_extractor", "tsdf", "--texture_source", "photos", *words]
     assert run_cli(train_full_pipeline.main, *words, tmp_path / "host", "--device", "cpu") == 0
