@@ -17,17 +17,28 @@ from torch.utils._pytree import tree_map
 import train_full_pipeline
 from gaussian_splatting import compute
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.compute import Compute
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.images import ImageStore
 from gaussian_splatting.ply import write_gaussian_ply
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
+from sugar_extractors.backends import SolverConfig
+from sugar_extractors.extraction import extract_coarse_mesh
+from sugar_extractors.mesh_config import MeshOptions
+from sugar_extractors.poisson import PoissonConfig
+from sugar_extractors.texturing import TextureOptions, extract_textured_mesh
+from sugar_extractors.tsdf import TsdfConfig
+from sugar_pipeline.metrics import MetricsOptions, measure
 from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.mesh_io import read_mesh_ply
 from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_utils.device import DeviceChoice, upload
-from tests.mesh_scenes import icosahedron
+from sugar_utils.files import read_json
+from tests.mesh_scenes import ITERATION as MESH_ITERATION
+from tests.mesh_scenes import cameras_around, icosahedron, sphere_cloud, write_mesh_scene
 from tests.pretend_device import (
     ELSEWHERE,
     FACTORIES,
@@ -39,9 +50,11 @@ from tests.pretend_device import (
     side_of,
 )
 from tests.test_pipeline import SHORT
+from tests.test_texturing_run import refined_state, save_model
 from tests.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,
+    make_tiny_checkpoint,
     make_tiny_scene,
     run_cli,
     tiny_cloud,
@@ -192,3 +205,93 @@ def test_no_default_device_is_set():
             text = path.read_text(encoding="utf-8")
             for name in ("set_default_device", "set_default_tensor_type", "cuda.set_device"):
                 assert name not in text, path
+
+
+# Other ways to a mesh and a texture, and the measuring of finished models
+
+
+@pytest.fixture(scope="module")
+def mesh_scene(tmp_path_factory):
+    return write_mesh_scene(
+        tmp_path_factory.mktemp("neutral_mesh"), sphere_cloud(), cameras_around()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"extractor": "centers"},
+        {"extractor": "marching_cubes", "grid_resolution": 48},
+        {"extractor": "tsdf", "tsdf": TsdfConfig(depth="level_set", voxel_size=0.08)},
+        {"extractor": "tsdf", "tsdf": TsdfConfig(depth="blended", voxel_size=0.08)},
+    ],
+    ids=["centers", "marching cubes", "level set", "blended"],
+)
+def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
+    meshes = []
+    for device in (HOST, GPU):
+        options = MeshOptions(
+            scene_path=mesh_scene.root,
+            checkpoint_path=mesh_scene.checkpoint,
+            iteration_to_load=MESH_ITERATION,
+            coarse_model_path=mesh_scene.coarse,
+            output_dir=tmp_path / str(device.index),
+            surface_levels=(0.3,),
+            decimation_targets=(500,),
+            backend="pycolmap",
+            poisson=PoissonConfig(SolverConfig(depth=5)),
+            background=False,
+            compute=Compute(device),
+            **extra,
+        )
+        with pretend_gpu():
+            meshes.append(read_mesh_ply(extract_coarse_mesh(options)[0]))
+    np.testing.assert_array_equal(meshes[0].vertices, meshes[1].vertices)
+    assert meshes[0].n_faces > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uv_texture", [True, False], ids=["textured", "Gaussians"])
+def test_textures_and_measuring_work_on_the_device(uv_texture, scene, tmp_path):
+    root = tmp_path / "output"
+    checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
+    options = MetricsOptions(
+        scenes={scene.root: checkpoint},
+        n_vertices_in_mesh=300,
+        per_triangle=3,
+        evaluate_vanilla=True,
+        uv_texture=uv_texture,
+        output_root=root,
+        compute=Compute(GPU),
+    )
+    model = save_model(
+        root / "refined" / "scene", refined_state(), options.refined_name(scene.root)
+    )
+    with pretend_gpu():
+        if uv_texture:
+            extract_textured_mesh(
+                TextureOptions(
+                    scene_path=scene.root,
+                    checkpoint_path=checkpoint,
+                    refined_model_path=model,
+                    output_dir=root / "refined_mesh" / "scene",
+                    postprocess=False,
+                    compute=Compute(GPU),
+                )
+            )
+            # Peeling asks the density of border triangles.
+            extract_textured_mesh(
+                TextureOptions(
+                    scene_path=scene.root,
+                    checkpoint_path=checkpoint,
+                    refined_model_path=model,
+                    output_dir=tmp_path / "peeled",
+                    postprocess=True,
+                    compute=Compute(GPU),
+                )
+            )
+        written = measure(options)
+    figures = read_json(written)["scene"]
+    assert set(figures) == {"3dgs_7k", options.key}
+    assert all(0 < found["psnr"] < 60 for found in figures.values())
