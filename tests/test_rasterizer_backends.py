@@ -23,6 +23,8 @@ from tests.random_scenes import look_at, random_gaussians
 from tests.rasterizer_doubles import FakeGsplat, FakeInria, OlderSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SLOW = pytest.mark.slow
+"""Variants of what other tests show."""
 BACKENDS = {
     "gsplat": lambda: GsplatRasterizer(FakeGsplat()),
     "inria": lambda: InriaRasterizer(FakeInria()),
@@ -32,7 +34,7 @@ each_backend = pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
 
 def scene(opaque: bool = False):
     """Clustered Gaussians, some behind the camera; none above gsplat's and our cap unless asked."""
-    gaussians = random_gaussians(60, 3, torch.float32)
+    gaussians = random_gaussians(40, 3, torch.float32)
     if not opaque:
         gaussians.opacities = gaussians.opacities * 0.98
     camera = look_at((2.5, 1.0, 0.6), width=45, height=37, focal=40.0, principal=(1.3, -2.1))
@@ -85,7 +87,11 @@ def test_opacities_above_the_cap_are_one_percent_off_in_gsplat_and_still_learn()
 
 
 @each_backend
-@pytest.mark.parametrize("split", [ImageSplit(3), ImageSplit(3, True)], ids=["kept", "again"])
+@pytest.mark.parametrize(
+    "split",
+    [ImageSplit(3), pytest.param(ImageSplit(3, True), marks=SLOW)],
+    ids=["kept", "again"],
+)
 def test_strips_add_up_to_the_whole_image(make, split):
     photograph = torch.rand(37, 45, 3, generator=torch.Generator().manual_seed(5))
     results = []
@@ -146,7 +152,11 @@ def test_channels_of_inria_come_in_as_few_passes_as_possible():
 
 @pytest.mark.parametrize(
     "package",
-    [FakeInria(OlderSettings), FakeInria(extra_outputs=1), FakeInria(extra_outputs=2)],
+    [
+        FakeInria(OlderSettings, extra_outputs=1),
+        pytest.param(FakeInria(extra_outputs=1), marks=SLOW),
+        pytest.param(FakeInria(extra_outputs=2), marks=SLOW),
+    ],
     ids=["older settings", "depth", "depth and alpha"],
 )
 def test_forks_of_inria_are_understood(package):
@@ -200,16 +210,16 @@ def failing(*_, **__):
     ("rasterizer", "complaint"),
     [
         (GsplatRasterizer(with_attribute("center", 0.0)), "pixels"),
-        (GsplatRasterizer(with_attribute("cap", 0.3)), "pixels"),
+        pytest.param(GsplatRasterizer(with_attribute("cap", 0.3)), "pixels", marks=SLOW),
         (GsplatRasterizer(halved("means2d")), "gradients of centres"),
         (GsplatRasterizer(halved("conics")), "gradients of shapes"),
-        (GsplatRasterizer(halved("opacities")), "gradients of opacities"),
+        pytest.param(GsplatRasterizer(halved("opacities")), "gradients of opacities", marks=SLOW),
         (GsplatRasterizer(halved("colors")), "gradients of channels"),
         (
             GsplatRasterizer(with_attribute("rasterize_to_pixels", failing)),
             "no kernel image is available",
         ),
-        (InriaRasterizer(FakeInria(low_pass=0.0)), "pixels"),
+        pytest.param(InriaRasterizer(FakeInria(low_pass=0.0)), "pixels", marks=SLOW),
         (InriaRasterizer(FakeInria(low_pass=0.5)), "pixels"),
     ],
     ids=[

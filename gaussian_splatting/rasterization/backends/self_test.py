@@ -14,8 +14,8 @@ from gaussian_splatting.rasterization.projection import project
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer
 from sugar_utils.random import generator
 
-N_GAUSSIANS, WIDTH, HEIGHT = 80, 37, 35
-STRIPS = (Rows(0, HEIGHT), Rows(19, 33))
+N_GAUSSIANS, WIDTH, HEIGHT = 60, 35, 23
+STRIPS = (Rows(0, HEIGHT), Rows(17, 22))
 """The whole image, and a strip that begins and ends inside of a tile."""
 
 MAX_ERROR, GRADIENT_ERROR = 8e-3, 2e-2
@@ -89,8 +89,8 @@ def _camera() -> Camera:
         name="self-test",
         width=WIDTH,
         height=HEIGHT,
-        fx=34.0,
-        fy=35.0,
+        fx=30.0,
+        fy=31.0,
         cx=WIDTH / 2 + 1.5,
         cy=HEIGHT / 2 - 2.0,
         rotation=np.eye(3),
