@@ -31,8 +31,8 @@ class Compute:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rasterizer: Rasterizer = WARP
     neighbors: NeighborSearch = nearest_neighbors
-    device_reason: str = ""
-    backend_reasons: tuple[str, ...] = ()
+    device_reason: str = field(default="", compare=False)
+    backend_reasons: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -313,3 +313,14 @@ def test_versions_with_local_parts_are_read(monkeypatch):
     assert load_gsplat().name == "gsplat"
     installed(monkeypatch, "diff_gaussian_rasterization", FakeInria())
     assert load_inria().name == "inria"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("name", "module"), [("gsplat", "gsplat"), ("inria", "diff_gaussian_rasterization")]
+)
+def test_the_real_package_passes_the_self_test_where_it_is_installed(name, module):
+    pytest.importorskip(module)
+    rasterizer, _ = choose_rasterizer(name, torch.device("cuda", 0))
+    assert rasterizer.name == name
