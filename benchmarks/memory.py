@@ -51,7 +51,7 @@ from gaussian_splatting.engine.memory_model import (
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.photometric import color_loss
-from gaussian_splatting.rasterization import project, rasterize
+from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.sampling import draw_samples
@@ -78,8 +78,8 @@ REFINE_ITERATION = 4_000
 
 REGIONS = {
     "projection": [(coarse, "project"), (refine, "project"), (strips.SplatGradients, "zeros")],
-    "tile lists": [(strips, "build_tile_lists"), (strips, "backpropagate_rows")],
-    "pixels": [(strips, "blend_rows"), (strips, "_pixel_gradients")],
+    "tile lists": [(rasterizers, "build_tile_lists"), (rasterizers, "backpropagate_rows")],
+    "pixels": [(rasterizers, "blend_rows"), (strips, "_pixel_gradients")],
     "pixel losses": [(strips, "_evaluate")],
     "sampling": [(CoarseStage, "_sampling_terms")],
     "activation": [(GaussianCloud, "activate"), (BoundCloud, "activate")],

@@ -47,8 +47,13 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.rasterization import RenderOutput, rasterize
-from gaussian_splatting.rasterization.blending import TileLists, blend, build_tile_lists
+from gaussian_splatting.rasterization import (
+    RenderOutput,
+    TileLists,
+    blend,
+    build_tile_lists,
+    rasterize,
+)
 from gaussian_splatting.rasterization.projection import Projection, project
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.rasterization.view import (

@@ -258,7 +258,10 @@ def _cameras(parameters: dict[str, int]) -> list[Camera]:
     """Cameras on a golden-angle spiral up a hemisphere, all looking near the knot's middle."""
     n_views, width, height = (parameters[key] for key in ("n_views", "width", "height"))
     draws = torch.rand(
-        n_views + 1, generator=generator(parameters["seed"], "demo", "cameras"), dtype=torch.float64
+        n_views + 1,
+        generator=generator(parameters["seed"], "demo", "cameras"),
+        dtype=torch.float64,
+        device="cpu",
     ).numpy()
     low, high = np.sin(np.radians(_ELEVATIONS))
     focal = _FOCAL * min(width, height * 4 / 3)
@@ -329,7 +332,7 @@ def _spread(
     a, b, c = (points[faces[:, k]] for k in range(3))
     area = np.cumsum(np.linalg.norm(np.cross(b - a, c - a), axis=1))
     draws = torch.rand(
-        3, count, generator=generator(seed, "demo", label), dtype=torch.float64
+        3, count, generator=generator(seed, "demo", label), dtype=torch.float64, device="cpu"
     ).numpy()
     chosen = np.minimum(np.searchsorted(area, draws[0] * area[-1], "right"), len(faces) - 1)
     root = np.sqrt(draws[1])
@@ -343,8 +346,8 @@ def _picked_points(samples: _Samples, seed: int) -> _Samples:
     """The samples that become points of the COLMAP model, the knot's first."""
     n_disc = len(samples.points) - samples.n_knot
     random = generator(seed, "demo", "points")
-    knot = torch.randperm(samples.n_knot, generator=random).numpy()[:_N_KNOT_POINTS]
-    disc = torch.randperm(n_disc, generator=random).numpy()[:_N_DISC_POINTS]
+    knot = torch.randperm(samples.n_knot, generator=random, device="cpu").numpy()[:_N_KNOT_POINTS]
+    disc = torch.randperm(n_disc, generator=random, device="cpu").numpy()[:_N_DISC_POINTS]
     return samples.pick(np.concatenate([knot, disc + samples.n_knot]), len(knot))
 
 
@@ -373,7 +376,10 @@ def _write_model(
         pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
         model.add_image_with_trivial_frame(image, pose)
     noise = torch.randn(
-        points.points.shape, generator=generator(seed, "demo", "noise"), dtype=torch.float64
+        points.points.shape,
+        generator=generator(seed, "demo", "noise"),
+        dtype=torch.float64,
+        device="cpu",
     ).numpy()
     positions = points.points + _POINT_NOISE * noise
     colors = _observed_colors(points, pictures)

@@ -167,7 +167,7 @@ class GroupedAdam:
         state, groups = {}, []
         for index, (name, group) in enumerate(self._groups.items()):
             if group.moments is not None:
-                step = torch.tensor(float(group.steps))
+                step = torch.tensor(float(group.steps), device="cpu")
                 state[index] = {"step": step, **group.format.to_file(group.moments)}
             groups.append({"lr": group.rate, "name": name, **_GROUP_SETTINGS, "params": [index]})
         return {"state": state, "param_groups": groups}

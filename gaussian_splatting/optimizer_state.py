@@ -129,7 +129,7 @@ class BlockMoments:
     def to_file(self, moments: dict[str, Tensor]) -> dict[str, Tensor]:
         """bfloat16 moments and the scales, on the CPU: the device needs no extra memory."""
         codes, scales = ([moments[n].cpu() for n in names] for names in (MOMENTS, SCALES))
-        plain = [torch.empty(c.shape, dtype=torch.bfloat16) for c in codes]
+        plain = [torch.empty(c.shape, dtype=torch.bfloat16, device="cpu") for c in codes]
         launch(
             decode_rows,
             plain[0].numel(),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gaussian_splatting.compute import add_backend_flags, add_device_flags, compute_options
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.session import RunOptions
@@ -233,6 +234,8 @@ def add_vanilla_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--start_checkpoint", type=Path, default=None, help="same as --resume PATH")
     _add_optimisation_flags(parser)
+    add_device_flags(parser)
+    add_backend_flags(parser)
     add_split_flags(parser)
     add_optimizer_flags(parser)
     _add_inert_flags(parser)
@@ -413,6 +416,7 @@ def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         checkpoint_iterations=tuple(args.checkpoint_iterations),
         test_iterations=tuple(args.test_iterations),
         save_iterations=tuple(args.save_iterations),
+        compute=compute_options(args),
         run=run,
         notices=(*split_notices(args), *_budget_notices(args), *inert_notices(args)),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.compute import Compute
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_report import write_run_report
@@ -46,6 +47,7 @@ class VanillaOptions:
         checkpoint_iterations: Further checkpoints.
         test_iterations: When to measure held-out views.
         save_iterations: When to write a PLY, besides the end.
+        compute: Device and who rasterizes.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
@@ -63,6 +65,7 @@ class VanillaOptions:
     checkpoint_iterations: tuple[int, ...] = ()
     test_iterations: tuple[int, ...] = (7_000, 30_000)
     save_iterations: tuple[int, ...] = (7_000, 30_000)
+    compute: Compute = field(default_factory=Compute)
     run: RunOptions = field(default_factory=RunOptions)
     notices: tuple[str, ...] = ()
 
@@ -93,7 +96,8 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
     Raises:
         UserError: For anything the user can mend.
     """
-    notices, config = Notices([*options.notices]), options.config
+    compute, config = options.compute, options.config
+    notices = Notices([*compute.reasons, *options.notices])
     scene = load_scene(
         options.scene_path,
         size_rule=_size_rule(options),
@@ -118,7 +122,7 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
             console.info(f"finished already: {result}")
             return result
         _write_layout(scene, options)
-        stage = VanillaStage(cloud, config, scene.extent, options.output)
+        stage = VanillaStage(cloud, config, scene.extent, options.output, compute.rasterizer)
         # The stage has its own copy.
         del cloud
         with shared_or_own_store(images, config.white_background) as store:
@@ -159,23 +163,23 @@ def _loop(options: VanillaOptions) -> LoopConfig:
 def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
-    limit = options.config.densification.max_gaussians
+    limit, device = options.config.densification.max_gaussians, options.compute.device
     if options.init_ply is not None and holds_gaussians(options.init_ply):
         cloud = read_gaussian_ply(options.init_ply, notices)
-        return cloud.select(_thinned(len(cloud), limit, notices))
+        return cloud.select(_thinned(len(cloud), limit, notices)).to(device)
     if options.init_ply is not None:
         points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
     # Thinned before the sizes are chosen: they fill the gaps between the points that stay.
     rows = _thinned(len(points), limit, notices)
-    return initial_cloud(points[rows], colors[rows])
+    return initial_cloud(points[rows].to(device), colors[rows].to(device))
 
 
 def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:
     """Rows to start from: all, or evenly spaced ones where there are more than allowed."""
     if limit is None or n <= limit:
-        return torch.arange(n)
+        return torch.arange(n, device="cpu")
     notices(f"--max_gaussians {limit}: starting from {limit} of {n} points")
-    return torch.linspace(0, n - 1, limit, dtype=torch.float64).long()
+    return torch.linspace(0, n - 1, limit, dtype=torch.float64, device="cpu").long()
 
 
 def _write_layout(scene: Scene, options: VanillaOptions) -> None:

@@ -61,8 +61,10 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
         Points (100000, 3) float32 in [-1.3, 1.3] world units and colours (100000, 3) uint8.
     """
     draw = generator(seed, "init points")
-    cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw) * 2 - 1
-    colors = torch.randint(0, 256, (N_RANDOM_POINTS, 3), generator=draw, dtype=torch.uint8)
+    cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1
+    colors = torch.randint(
+        0, 256, (N_RANDOM_POINTS, 3), generator=draw, dtype=torch.uint8, device="cpu"
+    )
     return (cube * RANDOM_POINTS_HALF_SIDE).numpy(), colors.numpy()
 
 

@@ -31,7 +31,7 @@ from gaussian_splatting.photometric import (
     l1_and_ssim,
     weighted_color_loss,
 )
-from gaussian_splatting.rasterization import RenderOutput, project
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.reference_layout import write_point_cloud
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
@@ -139,17 +139,24 @@ class VanillaStage:
         config: Settings.
         extent: Camera extent in world units.
         output: Checkpoint directory in the reference layout, for the PLY files.
+        rasterizer: Who blends.
     """
 
     name = "vanilla"
 
     def __init__(
-        self, cloud: GaussianCloud, config: VanillaConfig, extent: float, output: Path
+        self,
+        cloud: GaussianCloud,
+        config: VanillaConfig,
+        extent: float,
+        output: Path,
+        rasterizer: Rasterizer = WARP,
     ) -> None:
         self.extent = extent
         self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, config.seed)
         self._config = config
         self._output = output
+        self._rasterizer = rasterizer
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)
 
     @property
@@ -175,6 +182,7 @@ class VanillaStage:
             lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
             self._background(iteration),
             self._config.split,
+            rasterizer=self._rasterizer,
         )
         terms, d_means2d = view.backpropagate([self._color_term(target)])
         if iteration < self._config.densification.stop:
@@ -219,6 +227,7 @@ class VanillaStage:
             white=self._config.white_background,
             geometry=geometry,
             sh_degree=self._config.sh_degree,
+            rasterizer=self._rasterizer,
         )
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
@@ -260,4 +269,4 @@ class VanillaStage:
         if not self._config.random_background:
             return plain_background(self._config.white_background, self.model.device)
         rng = generator(self._config.seed, "background", iteration)
-        return torch.rand(3, generator=rng).to(self.model.device)
+        return torch.rand(3, generator=rng, device="cpu").to(self.model.device)

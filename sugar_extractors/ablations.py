@@ -46,7 +46,7 @@ def center_samples(model: LevelSetModel, cameras: Sequence[Camera]) -> SurfaceSa
         N points with their diffuse colours.
     """
     means = model.gaussians.means
-    centers = torch.tensor(np.stack([camera.center for camera in cameras])).to(means)
+    centers = torch.tensor(np.stack([camera.center for camera in cameras]), device="cpu").to(means)
     normals = torch.empty_like(means)
     for first in range(0, len(means), _CHUNK_POINTS):
         chunk = means[first : first + _CHUNK_POINTS]
@@ -86,8 +86,8 @@ def density_surface(
     voxel = max(sides) / (resolution - 1)
     shape = tuple(max(1, math.ceil((side / voxel + 1) / BLOCK)) for side in sides)
     blocks = _blocks_in_reach(model, box, voxel, shape)
-    table = torch.full(shape, -1, dtype=torch.int32)
-    table[tuple(blocks.T)] = torch.arange(len(blocks), dtype=torch.int32)
+    table = torch.full(shape, -1, dtype=torch.int32, device="cpu")
+    table[tuple(blocks.T)] = torch.arange(len(blocks), dtype=torch.int32, device="cpu")
     distances, colors = [], []
     for first in range(0, len(blocks), _CHUNK_BLOCKS):
         points = _corners(blocks[first : first + _CHUNK_BLOCKS], box, voxel, model)
@@ -115,13 +115,13 @@ def _blocks_in_reach(
     Returns:
         Places of the blocks. (B, 3) int64
     """
-    axes = [torch.arange(n) for n in shape]
+    axes = [torch.arange(n, device="cpu") for n in shape]
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 3)
     means = model.gaussians.means
     # One voxel more than the block: cells reach into the next one.
     half = 0.5 * math.sqrt(3) * (BLOCK + 1) * voxel
     reach = half + _REACH * float(model.gaussians.scales.max())
-    low = torch.tensor(box.low)
+    low = torch.tensor(box.low, device="cpu")
     kept = []
     for chunk in places.split(_CHUNK_POINTS):
         centers = (low + (chunk + 0.5) * BLOCK * voxel).to(means)
@@ -132,10 +132,10 @@ def _blocks_in_reach(
 
 def _corners(blocks: Tensor, box: Box, voxel: float, model: LevelSetModel) -> Tensor:
     """World positions of the corners of blocks, the last axis fastest. (B 8^3, 3)"""
-    axis = torch.arange(BLOCK)
+    axis = torch.arange(BLOCK, device="cpu")
     inside = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij"), dim=-1).reshape(-1, 3)
     corners = (blocks[:, None] * BLOCK + inside).reshape(-1, 3)
-    return (torch.tensor(box.low) + voxel * corners).to(model.gaussians.means)
+    return (torch.tensor(box.low, device="cpu") + voxel * corners).to(model.gaussians.means)
 
 
 def _density(model: LevelSetModel, points: Tensor) -> tuple[Tensor, Tensor]:

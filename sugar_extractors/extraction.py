@@ -60,8 +60,8 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
         model_file(options.coarse_model_path, COARSE_FLAG)
     jobs = options.jobs
     missing = [job for job in jobs if not _is_finished(options, *job)]
-    for notice in options.notices:
-        console.info(notice)
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
     for job in jobs:
         if job not in missing:
             console.info(f"exists already: {options.mesh_path(*job)}")
@@ -108,9 +108,11 @@ class _Extraction:
     def run(self, jobs: Sequence[tuple[float, int]]) -> None:
         options = self._options
         self._start = time.monotonic()
-        reset_peak("cpu")
+        device = options.compute.device
+        reset_peak(device)
         checkpoint, scene = self._load()
         cloud, path = _read_cloud(options, checkpoint, self._console.info)
+        cloud = cloud.to(device)
         model = self._build_model(cloud, path)
         boxes = self._boxes(scene)
         backend = choose_backend(options.backend)
@@ -165,7 +167,7 @@ class _Extraction:
             diamond_extent=options.diamond_extent,
             density_factor=options.density_factor,
         )
-        opacities = cloud.opacity_logits.sigmoid().squeeze(-1).numpy()
+        opacities = cloud.opacity_logits.sigmoid().squeeze(-1).cpu().numpy()
         deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
         console.info(f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "
                      f"{options.min_opacity:g}; deciles of opacity {deciles}")  # fmt: skip
@@ -340,7 +342,7 @@ class _Extraction:
         result = {
             **figures,
             "seconds": round(time.monotonic() - self._start, 2),
-            "peak_bytes": memory_usage("cpu").peak,
+            "peak_bytes": memory_usage(self._options.compute.device).peak,
             "backend": backend.name,
             "vertices": mesh.n_vertices,
             "faces": mesh.n_faces,

@@ -82,7 +82,6 @@ class MeshOptions(CaptureOptions):
         backend: ``auto``, ``open3d`` or ``pycolmap``.
         seed: Seed of the choice of pixels.
         overwrite: Replace meshes that were made with other settings.
-        notices: Lines to print at the start.
     """
 
     coarse_model_path: Path | None = None
@@ -113,7 +112,6 @@ class MeshOptions(CaptureOptions):
     backend: str = "auto"
     seed: int = 0
     overwrite: bool = False
-    notices: tuple[str, ...] = ()
 
     @property
     def directory(self) -> Path:
@@ -155,7 +153,7 @@ class MeshOptions(CaptureOptions):
         skipped = {
             "coarse_model_path",
             "output_dir",
-            "notices",
+            "compute",
             "overwrite",
             "surface_levels",
             "decimation_targets",

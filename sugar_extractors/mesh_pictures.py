@@ -58,7 +58,7 @@ def shaded_views(
     """
     views = [_scaled(camera, _SAMPLES_PER_SIDE * width) for camera in cameras]
     if mesh.n_faces == 0:
-        paper = torch.tensor(BACKGROUND)
+        paper = torch.tensor(BACKGROUND, device="cpu")
         return [_averaged(paper.expand(view.height, view.width, 3)) for view in views]
     vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
     faces = torch.tensor(mesh.faces, device=device)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from plyfile import PlyData, PlyParseError
 
 from sugar_extractors.surface_distance import AreaSamples, Surface, sample_surface
@@ -204,7 +205,7 @@ def compare_surfaces(
     *,
     n_samples: int = N_SAMPLES,
     seed: int = 0,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
 ) -> MeshQuality:
     """Measure a mesh by the rules at the top of this file.
 

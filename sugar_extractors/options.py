@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gaussian_splatting.compute import compute_options
 from gaussian_splatting.images import SugarSize
 from sugar_extractors.ablations import RESOLUTION
 from sugar_extractors.backends import BACKENDS, SolverConfig
@@ -225,9 +226,6 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
     if args.use_centers_to_extract_mesh and args.use_marching_cubes:
         raise UserError("--use_centers_to_extract_mesh and --use_marching_cubes exclude each other")
     check_ray_samples(args)
-    notices: tuple[str, ...] = ()
-    if args.gpu is not None:
-        notices += (f"--gpu {args.gpu} has no effect: this version works on the CPU",)
     settings = mesh_settings(args)
     if args.use_centers_to_extract_mesh:
         settings["extractor"] = "centers"
@@ -249,7 +247,7 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
         ),
         seed=args.random_seed,
         overwrite=args.overwrite,
-        notices=notices,
+        compute=compute_options(args),
         grid_resolution=args.grid_resolution,
         **settings,
     )

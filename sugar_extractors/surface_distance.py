@@ -78,7 +78,10 @@ def sample_surface(
         none = np.empty((0, 3))
         return AreaSamples(none, none, np.empty(0, dtype=np.int64))
     draws = torch.rand(
-        2 * count + 1, generator=generator(seed, "surface samples"), dtype=torch.float64
+        2 * count + 1,
+        generator=generator(seed, "surface samples"),
+        dtype=torch.float64,
+        device="cpu",
     ).numpy()
     places = (np.arange(count) + draws[-1]) / count * ends[-1]
     rows = np.minimum(np.searchsorted(ends, places, "right"), np.flatnonzero(doubled)[-1])

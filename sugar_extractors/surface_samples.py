@@ -156,5 +156,5 @@ def _random_rows(rows: Tensor, n: int, seed: int, *labels: str | int) -> Tensor:
     """At most ``n`` of the rows, without replacement and in ascending order."""
     if rows.shape[0] <= n:
         return rows
-    chosen = torch.randperm(rows.shape[0], generator=generator(seed, *labels))[:n]
+    chosen = torch.randperm(rows.shape[0], generator=generator(seed, *labels), device="cpu")[:n]
     return rows[chosen.sort().values.to(rows.device)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gaussian_splatting.compute import compute_options
 from gaussian_splatting.images import SugarSize
 from sugar_extractors.postprocess import DENSITY_THRESHOLD, ITERATIONS
 from sugar_extractors.texture_atlas import ATLASES
@@ -92,9 +93,6 @@ def texture_options(args: argparse.Namespace) -> TextureOptions:
         raise UserError(
             "-m/--refined_model_path is missing; pass the .pt that train_refined.py made"
         )
-    notices: tuple[str, ...] = ()
-    if args.gpu is not None:
-        notices = (f"--gpu {args.gpu} has no effect: this version works on the CPU",)
     return TextureOptions(
         scene_path=args.scene_path,
         checkpoint_path=args.checkpoint_path,
@@ -108,6 +106,6 @@ def texture_options(args: argparse.Namespace) -> TextureOptions:
         white_background=args.white_background,
         seed=args.random_seed,
         overwrite=args.overwrite,
-        notices=notices,
+        compute=compute_options(args),
         **texture_settings(args),
     )

@@ -38,6 +38,7 @@ from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console
+from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import fingerprint, remove_stale_temporaries
 from sugar_utils.memory import memory_usage, reset_peak
@@ -67,7 +68,6 @@ class TextureOptions(CaptureOptions):
         white_background: Whether the renders are on white instead of black, and photographs too.
         seed: Seed of the initial points of scenes without points; the texture has no randomness.
         overwrite: Replace a mesh that was made with other settings.
-        notices: Lines to print at the start.
     """
 
     refined_model_path: Path
@@ -84,7 +84,6 @@ class TextureOptions(CaptureOptions):
     white_background: bool = False
     seed: int = 0
     overwrite: bool = False
-    notices: tuple[str, ...] = ()
 
     @property
     def obj_path(self) -> Path:
@@ -137,12 +136,12 @@ def extract_textured_mesh(
     if options.source not in SOURCES:
         raise UserError(f"--texture_source {options.source}: choose from {', '.join(SOURCES)}")
     check_square_size(options.square_size)
-    for notice in options.notices:
-        console.info(notice)
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
     if _is_finished(options):
         console.info(f"exists already: {options.obj_path}")
         return options.obj_path
-    cloud = _read_model(options, console)
+    cloud = _read_model(options, console).to(options.compute.device)
     _, scene = load_views(
         options,
         console.info,
@@ -192,7 +191,7 @@ def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewS
 
 def photo_source(images: ImageStore, device: torch.device) -> ViewSource:
     """The photographs."""
-    return lambda camera: images.get(camera).to(device).float() / 255
+    return lambda camera: upload(images.get(camera), device).float() / 255
 
 
 def _is_finished(options: TextureOptions) -> bool:

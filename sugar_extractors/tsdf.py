@@ -271,7 +271,7 @@ def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig)
     n_steps = math.ceil(2 * reach / (grid.voxel * BLOCK / 2)) + 1
     known = view.depth.flatten() > 0
     shape = torch.tensor(grid.shape, device=marked.device)
-    for offset in torch.linspace(-reach, reach, n_steps).tolist():
+    for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
         points = _world_points(view, view.depth + offset)[known]
         blocks = (points - points.new_tensor(grid.origin)) / (grid.voxel * BLOCK)
         blocks = blocks.floor().long()

@@ -30,6 +30,7 @@ def run_demo(args: argparse.Namespace) -> PipelineResult:
         args: Flags of ``train.py``; the output folder, the last stage, the seed and the treatment
             of earlier runs are taken from them.
     """
+    # A GPU draws the same scene with other roundings, so the scene comes from the CPU everywhere.
     scene = make_demo_scene(args.output_dir / "demo_scene", seed=args.random_seed, notify=print)
     return run_stages(demo_plan(args, scene.root))
 
@@ -39,7 +40,8 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     own = full_parser(None).parse_args(FLAGS.split())
     own.scene_path = scene
     for name in (
-        "output_dir", "stop_after", "resume", "overwrite", "keep_checkpoints", "random_seed"
+        "output_dir", "stop_after", "resume", "overwrite", "keep_checkpoints", "random_seed",
+        "device", "gpu", "rasterizer", "neighbors",
     ):  # fmt: skip
         setattr(own, name, getattr(args, name))
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)

@@ -37,6 +37,10 @@ DEMO_FLAGS = (
     "--overwrite",
     "--keep_checkpoints",
     "--random_seed",
+    "--device",
+    "--gpu",
+    "--rasterizer",
+    "--neighbors",
 )
 
 

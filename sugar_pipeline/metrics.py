@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.compute import Compute
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.evaluation import evaluate
 from gaussian_splatting.engine.rendering import plain_background, render_view
@@ -39,6 +39,7 @@ from sugar_trainers.naming import (
     scene_name,
 )
 from sugar_utils.console import Console
+from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import write_json_atomic
 
@@ -69,6 +70,7 @@ class MetricsOptions:
         white_background: Render on white instead of black.
         size: Size of the views.
         output_root: Folder above all results.
+        compute: Device.
     """
 
     scenes: dict[Path, Path]
@@ -86,6 +88,7 @@ class MetricsOptions:
     white_background: bool = False
     size: SugarSize = field(default_factory=SugarSize)
     output_root: Path = OUTPUT_ROOT
+    compute: Compute = field(default_factory=Compute)
 
     @property
     def result_path(self) -> Path:
@@ -136,6 +139,8 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
         UserError: A model is missing or damaged.
     """
     console = console or Console()
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
     perceptual = load_perceptual(console.info)
     results: dict[str, dict[str, Scores]] = {}
     for scene_path, checkpoint_path in options.scenes.items():
@@ -177,7 +182,7 @@ def _models(
     options: MetricsOptions, scene_path: Path, checkpoint_path: Path, console: Console
 ) -> Sequence[tuple[str, Callable[[Camera], Tensor]]]:
     """Name and render function of every model to measure."""
-    models = []
+    models, device = [], options.compute.device
     if options.evaluate_vanilla:
         for iteration in dict.fromkeys((options.iteration_to_load, PAPER_ITERATION)):
             try:
@@ -187,20 +192,20 @@ def _models(
                     raise
                 console.info(f"{checkpoint_path} has no iteration {iteration}; left out")
                 continue
-            cloud = checkpoint.read_cloud(console.info)
+            cloud = checkpoint.read_cloud(console.info).to(device)
             models.append((_vanilla_key(iteration), _gaussian_render(cloud.activate(), options)))
     folder = options.output_root / "refined_mesh" / scene_name(scene_path)
     name = options.refined_name(scene_path)
     if options.uv_texture:
-        mesh = read_textured_mesh(folder / f"{name}.obj")
-        background = plain_background(options.white_background, torch.device("cpu"))
+        mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
+        background = plain_background(options.white_background, device)
         models.append(
             (options.key, lambda c: render_textured(mesh, c, background, supersampling=2))
         )
     else:
         folder = options.output_root / "refined" / scene_name(scene_path) / name
         path = folder / f"{options.refinement_iterations}.pt"
-        cloud = bound_cloud_from_state(load_payload(path)["state_dict"])
+        cloud = bound_cloud_from_state(load_payload(path)["state_dict"]).to(device)
         models.append((options.key, _gaussian_render(cloud.activate(), options)))
     return models
 
@@ -231,7 +236,7 @@ def _score(
     def render_and_compare(camera: Camera) -> Tensor:
         image = render(camera)
         if perceptual is not None:
-            target = images.get(camera).to(image.device).float() / 255
+            target = upload(images.get(camera), image.device).float() / 255
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 

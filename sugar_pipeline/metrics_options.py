@@ -7,6 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
+from gaussian_splatting.compute import add_device_flags, compute_options
 from gaussian_splatting.images import SugarSize
 from sugar_pipeline.flags import add_preset_flags, apply_presets
 from sugar_pipeline.metrics import MetricsOptions
@@ -60,6 +61,7 @@ def metrics_parser(description: str | None) -> argparse.ArgumentParser:
     add("--white_background", type=boolean, default=False, help="render on white")
     add("--output_dir", type=Path, default=OUTPUT_ROOT, help="folder above all results")
     add_size_flags(parser)
+    add_device_flags(parser)
     return parser
 
 
@@ -98,6 +100,7 @@ def metrics_options(args: argparse.Namespace) -> MetricsOptions:
         white_background=args.white_background,
         size=SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor),
         output_root=args.output_dir,
+        compute=compute_options(args),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from gaussian_splatting.cameras import Camera
 from sugar_extractors.any_mesh import read_any_mesh
@@ -23,6 +24,7 @@ def mesh_picture_rows(
     refined: Path | None,
     textured: Path | None,
     white_background: bool = False,
+    device: torch.device | str = "cpu",
 ) -> dict[str, list[np.ndarray]]:
     """Four views of each mesh there is, from cameras of the scene.
 
@@ -32,6 +34,7 @@ def mesh_picture_rows(
         refined: ``.pt`` of a refined model.
         textured: OBJ of our own.
         white_background: What the textured mesh is shown on.
+        device: Where to rasterize.
 
     Returns:
         Title of a row to its pictures, (H, W, 3) uint8 each.
@@ -39,11 +42,11 @@ def mesh_picture_rows(
     views = pick_views(cameras, N_VIEWS)
     rows: dict[str, list[np.ndarray]] = {}
     if coarse_mesh is not None:
-        rows["Coarse mesh"] = shaded_views(read_any_mesh(coarse_mesh), views, WIDTH)
+        rows["Coarse mesh"] = shaded_views(read_any_mesh(coarse_mesh), views, WIDTH, device=device)
     if refined is not None:
-        rows["Refined mesh"] = shaded_views(read_any_mesh(refined), views, WIDTH)
+        rows["Refined mesh"] = shaded_views(read_any_mesh(refined), views, WIDTH, device=device)
     if textured is not None:
         rows["Textured mesh, without lighting"] = textured_views(
-            read_textured_mesh(textured), views, WIDTH, white_background
+            read_textured_mesh(textured).to(device), views, WIDTH, white_background
         )
     return rows

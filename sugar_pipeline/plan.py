@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gaussian_splatting.compute import Compute
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.session import RunOptions
 from gaussian_splatting.options import image_split, optimizer_config, run_options
@@ -130,7 +131,8 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
         return plan
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
-    return replace(train_plan(args), vanilla=_vanilla_options(args))
+    plan = train_plan(args)
+    return replace(plan, vanilla=_vanilla_options(args, plan.coarse.compute))
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def _capture(args: argparse.Namespace, coarse: CoarseOptions) -> dict:
         "eval_split": coarse.eval_split,
         "images_dir": coarse.images_dir,
         "size": coarse.size,
+        "compute": coarse.compute,
     }
 
 
@@ -243,7 +246,7 @@ def _with_recovery(config: VanillaConfig) -> VanillaConfig:
     )
 
 
-def _vanilla_options(args: argparse.Namespace) -> VanillaOptions:
+def _vanilla_options(args: argparse.Namespace, compute: Compute) -> VanillaOptions:
     """The vanilla stage holds out what the others hold out, at the size that they train on."""
     config = VanillaConfig(
         iterations=scaled(args.vanilla_iterations, args.schedule_scale),
@@ -264,5 +267,6 @@ def _vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         init_ply=args.init_ply,
         test_iterations=(),
         save_iterations=(),
+        compute=compute,
         run=_run_of(args, "vanilla"),
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.engine.run_report import REPORT_FILE
 from gaussian_splatting.images import ImageStore
@@ -71,7 +73,7 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
             console.info(f"stage {number} of {plan.n_stages}: {title}")
             result.records.append(run())
     try:
-        result.quality = _measure(plan.coarse.scene_path, result)
+        result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
         result.report = _write_report(plan, result, console)
     except UserError as error:
         # All results are there; a page about them is not worth an error.
@@ -159,15 +161,17 @@ def file_record(name: str, path: Path) -> StageRecord:
     )
 
 
-def _measure(scene: Path, result: PipelineResult) -> dict[str, MeshQuality]:
+def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
     """Figures of the meshes made; none for photographs of the real world."""
     if not (scene / OBJECT_FILE).is_file() or result.coarse_mesh is None:
         return {}
     reference = read_reference(scene)
-    qualities = {"coarse mesh": compare_surfaces(read_any_mesh(result.coarse_mesh), reference)}
-    if result.refined is not None:
-        qualities["refined mesh"] = compare_surfaces(read_any_mesh(result.refined), reference)
-    return qualities
+    meshes = {"coarse mesh": result.coarse_mesh, "refined mesh": result.refined}
+    return {
+        name: compare_surfaces(read_any_mesh(path), reference, device=device)
+        for name, path in meshes.items()
+        if path is not None
+    }
 
 
 def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
@@ -192,6 +196,7 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         refined=result.refined,
         textured=result.textured,
         white_background=last.config.white_background,
+        device=last.compute.device,
     )
     return write_report(
         path,

@@ -9,7 +9,7 @@ G = F g Gaussians, face by face.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -95,6 +95,10 @@ class BoundCloud:
     rotations: Tensor
     faces: Tensor
     thickness: Tensor
+
+    def to(self, device: torch.device | str) -> BoundCloud:
+        """The same on another device."""
+        return BoundCloud(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @property
     def per_triangle(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gaussian_splatting.compute import Compute
 from gaussian_splatting.images import SugarSize
 from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
@@ -26,6 +27,7 @@ class CaptureOptions:
         images_dir: Folder of the photographs inside the scene folder; None for the one that the
             checkpoint was trained on, or ``images``.
         size: Size of the training images.
+        compute: Device and who computes; no part of the identity.
     """
 
     scene_path: Path
@@ -34,6 +36,7 @@ class CaptureOptions:
     eval_split: bool = True
     images_dir: str | None = None
     size: SugarSize = field(default_factory=SugarSize)
+    compute: Compute = field(default_factory=Compute)
 
     def capture_identity(self) -> dict[str, Any]:
         """The settings above, as JSON values."""

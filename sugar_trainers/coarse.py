@@ -23,7 +23,7 @@ from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass, color_term
 from gaussian_splatting.engine.trainable import TrainableCloud
-from gaussian_splatting.rasterization import RenderOutput, project
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.losses import (
@@ -32,6 +32,7 @@ from sugar_trainers.losses import (
     opacity_entropy,
 )
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
+from sugar_utils.neighbor_backends import NeighborSearch
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import generator
 
@@ -50,6 +51,8 @@ class CoarseStage:
         extent: Camera extent in world units.
         notify: Told about iterations whose sampling terms had nothing to sample.
         sample_source: Replaces the random draws, for comparisons with recorded ones.
+        rasterizer: Who blends.
+        neighbors: Who finds the neighbours of all Gaussians.
     """
 
     def __init__(
@@ -59,6 +62,9 @@ class CoarseStage:
         extent: float,
         notify: Callable[[str], None],
         sample_source: SampleSource | None = None,
+        *,
+        rasterizer: Rasterizer = WARP,
+        neighbors: NeighborSearch = nearest_neighbors,
     ) -> None:
         self.name = f"coarse {config.regularization}"
         self.extent = extent
@@ -66,6 +72,8 @@ class CoarseStage:
         self.neighbors: Tensor | None = None
         self._config = config
         self._notify = notify
+        self._rasterizer = rasterizer
+        self._find_neighbors = neighbors
         self._draw = sample_source or self._draw_samples
         self._sampler = SurfaceSampler(config, extent)
 
@@ -135,6 +143,7 @@ class CoarseStage:
             camera,
             white=self._config.white_background,
             geometry=geometry,
+            rasterizer=self._rasterizer,
         )
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
@@ -170,7 +179,7 @@ class CoarseStage:
         self.neighbors = None
 
     def _search_neighbors(self) -> None:
-        found = nearest_neighbors(
+        found = self._find_neighbors(
             self.model.cloud.means.detach(),
             self._config.n_neighbors,
             query_batch=self._config.knn_batch_size,
@@ -187,6 +196,7 @@ class CoarseStage:
             plain_background(config.white_background, self.model.device),
             config.split,
             farthest_depth_behind=config.uses_sdf,
+            rasterizer=self._rasterizer,
         )
 
     def _half_size_term(self, leaves: Gaussians, camera: Camera) -> Tensor:
@@ -196,7 +206,10 @@ class CoarseStage:
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
         view = ViewPass(
-            lambda: project(shapes, half, rgb=False, depth=True, normal=True), None, config.split
+            lambda: project(shapes, half, rgb=False, depth=True, normal=True),
+            None,
+            config.split,
+            rasterizer=self._rasterizer,
         )
         found, _ = view.backpropagate([depth_normal_term(half, config.dn_factor)])
         return found["dn"]

@@ -91,11 +91,12 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
     Raises:
         UserError: For anything the user can mend.
     """
-    notices, config = Notices([*options.notices]), options.config
+    compute, config = options.compute, options.config
+    notices = Notices([*compute.reasons, *options.notices])
     checkpoint, scene = load_capture(options, config.white_background, config.seed, notices)
     _advise(options, checkpoint, notices)
     # Read before the run's folder is touched: a damaged file must not leave one behind.
-    cloud = _start(checkpoint, notices)
+    cloud = _start(checkpoint, notices).to(compute.device)
     run = RunDirectory(options.directory, options.identity())
     title = f"coarse SuGaR, {config.regularization}"
     with open_session(run, options.run, config.schedule.last, notices, title) as session:
@@ -106,7 +107,14 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
             return plan.source
         with shared_or_own_store(images, config.white_background) as store:
             config = plan_coarse(cloud, config, options.memory, scene, store, console)
-            stage = CoarseStage(cloud, config, scene.extent, console.info)
+            stage = CoarseStage(
+                cloud,
+                config,
+                scene.extent,
+                console.info,
+                rasterizer=compute.rasterizer,
+                neighbors=compute.neighbors,
+            )
             # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
             del cloud
             result = Trainer(

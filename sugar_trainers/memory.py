@@ -166,9 +166,12 @@ def _plan(
     else:
         loads = refinement_loads(cloud, views)
     cameras = (*scene.train_cameras, *scene.test_cameras)
-    photographs = [3 * c.width * c.height for c in cameras]
+    # They wait on the host, which is other memory than a GPU's.
+    shared = device.type == "cpu"
+    photographs = [3 * c.width * c.height for c in cameras] if shared else []
     chosen = choose(loads, config.optimizer, first, options, budget, photographs)
-    store.limit(chosen.image_bytes)
+    if shared:
+        store.limit(chosen.image_bytes)
     for line in chosen.lines():
         console.info(line)
     return chosen.plan

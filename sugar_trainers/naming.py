@@ -19,8 +19,11 @@ def number_text(value: float) -> str:
 
 
 def scene_name(scene_path: Path) -> str:
-    """Last component of the scene path, also when it ends with a separator or is ``.``."""
-    return scene_path.name or scene_path.resolve().name
+    """Last component of the scene path, also when it ends with a separator or is ``.``.
+
+    The root of a drive has no name and is called ``scene``.
+    """
+    return scene_path.name or scene_path.resolve().name or "scene"
 
 
 def coarse_directory(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gaussian_splatting.compute import add_backend_flags, add_device_flags, compute_options
 from gaussian_splatting.images import SugarSize
 from gaussian_splatting.options import (
     add_optimizer_flags,
@@ -50,7 +51,7 @@ def add_scene_flags(
         parser: Gets the flags.
         checkpoint: Whether the script starts from a checkpoint.
         background: Whether the script renders on a background of the user's choice.
-        gpu: Spellings of the device flag.
+        gpu: Spellings of the flag that numbers the GPU.
     """
     add = parser.add_argument_group("input").add_argument
     add("-s", "--scene_path", type=Path, help="scene folder (images/ and sparse/0/)")
@@ -77,8 +78,7 @@ def add_scene_flags(
             help="composite transparent photographs, and render, on white instead of black",
         )
     add_size_flags(parser)
-    add(*gpu, type=integer, default=None,
-        help="CUDA device; this version trains on the CPU and says so")  # fmt: skip
+    add_device_flags(parser, gpu=gpu)
 
 
 def add_size_flags(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +145,7 @@ def add_coarse_flags(parser: argparse.ArgumentParser) -> None:
         default=list(TEST_ITERATIONS),
         help="iterations at which the held-out images are measured",
     )
+    add_backend_flags(parser)
     add_split_flags(parser)
     add_optimizer_flags(parser)
     add_run_flags(parser)  # fmt: skip
@@ -229,6 +230,7 @@ def coarse_options(
         checkpoint_milestones=tuple(args.checkpoint_milestones),
         test_iterations=tuple(args.test_iterations),
         memory=memory_options(args),
+        compute=compute_options(args),
         run=run_options(args),
         notices=notices,
     )
@@ -237,8 +239,6 @@ def coarse_options(
 def _ineffective(args: argparse.Namespace, regularization: Regularization) -> tuple[str, ...]:
     """One line for each flag that was given but cannot act beside the others."""
     lines = [*split_notices(args)]
-    if args.gpu is not None:
-        lines.append(f"--gpu {args.gpu} has no effect: this version trains on the CPU")
     default_size = SugarSize()
     limited = (args.img_resolution, args.img_size_limit) != (
         default_size.img_resolution,

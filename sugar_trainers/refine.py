@@ -14,7 +14,7 @@ from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.strips import ViewPass, color_term
-from gaussian_splatting.rasterization import RenderOutput, project
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.mesh_normals import adjacent_face_pairs, normal_consistency
 from sugar_scene.trainable_bound import TrainableBoundCloud
@@ -29,6 +29,7 @@ class RefineStage:
         config: Settings.
         extent: Camera extent in world units.
         export: Writes the refined Gaussians when the run ends; None writes nothing.
+        rasterizer: Who blends.
     """
 
     name = "refine"
@@ -39,6 +40,7 @@ class RefineStage:
         config: RefineConfig,
         extent: float,
         export: Callable[[BoundCloud], None] | None = None,
+        rasterizer: Rasterizer = WARP,
     ) -> None:
         self.extent = extent
         self.model = TrainableBoundCloud(
@@ -46,6 +48,7 @@ class RefineStage:
         )
         self._config = config
         self._export = export
+        self._rasterizer = rasterizer
         # The topology never changes, so the pairs are found once.
         self._pairs = adjacent_face_pairs(cloud.faces)
         self._iteration = 0
@@ -76,6 +79,7 @@ class RefineStage:
             ),
             plain_background(self._config.white_background, self.model.device),
             self._config.split,
+            rasterizer=self._rasterizer,
         )
         terms, _ = view.backpropagate([color_term(target)])
         loss = terms["color"]
@@ -98,6 +102,7 @@ class RefineStage:
             white=self._config.white_background,
             geometry=geometry,
             sh_degree=self._config.sh_degree(max(1, self._iteration)),
+            rasterizer=self._rasterizer,
         )
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gaussian_splatting.compute import add_backend_flags, compute_options
 from gaussian_splatting.images import SugarSize
 from gaussian_splatting.options import (
     add_optimizer_flags,
@@ -92,6 +93,7 @@ def refine_parser(description: str | None) -> argparse.ArgumentParser:
         default=CHECKPOINT_INTERVAL,
         help="iterations between checkpoints to resume from",
     )
+    add_backend_flags(parser)
     add_split_flags(parser)
     add_optimizer_flags(parser)
     add_run_flags(parser)
@@ -122,9 +124,6 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         split=image_split(args),
         seed=args.random_seed,
     )
-    notices = split_notices(args)
-    if args.gpu is not None:
-        notices += (f"--gpu {args.gpu} has no effect: this version trains on the CPU",)
     return RefineOptions(
         scene_path=args.scene_path,
         checkpoint_path=args.checkpoint_path,
@@ -138,6 +137,7 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         checkpoint_interval=args.checkpoint_interval,
         export_ply=args.export_ply,
         memory=memory_options(args),
+        compute=compute_options(args),
         run=run_options(args),
-        notices=notices,
+        notices=split_notices(args),
     )

@@ -106,7 +106,8 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
     Raises:
         UserError: For anything the user can mend.
     """
-    notices, config = Notices([*options.notices]), options.config
+    compute, config = options.compute, options.config
+    notices = Notices([*compute.reasons, *options.notices])
     _, scene = load_capture(options, config.white_background, config.seed, notices)
     cloud = _start(options, scene.extent, notices)
     run = RunDirectory(options.directory, options.identity())
@@ -123,7 +124,13 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
 
         with shared_or_own_store(images, config.white_background) as store:
             config = plan_refinement(cloud, config, options.memory, scene, store, console)
-            stage = RefineStage(cloud, config, scene.extent, export if options.export_ply else None)
+            stage = RefineStage(
+                cloud,
+                config,
+                scene.extent,
+                export if options.export_ply else None,
+                compute.rasterizer,
+            )
             # The stage has its own copy.
             del cloud
             result = Trainer(
@@ -154,12 +161,12 @@ def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
 
 
 def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundCloud:
-    mesh = read_mesh_ply(options.mesh_path)
+    mesh, device = read_mesh_ply(options.mesh_path), options.compute.device
     notices(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {options.mesh_path}")
     return bind_to_mesh(
-        torch.tensor(mesh.vertices, dtype=torch.float32),
-        torch.tensor(mesh.faces),
-        torch.tensor(mesh.colors).float() / 255.0,
+        torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
+        torch.tensor(mesh.faces, device=device),
+        torch.tensor(mesh.colors, device=device).float() / 255.0,
         options.config.per_triangle,
         extent,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import math
 import os
 import re
@@ -210,6 +211,13 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {near[0]}?" if near else "; --help lists all flags"
 
 
+def _print_any_character() -> None:
+    """Spell what the output's encoding lacks: pipes on Windows know some 250 characters."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run_main(main: Callable[[], int | None]) -> int:
     """Run an entry point: ``sys.exit(run_main(main))``.
 
@@ -222,6 +230,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     Returns:
         The exit code: the error's own, 130 after Ctrl-C, 141 when the reader of the output left.
     """
+    _print_any_character()
     try:
         code = main() or 0
         sys.stdout.flush()

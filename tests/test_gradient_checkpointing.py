@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass, color_term
-from gaussian_splatting.rasterization import project, rasterize
+from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse import CoarseStage
@@ -123,15 +123,13 @@ def test_no_projection_lives_beside_the_samples(again, kept, camera, target, mon
 
 
 def test_each_strip_is_blended_twice(camera, target, monkeypatch):
-    from gaussian_splatting.engine import strips
-
-    rows, original = [], strips.blend_rows
+    rows, original = [], rasterizers.blend_rows
 
     def counted(splats, tiles, background, which):
         rows.append(which)
         return original(splats, tiles, background, which)
 
-    monkeypatch.setattr(strips, "blend_rows", counted)
+    monkeypatch.setattr(rasterizers, "blend_rows", counted)
     leaves = random_gaussians(200, 5, torch.float32).as_leaves()
     for again in (False, True):
         rows.clear()

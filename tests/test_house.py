@@ -56,10 +56,11 @@ DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 
 INPUT = ("Input", "Checkpoint", "Background", "Device")
 PIPELINE = (
-    *("Input", "Background", "Device", "Coarse stage", "Memory", "Run", "Pipeline", "Presets"),
+    *("Input", "Background", "Device", "Backends", "Coarse stage", "Memory", "Run"),
+    *("Pipeline", "Presets"),
     *("Mesh stage", "Surface", "Refinement stage", "Texture"),
 )
-COARSE = (*INPUT, "Coarse stage", "Memory", "Run", "Single coarse stage")
+COARSE = (*INPUT, "Backends", "Coarse stage", "Memory", "Run", "Single coarse stage")
 PARSERS = {
     "train.py": (lambda: train_parser(None), (*PIPELINE, "Checkpoint", "Only train.py")),
     "train_full_pipeline.py": (
@@ -70,7 +71,7 @@ PARSERS = {
     "train_coarse_sdf.py": (lambda: coarse_parser(None), COARSE),
     "train_refined.py": (
         lambda: refine_parser(None),
-        (*INPUT, "Memory", "Run", "Only train_refined.py"),
+        (*INPUT, "Backends", "Memory", "Run", "Only train_refined.py"),
     ),
     "extract_mesh.py": (
         lambda: mesh_parser(None),
@@ -83,8 +84,11 @@ PARSERS = {
             "Only extract_refined_mesh_with_texture.py",
         ),
     ),
-    "metrics.py": (lambda: metrics_parser(None), ("Metrics", "Presets")),
-    "gaussian_splatting/train.py": (vanilla_parser, ("Memory", "Run", "Vanilla trainer")),
+    "metrics.py": (lambda: metrics_parser(None), ("Metrics", "Presets", "Device")),
+    "gaussian_splatting/train.py": (
+        vanilla_parser,
+        ("Device", "Backends", "Memory", "Run", "Vanilla trainer"),
+    ),
 }
 """Parser of each entry point, and the sections of DOCS/TRAINING.md that list its flags."""
 

@@ -81,6 +81,14 @@ def test_less_memory_takes_smaller_pieces_and_still_fits():
     assert choice.image_bytes >= 2 * PHOTOGRAPH
 
 
+def test_photographs_in_other_memory_cost_nothing():
+    whole = predict(loads_of(OptimizerConfig())["geometry"], FIRST).total
+    choice = choose(loads_of, OptimizerConfig(), FIRST, MemoryOptions(), whole, [])
+    assert choice.plan == FIRST
+    assert choice.image_bytes == 0
+    assert "photographs stay in the memory of the host" in choice.lines()[0]
+
+
 def test_strips_named_by_flags_stay():
     options = MemoryOptions(fixed_split=True)
     assert chosen(8e9, options).plan.split == FIRST.split

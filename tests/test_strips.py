@@ -26,6 +26,7 @@ from gaussian_splatting.rasterization import (
     channel_background,
     project,
     rasterize,
+    rasterizers,
 )
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -275,11 +276,11 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
 
 
 def test_gaussians_are_projected_and_sorted_once(monkeypatch):
-    from gaussian_splatting.engine import strips
-
-    sorted_views, projected = [], []
-    original = strips.build_tile_lists
-    monkeypatch.setattr(strips, "build_tile_lists", lambda p: sorted_views.append(p) or original(p))
+    sorted_views, projected, picture = [], [], photograph(view())
+    original = rasterizers.build_tile_lists
+    monkeypatch.setattr(
+        rasterizers, "build_tile_lists", lambda p: sorted_views.append(p) or original(p)
+    )
     leaves, camera = random_gaussians(50, 5, torch.float32).as_leaves(), view()
 
     def project_once():
@@ -287,7 +288,7 @@ def test_gaussians_are_projected_and_sorted_once(monkeypatch):
         return project(leaves, camera)
 
     image = ViewPass(project_once, None, ImageSplit(6))
-    image.backpropagate([color_term(photograph(camera))])
+    image.backpropagate([color_term(picture)])
     assert len(projected) == len(sorted_views) == 1
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine import metrics
+from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 
 
@@ -87,7 +88,7 @@ def evaluate(
     scores = []
     for camera in cameras:
         image = render(camera).detach()
-        target = load_image(camera).to(image.device)
+        target = upload(load_image(camera), image.device)
         if image.shape != target.shape:
             raise UserError(
                 f"camera {camera.name}: the render is {_size(image)} but the photograph "

@@ -237,7 +237,7 @@ def _n_rows(tensor: Tensor) -> int:
 def _bad_rows(tensor: Tensor) -> Tensor:
     """Indices of rows that hold something not finite."""
     if tensor.numel() == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device=tensor.device)
     bad = ~tensor.detach().isfinite()
     return bad.reshape(_n_rows(tensor), -1).any(dim=1).nonzero().flatten()
 

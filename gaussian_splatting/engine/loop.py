@@ -25,6 +25,7 @@ from gaussian_splatting.engine.signals import StopRequest
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.images import ImageStore
 from sugar_utils.console import Console
+from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.memory import out_of_memory, release_cached
 
@@ -206,7 +207,7 @@ class Trainer:
             raise
 
     def _photograph(self, camera: Camera) -> Tensor:
-        return self._images.get(camera).to(self._stage.model.device, non_blocking=True)
+        return upload(self._images.get(camera), self._stage.model.device)
 
     def _after_step(self, iteration: int, reporter: Reporter) -> None:
         last = iteration == self._config.last

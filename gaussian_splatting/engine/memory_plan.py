@@ -61,7 +61,7 @@ class MemoryChoice:
         plan: How a step saves memory.
         phases: What each phase needs.
         budget: Bytes that may be used.
-        image_bytes: Of them for photographs.
+        image_bytes: Of them for photographs; 0 where those lie in other memory.
     """
 
     plan: MemoryPlan
@@ -71,9 +71,13 @@ class MemoryChoice:
 
     def lines(self) -> list[str]:
         """The plan and its breakdown for people."""
-        found = [
-            f"memory plan: {describe(self.plan)}; {format_bytes(self.budget)} to use, "
+        photographs = (
             f"{format_bytes(self.image_bytes)} of it for photographs"
+            if self.image_bytes
+            else "photographs stay in the memory of the host"
+        )
+        found = [
+            f"memory plan: {describe(self.plan)}; {format_bytes(self.budget)} to use, {photographs}"
         ]
         for phase, needs in self.phases.items():
             parts = sorted(needs.parts.items(), key=lambda part: -part[1])
@@ -159,14 +163,15 @@ def choose(
         first: What the flags ask for; also what is best where memory is plenty.
         options: Whether its strips may be changed.
         budget: Bytes.
-        photographs: Bytes of each photograph that the stage reads.
+        photographs: Bytes of each photograph that the stage reads; none where they lie in other
+            memory.
 
     Raises:
         UserError: None fits; names the nearest settings that do.
     """
     loads = loads_of(optimizer)
     plans = _plans(first, options)
-    least = MIN_PHOTOGRAPHS * max(photographs)
+    least = MIN_PHOTOGRAPHS * max(photographs, default=0)
     for plan in plans:
         phases = {name: predict(load, plan) for name, load in loads.items()}
         room = budget - max(needs.total for needs in phases.values())

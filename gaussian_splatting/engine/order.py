@@ -33,6 +33,6 @@ class CameraOrder:
         epoch = self.epoch(step)
         if epoch != self._epoch:
             rng = generator(self._seed, self._label, "camera order", epoch)
-            self._permutation = torch.randperm(self._n, generator=rng).tolist()
+            self._permutation = torch.randperm(self._n, generator=rng, device="cpu").tolist()
             self._epoch = epoch
         return self._permutation[step % self._n]

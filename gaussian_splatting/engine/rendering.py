@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.rasterization import RenderOutput, rasterize
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, rasterize
 
 
 def plain_background(white: bool, device: torch.device) -> Tensor:
@@ -18,7 +18,13 @@ def plain_background(white: bool, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def render_view(
-    gaussians: Gaussians, camera: Camera, *, white: bool, geometry: bool, sh_degree: int = 3
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    white: bool,
+    geometry: bool,
+    sh_degree: int = 3,
+    rasterizer: Rasterizer = WARP,
 ) -> RenderOutput:
     """Colour on a plain background, with depth and normals where ``geometry`` asks for them."""
     return rasterize(
@@ -28,4 +34,5 @@ def render_view(
         depth=geometry,
         normal=geometry,
         sh_degree=sh_degree,
+        rasterizer=rasterizer,
     )

@@ -194,8 +194,22 @@ class RunDirectory:
 
     def _clear(self) -> None:
         for checkpoint in self.path.glob("[0-9]*.pt"):
-            checkpoint.unlink()
+            _remove(checkpoint)
         for folder in (*(self.path / name for name in _OWN_FOLDERS), *self._products):
             shutil.rmtree(folder, ignore_errors=True)
         for name in _OWN_FILES:
-            (self.path / name).unlink(missing_ok=True)
+            _remove(self.path / name)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file that may be missing.
+
+    Raises:
+        UserError: It cannot be deleted, as when another program has it open on Windows.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot remove {path}: {error.strerror or error}; close the program that has it open"
+        ) from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +21,13 @@ from torch import Tensor
 from gaussian_splatting.engine.graph import cut
 from gaussian_splatting.photometric import SSIM_HALO, color_loss
 from gaussian_splatting.rasterization import (
+    WARP,
     BlendedRows,
     ChannelLayout,
     Projection,
+    Rasterizer,
     Rows,
     SplatGradients,
-    TileLists,
-    backpropagate_rows,
-    blend_rows,
-    build_tile_lists,
     channel_background,
     complete_normals,
 )
@@ -129,6 +128,7 @@ class ViewPass:
         color: Colour behind the image; black when None. (3,)
         split: How memory is saved.
         farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
+        rasterizer: Who blends.
     """
 
     def __init__(
@@ -138,13 +138,15 @@ class ViewPass:
         split: ImageSplit,
         *,
         farthest_depth_behind: bool = False,
+        rasterizer: Rasterizer = WARP,
     ) -> None:
         self._project = project
         self._color = color
         self._split = split
         self._farthest_depth_behind = farthest_depth_behind
+        self._rasterizer = rasterizer
         self._projection: Projection | None = project()
-        self._tiles: TileLists | None = None
+        self._tiles: Any = None
         self._background: Tensor | None = None
         self._blended: BlendedRows | None = None
         self.radii = self._projection.radii
@@ -207,7 +209,7 @@ class ViewPass:
         if self._projection is None:
             self._projection = self._project()
         if self._tiles is None:
-            self._tiles = build_tile_lists(self._projection)
+            self._tiles = self._rasterizer.build_tile_lists(self._projection)
             self._background = channel_background(
                 self._projection,
                 self._color,
@@ -219,7 +221,9 @@ class ViewPass:
         kept, self._blended = self._blended, None
         if kept is not None:
             return kept
-        return blend_rows(self._projection.splats, self._tiles, self._background, rows)
+        return self._rasterizer.blend_rows(
+            self._projection.splats, self._tiles, self._background, rows
+        )
 
     def _backpropagate_strip(
         self,
@@ -245,7 +249,7 @@ class ViewPass:
         del maps, pixels
         if self._split.recompute:
             blended = self._blend(shown)
-        backpropagate_rows(
+        self._rasterizer.backpropagate_rows(
             self._projection.splats,
             self._tiles,
             self._background,

@@ -142,7 +142,7 @@ def subsample(tensor: Tensor, name: str, iteration: int) -> np.ndarray:
     if flat.numel() > MAX_HISTOGRAM_VALUES:
         # Random, not every n-th: a stride that is a multiple of 3 would see only the x of xyz.
         draws = generator(0, "histogram", name, iteration)
-        chosen = torch.randint(flat.numel(), (MAX_HISTOGRAM_VALUES,), generator=draws)
+        chosen = torch.randint(flat.numel(), (MAX_HISTOGRAM_VALUES,), generator=draws, device="cpu")
         flat = flat[chosen.to(flat.device)]
     values = flat.float().cpu()
     return values[values.isfinite()].numpy()

@@ -11,6 +11,7 @@ from gaussian_splatting.rasterization.blending import (
     build_tile_lists,
 )
 from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
+from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend
 from gaussian_splatting.rasterization.render import (
     RenderOutput,
     channel_background,
@@ -19,14 +20,17 @@ from gaussian_splatting.rasterization.render import (
 )
 
 __all__ = [
+    "WARP",
     "BlendedRows",
     "ChannelLayout",
     "Projection",
+    "Rasterizer",
     "RenderOutput",
     "Rows",
     "SplatGradients",
     "TileLists",
     "backpropagate_rows",
+    "blend",
     "blend_rows",
     "build_tile_lists",
     "channel_background",

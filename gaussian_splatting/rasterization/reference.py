@@ -138,7 +138,9 @@ def _alphas(splats: ReferenceSplats, opacities: Tensor, camera: Camera) -> Tenso
 
 
 def _colors(gaussians: Gaussians, camera: Camera, degree: int) -> Tensor:
-    center = torch.as_tensor(camera.center, dtype=gaussians.means.dtype)
+    center = torch.as_tensor(
+        camera.center, dtype=gaussians.means.dtype, device=gaussians.means.device
+    )
     direction = torch.nn.functional.normalize(gaussians.means - center, dim=-1)
     n = (degree + 1) ** 2
     basis = sh_basis_reference(direction)[:, :n, None]
@@ -149,10 +151,14 @@ def _colors(gaussians: Gaussians, camera: Camera, degree: int) -> Tensor:
 def _normals(gaussians: Gaussians, camera: Camera) -> Tensor:
     axis = gaussians.scales.argmin(dim=-1)
     rotations = rotation_matrices_reference(gaussians.quats)
-    normal = rotations[torch.arange(len(gaussians)), :, axis]
-    to_camera = torch.as_tensor(camera.center, dtype=normal.dtype) - gaussians.means
+    normal = rotations[torch.arange(len(gaussians), device=axis.device), :, axis]
+    to_camera = (
+        torch.as_tensor(camera.center, dtype=normal.dtype, device=normal.device) - gaussians.means
+    )
     facing = torch.sign((normal * to_camera).sum(-1, keepdim=True)).detach()
-    return (normal * facing) @ torch.as_tensor(camera.rotation, dtype=normal.dtype).T
+    return (normal * facing) @ torch.as_tensor(
+        camera.rotation, dtype=normal.dtype, device=normal.device
+    ).T
 
 
 def rasterize_reference(
@@ -186,7 +192,7 @@ def rasterize_reference(
     through = torch.cumprod(1 - alpha, dim=-1)
     before = torch.cat([torch.ones_like(through[..., :1]), through[..., :-1]], dim=-1)
     left = through[..., -1]
-    behind = torch.zeros(values.shape[1], dtype=dtype)
+    behind = torch.zeros(values.shape[1], dtype=dtype, device=values.device)
     if background is not None:
         behind[:3] = background.to(dtype)
     if farthest_depth_behind:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.rasterization.blending import blend
 from gaussian_splatting.rasterization.projection import Projection, project
+from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend
 
 NORMAL_EPS = 1e-12
 """Keeps the square root of :func:`complete_normals` differentiable at grazing angles."""
@@ -90,6 +90,7 @@ def rasterize(
     features: Tensor | None = None,
     sh_degree: int = 3,
     farthest_depth_behind: bool = False,
+    rasterizer: Rasterizer = WARP,
 ) -> RenderOutput:
     """Render everything asked for in one pass.
 
@@ -108,6 +109,7 @@ def rasterize(
         sh_degree: Spherical-harmonics degree, 0 to 3.
         farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
             depth image (as a constant) instead of 0.
+        rasterizer: Who blends.
 
     Returns:
         Named images and the per-Gaussian by-products.
@@ -125,6 +127,7 @@ def rasterize(
     pixels, transmittance = blend(
         projection,
         channel_background(projection, background, farthest_depth_behind=farthest_depth_behind),
+        rasterizer,
     )
 
     def columns(start: int | None, width: int) -> Tensor | None:

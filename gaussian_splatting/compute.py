@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run computes with: device, rasterizer and neighbour search, and their flags."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+
+import torch
+
+from gaussian_splatting.rasterization import WARP, Rasterizer
+from gaussian_splatting.rasterization.backends.choice import RASTERIZERS, choose_rasterizer
+from sugar_utils.device import DEVICE_KINDS, choose_device
+from sugar_utils.flags import integer
+from sugar_utils.neighbor_backends import NEIGHBOR_SEARCHES, NeighborSearch, choose_neighbor_search
+from sugar_utils.neighbors import nearest_neighbors
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a run computes with; no part of its identity, so runs may move between machines.
+
+    Attributes:
+        device: Where models, optimisers and images in work live.
+        rasterizer: Who blends splats in training and evaluation.
+        neighbors: Who finds nearest neighbours of all Gaussians.
+        device_reason: One line: which device, and why.
+        backend_reasons: The same of rasterizer and neighbour search.
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    rasterizer: Rasterizer = WARP
+    neighbors: NeighborSearch = nearest_neighbors
+    device_reason: str = field(default="", compare=False)
+    backend_reasons: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """All lines there are to print."""
+        return tuple(line for line in (self.device_reason, *self.backend_reasons) if line)
+
+
+def add_device_flags(parser: argparse.ArgumentParser, *, gpu: tuple[str, ...] = ("--gpu",)) -> None:
+    """Where to compute.
+
+    Args:
+        parser: Gets the flags.
+        gpu: Spellings of the flag that numbers the device.
+    """
+    add = parser.add_argument_group("device").add_argument
+    add("--device", choices=DEVICE_KINDS, default="auto",
+        help="auto: a CUDA GPU where one can be used, else the CPU; the choice is printed "
+        "with its reason")  # fmt: skip
+    add(*gpu, type=integer, default=None,
+        help="number of the CUDA device; unset: the first that can be used")  # fmt: skip
+
+
+def add_backend_flags(parser: argparse.ArgumentParser) -> None:
+    """Who rasterizes and who finds neighbours, of every script that trains."""
+    add = parser.add_argument_group("backends").add_argument
+    add("--rasterizer", choices=RASTERIZERS, default="auto",
+        help="auto and warp: the built-in one; gsplat and inria: that package, if it is "
+        "installed and passes its self-test, on a CUDA device only")  # fmt: skip
+    add("--neighbors", choices=NEIGHBOR_SEARCHES, default="auto",
+        help="auto and warp: the built-in search; pytorch3d: that package, if it is installed "
+        "and passes its self-test")  # fmt: skip
+
+
+def compute_options(args: argparse.Namespace) -> Compute:
+    """Typed form of the flags above, which are those of any script that has them.
+
+    Raises:
+        UserError: What was asked for cannot be had.
+    """
+    chosen = choose_device(args.device, args.gpu)
+    if not hasattr(args, "rasterizer"):
+        return Compute(chosen.device, device_reason=chosen.reason)
+    rasterizer, of_rasterizer = choose_rasterizer(args.rasterizer, chosen.device)
+    search, of_search = choose_neighbor_search(args.neighbors, chosen.device)
+    return Compute(chosen.device, rasterizer, search, chosen.reason, (of_rasterizer, of_search))

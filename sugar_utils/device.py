@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device to compute on: what is there, whether it can be used, and what mends it if not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sugar_utils import warp_launch
+from sugar_utils.errors import UserError
+
+DEVICE_KINDS = ("auto", "cpu", "cuda")
+MIN_CAPABILITY = (7, 5)
+"""Oldest GPUs that kernels are built for: GeForce RTX 20 and GTX 16, Quadro RTX, T4."""
+
+INSTALL_CUDA_TORCH = (
+    'install the CUDA build of torch with the pip command that pytorch.org shows under "Get '
+    'Started" for your system, then "pip install -r requirements.txt" keeps it'
+)
+INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One CUDA device as torch sees it.
+
+    Attributes:
+        name: Name of the product.
+        capability: CUDA compute capability, for example (8, 9).
+        memory: Bytes of its memory.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    memory: int = 0
+
+
+@dataclass(frozen=True)
+class CudaFacts:
+    """What decides whether CUDA can be used.
+
+    Attributes:
+        driver: Whether NVIDIA's driver library can be loaded.
+        torch_cuda: CUDA version that torch was built for; None for the CPU-only build.
+        architectures: What torch has kernels for, as ``sm_90`` or ``compute_90``.
+        gpus: Devices that torch can open.
+        warp_gpus: Number of devices that Warp can open.
+    """
+
+    driver: bool
+    torch_cuda: str | None
+    architectures: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    warp_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """A device and one line about why it was chosen."""
+
+    device: torch.device
+    reason: str
+
+
+def cuda_facts() -> CudaFacts:
+    """Ask the system, torch and Warp (which ``warp_launch`` has started)."""
+    available = torch.version.cuda is not None and torch.cuda.is_available()
+    gpus = []
+    for index in range(torch.cuda.device_count() if available else 0):
+        properties = torch.cuda.get_device_properties(index)
+        gpus.append(
+            Gpu(properties.name, (properties.major, properties.minor), properties.total_memory)
+        )
+    return CudaFacts(
+        driver=_has_driver(),
+        torch_cuda=torch.version.cuda,
+        architectures=tuple(torch.cuda.get_arch_list()) if available else (),
+        gpus=tuple(gpus),
+        warp_gpus=warp_launch.wp.get_cuda_device_count() if available else 0,
+    )
+
+
+def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) -> DeviceChoice:
+    """The device to compute on.
+
+    Args:
+        kind: ``cuda``, ``cpu``, or ``auto`` for a GPU where one can be used.
+        gpu: Number of the CUDA device; the first usable one if None.
+        facts: What is there; asked from the system if None.
+
+    Raises:
+        UserError: ``cuda`` was asked for and cannot be had, or there are GPUs but not this one.
+    """
+    if kind == "cpu":
+        idle = "" if gpu is None else f" (--gpu {gpu} has no effect beside it)"
+        return DeviceChoice(torch.device("cpu"), f"computing on the CPU: --device cpu{idle}")
+    facts = facts or cuda_facts()
+    if gpu is not None and facts.gpus and not 0 <= gpu < len(facts.gpus):
+        named = ", ".join(f"{i}: {g.name}" for i, g in enumerate(facts.gpus))
+        raise UserError(f"--gpu {gpu}: there is no such CUDA device; choose from {named}")
+    candidates = range(len(facts.gpus)) if gpu is None else [gpu]
+    obstacle = _obstacle_to_all(facts)
+    if obstacle is None:
+        obstacles = {index: _obstacle_to(index, facts) for index in candidates}
+        usable = next((index for index, found in obstacles.items() if found is None), None)
+        if usable is not None:
+            chosen = facts.gpus[usable]
+            version = ".".join(map(str, chosen.capability))
+            return DeviceChoice(
+                torch.device("cuda", usable),
+                f"computing on cuda:{usable}: {chosen.name}, compute capability {version}",
+            )
+        obstacle = next(iter(obstacles.values()))
+    if kind == "cuda":
+        raise UserError(f"--device cuda: {obstacle}; or pass --device cpu")
+    idle = "" if gpu is None else f"--gpu {gpu} has no effect; "
+    return DeviceChoice(torch.device("cpu"), f"computing on the CPU: {idle}{obstacle}")
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Send a host tensor to a device; to a GPU through pinned memory, without waiting.
+
+    torch's pinned allocator reuses a block only after the copies out of it have ended.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def _has_driver() -> bool:
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _obstacle_to_all(facts: CudaFacts) -> str | None:
+    """Why no GPU can be used, and what mends it; None if nothing stands in the way."""
+    if not facts.driver:
+        return f"no NVIDIA driver was found; with an NVIDIA GPU, {INSTALL_DRIVER}"
+    if facts.torch_cuda is None:
+        return f"torch {torch.__version__} is the CPU-only build; {INSTALL_CUDA_TORCH}"
+    if not facts.gpus and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides every GPU; unset it"
+    if not facts.gpus:
+        return (
+            f"torch finds no GPU that works with CUDA {facts.torch_cuda}, so the driver is too "
+            f"old or has to be restarted; {INSTALL_DRIVER}"
+        )
+    return None
+
+
+def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
+    """Why one GPU cannot be used, and what mends it."""
+    gpu = facts.gpus[index]
+    version = ".".join(map(str, gpu.capability))
+    if gpu.capability < MIN_CAPABILITY:
+        oldest = ".".join(map(str, MIN_CAPABILITY))
+        return (
+            f"{gpu.name} has compute capability {version}, below the {oldest} that is needed; "
+            "use a newer GPU"
+        )
+    if not any(_runs_on(name, gpu.capability) for name in facts.architectures):
+        return (
+            f"torch {torch.__version__} has no kernels for {gpu.name} (compute capability "
+            f"{version}), it is too old or too new for this GPU; {INSTALL_CUDA_TORCH}"
+        )
+    if index >= facts.warp_gpus:
+        return (
+            f"Warp cannot open {gpu.name}, so the driver is too old for it; {INSTALL_DRIVER}, "
+            'then "pip install -r requirements.txt"'
+        )
+    return None
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether kernels built for ``sm_86`` or ``compute_90`` run on a GPU.
+
+    Machine code runs within its major version; PTX on everything newer than it.
+    """
+    kind, _, digits = architecture.partition("_")
+    digits = digits.rstrip("af")
+    if not digits.isdigit():
+        return False
+    built_for = (int(digits[:-1]), int(digits[-1]))
+    if kind == "compute":
+        return built_for <= capability
+    return built_for[0] == capability[0] and built_for <= capability

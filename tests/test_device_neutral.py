@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every stage on a device that is not the host: nothing is made without a place or mixed up.
+
+There is no second device on most machines, so one is pretended; see ``pretend_device``.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+import train_full_pipeline
+from gaussian_splatting import compute
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.compute import Compute
+from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.images import ImageStore
+from gaussian_splatting.ply import write_gaussian_ply
+from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
+from sugar_extractors.backends import SolverConfig
+from sugar_extractors.extraction import extract_coarse_mesh
+from sugar_extractors.mesh_config import MeshOptions
+from sugar_extractors.poisson import PoissonConfig
+from sugar_extractors.texturing import TextureOptions, extract_textured_mesh
+from sugar_extractors.tsdf import TsdfConfig
+from sugar_pipeline.metrics import MetricsOptions, measure
+from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.mesh_io import read_mesh_ply
+from sugar_trainers.coarse import CoarseStage
+from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
+from sugar_trainers.refine import RefineStage
+from sugar_trainers.refine_config import RefineConfig
+from sugar_utils.device import DeviceChoice, upload
+from sugar_utils.files import read_json
+from tests.mesh_scenes import ITERATION as MESH_ITERATION
+from tests.mesh_scenes import cameras_around, icosahedron, sphere_cloud, write_mesh_scene
+from tests.pretend_device import (
+    ELSEWHERE,
+    FACTORIES,
+    GPU,
+    HOST,
+    ROOT,
+    WrongSide,
+    pretend_gpu,
+    side_of,
+)
+from tests.test_pipeline import SHORT
+from tests.test_texturing_run import refined_state, save_model
+from tests.tiny_scene import (
+    assert_same_bits,
+    disturbed_cloud,
+    make_tiny_checkpoint,
+    make_tiny_scene,
+    run_cli,
+    tiny_cloud,
+)
+
+EXTENT, ITERATION = 3.0, 9_100
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return make_tiny_scene(tmp_path_factory.mktemp("neutral") / "scene")
+
+
+def cloud_on_gpu() -> GaussianCloud:
+    return disturbed_cloud(tiny_cloud()).to(GPU)
+
+
+def on_host(values):
+    """What a checkpoint file keeps."""
+    return tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, values)
+
+
+def stages(tmp_path):
+    """One stage of each kind, at an iteration where all its terms act."""
+    short = CoarseSchedule(entropy_stop=9_500)
+    for mode in ("density", "sdf", "dn_consistency"):
+        for full in (True, False):
+            config = CoarseConfig(mode, short, samples=500, full_res_normals=full)
+            yield CoarseStage(cloud_on_gpu(), config, EXTENT, print), ITERATION
+    split = CoarseConfig("sdf", short, samples=500, sample_chunk=200, split=ImageSplit(2, True))
+    yield CoarseStage(cloud_on_gpu(), split, EXTENT, print), ITERATION
+    config = VanillaConfig(random_background=True)
+    yield VanillaStage(cloud_on_gpu(), config, EXTENT, tmp_path), 600
+    mesh = icosahedron()
+    bound = bind_to_mesh(
+        torch.tensor(mesh.vertices, dtype=torch.float32, device=GPU),
+        torch.tensor(mesh.faces, device=GPU),
+        torch.tensor(mesh.colors, device=GPU).float() / 255,
+        3,
+        EXTENT,
+    )
+    yield RefineStage(bound, RefineConfig(), EXTENT), 1
+
+
+def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
+    camera = scene.cameras[2]
+    with pretend_gpu() as sides, ImageStore() as images:
+        for stage, iteration in stages(tmp_path):
+            stage.begin(iteration)
+            target = upload(images.get(camera), GPU)
+            result = stage.accumulate(iteration, camera, target)
+            stage.apply(iteration)
+            assert side_of(images.get(camera)) is HOST
+            for name, parameter in stage.model.optimizer.parameters.items():
+                assert side_of(parameter) is GPU, f"{stage.name}: {name}"
+            assert result.radii.device == GPU
+            assert all(side_of(term) is not HOST for term in result.terms.values())
+            stage.view_metrics(camera, stage.render(camera, geometry=True))
+            saved, extra = on_host((stage.model.state(), stage.extra_state()))
+            stage.model.restore(saved)
+            stage.restore_extra(extra)
+            stage.begin(iteration + 1)
+            stage.accumulate(iteration + 1, camera, target)
+    assert sides.made[GPU] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["dn_consistency", "sdf"])
+def test_the_pipeline_runs_on_the_device_and_goes_on_on_the_host(
+    mode, scene, tmp_path, monkeypatch, capsys
+):
+    start = tmp_path / "start.ply"
+    write_gaussian_ply(start, scene.cloud)
+    words = ["-s", scene.root, *SHORT, "-r", mode, "--init_ply", start, "--output_dir"]
+    if mode == "sdf":
+        words = ["--mesh_extractor", "tsdf", "--texture_source", "photos", *words]
+    assert run_cli(train_full_pipeline.main, *words, tmp_path / "host", "--device", "cpu") == 0
+    chosen = DeviceChoice(GPU, "computing on the pretended device")
+    with monkeypatch.context() as patch:
+        patch.setattr(compute, "choose_device", lambda *_: chosen)
+        with pretend_gpu() as sides:
+            assert run_cli(train_full_pipeline.main, *words, tmp_path / "gpu") == 0
+    assert sides.made[GPU] > 200
+    assert "computing on the pretended device" in capsys.readouterr().out
+    # The kernels are the same, so the bits must be, and a device must be no part of a file.
+    results = sorted(p.relative_to(tmp_path / "host") for p in (tmp_path / "host").rglob("*.pt"))
+    assert len(results) >= 3
+    for path in results:
+        assert_same_bits(tmp_path / "host" / path, tmp_path / "gpu" / path)
+    # What one device made, the other takes for finished.
+    assert run_cli(train_full_pipeline.main, *words, tmp_path / "gpu", "--device", "cpu") == 0
+    assert "exists already" in capsys.readouterr().out
+
+
+# The pretended device itself
+
+
+def test_mistakes_are_seen():
+    with pretend_gpu():
+        here, there = torch.ones(2, device="cpu"), torch.ones(2, device=GPU)
+        assert (here.device, there.device, (2 * there).device) == (HOST, GPU, GPU)
+        assert there.cpu().device == HOST
+        assert there.device == GPU
+        for wrong in (
+            lambda: here + there,
+            lambda: torch.cat([here, there]),
+            lambda: there.numpy(),
+            lambda: np.asarray(there),
+        ):
+            with pytest.raises(WrongSide):
+                wrong()
+
+
+# The source
+
+
+def calls_without_device(path: Path) -> list[int]:
+    """Lines that call a factory of torch without ``device``, conversions of tensors aside."""
+    names = {function.__name__ for function in FACTORIES}
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = node.func.value
+        if isinstance(owner, ast.Name) and owner.id == "torch" and node.func.attr in names:
+            given = {keyword.arg for keyword in node.keywords}
+            if "device" not in given and node.func.attr != "as_tensor":
+                lines.append(node.lineno)
+    return lines
+
+
+def test_every_new_tensor_says_where_it_is():
+    missing = {}
+    for folder in sorted(p for p in ROOT.iterdir() if (p / "__init__.py").is_file()):
+        if folder.name == "tests":
+            continue
+        for path in folder.rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            lines = calls_without_device(path)
+            if lines and name not in ELSEWHERE:
+                missing[name] = lines
+    assert not missing
+
+
+def test_no_default_device_is_set():
+    for path in ROOT.rglob("*.py"):
+        if "tests" not in path.parts:
+            text = path.read_text(encoding="utf-8")
+            for name in ("set_default_device", "set_default_tensor_type", "cuda.set_device"):
+                assert name not in text, path
+
+
+# Other ways to a mesh and a texture, and the measuring of finished models
+
+
+@pytest.fixture(scope="module")
+def mesh_scene(tmp_path_factory):
+    return write_mesh_scene(
+        tmp_path_factory.mktemp("neutral_mesh"), sphere_cloud(), cameras_around()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"extractor": "centers"},
+        {"extractor": "marching_cubes", "grid_resolution": 48},
+        {"extractor": "tsdf", "tsdf": TsdfConfig(depth="level_set", voxel_size=0.08)},
+        {"extractor": "tsdf", "tsdf": TsdfConfig(depth="blended", voxel_size=0.08)},
+    ],
+    ids=["centers", "marching cubes", "level set", "blended"],
+)
+def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
+    meshes = []
+    for device in (HOST, GPU):
+        options = MeshOptions(
+            scene_path=mesh_scene.root,
+            checkpoint_path=mesh_scene.checkpoint,
+            iteration_to_load=MESH_ITERATION,
+            coarse_model_path=mesh_scene.coarse,
+            output_dir=tmp_path / str(device.index),
+            surface_levels=(0.3,),
+            decimation_targets=(500,),
+            backend="pycolmap",
+            poisson=PoissonConfig(SolverConfig(depth=5)),
+            background=False,
+            compute=Compute(device),
+            **extra,
+        )
+        with pretend_gpu():
+            meshes.append(read_mesh_ply(extract_coarse_mesh(options)[0]))
+    np.testing.assert_array_equal(meshes[0].vertices, meshes[1].vertices)
+    assert meshes[0].n_faces > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uv_texture", [True, False], ids=["textured", "Gaussians"])
+def test_textures_and_measuring_work_on_the_device(uv_texture, scene, tmp_path):
+    root = tmp_path / "output"
+    checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
+    options = MetricsOptions(
+        scenes={scene.root: checkpoint},
+        n_vertices_in_mesh=300,
+        per_triangle=3,
+        evaluate_vanilla=True,
+        uv_texture=uv_texture,
+        output_root=root,
+        compute=Compute(GPU),
+    )
+    model = save_model(
+        root / "refined" / "scene", refined_state(), options.refined_name(scene.root)
+    )
+    with pretend_gpu():
+        if uv_texture:
+            extract_textured_mesh(
+                TextureOptions(
+                    scene_path=scene.root,
+                    checkpoint_path=checkpoint,
+                    refined_model_path=model,
+                    output_dir=root / "refined_mesh" / "scene",
+                    postprocess=False,
+                    compute=Compute(GPU),
+                )
+            )
+            # Peeling asks the density of border triangles.
+            extract_textured_mesh(
+                TextureOptions(
+                    scene_path=scene.root,
+                    checkpoint_path=checkpoint,
+                    refined_model_path=model,
+                    output_dir=tmp_path / "peeled",
+                    postprocess=True,
+                    compute=Compute(GPU),
+                )
+            )
+        written = measure(options)
+    figures = read_json(written)["scene"]
+    assert set(figures) == {"3dgs_7k", options.key}
+    assert all(0 < found["psnr"] < 60 for found in figures.values())

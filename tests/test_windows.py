@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths and names as Windows has them, and constructs that only work elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import ntpath
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path, PureWindowsPath
+
+import pytest
+
+from gaussian_splatting.engine.run_directory import RunDirectory
+from sugar_extractors.mesh_config import mesh_name
+from sugar_pipeline.flags import full_parser
+from sugar_pipeline.plan import full_plan
+from sugar_trainers.naming import coarse_directory, refined_name, scene_name
+from sugar_utils.errors import UserError
+from sugar_utils.html import Link
+from tests.test_house import all_files, name_of, parametrize_files, production_files
+
+LONGEST = 260
+"""Characters of a path that Windows takes without being told to."""
+
+RESERVED = re.compile(r'[<>:"/\\|?*\x00-\x1f]|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.I)
+
+
+class WindowsPath(PureWindowsPath):
+    """A path on a Windows machine where nothing exists yet."""
+
+    def resolve(self) -> WindowsPath:
+        return self if self.is_absolute() else WindowsPath(r"C:\work") / self
+
+    def is_file(self) -> bool:
+        return False
+
+    def is_dir(self) -> bool:
+        return False
+
+
+def windows_plan(scene: str, output: str, *flags: str):
+    """The plan of all stages for paths on Windows."""
+    words = ["-s", scene, "-r", "dn_consistency", "--output_dir", output, "--device", "cpu", *flags]
+    args = full_parser(None).parse_args(words)
+    for name, value in vars(args).items():
+        if isinstance(value, Path):
+            setattr(args, name, WindowsPath(str(value)))
+    return full_plan(args)
+
+
+def results_of(plan) -> dict[str, PureWindowsPath]:
+    return {
+        "vanilla": plan.vanilla.output,
+        "coarse": plan.coarse.result,
+        "mesh": plan.mesh.mesh_paths[0],
+        "refined": plan.refine.result,
+        "ply": plan.refine.ply_path,
+        "texture": plan.texture.obj_path,
+    }
+
+
+@pytest.mark.parametrize(
+    ("scene", "name"),
+    [
+        ("D:\\scans\\Cup", "Cup"),
+        ("D:/scans/Cup/", "Cup"),
+        ("scans\\My Cup", "My Cup"),
+        ("\\\\server\\share\\scans\\Cup", "Cup"),
+        (".", "work"),
+        ("D:\\", "scene"),
+    ],
+)
+def test_all_stages_write_below_the_output_folder(scene, name):
+    output = WindowsPath(r"E:\results of today")
+    results = results_of(windows_plan(scene, str(output)))
+    coarse = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
+    assert results["vanilla"] == output / "vanilla_gs" / name
+    assert results["coarse"] == output / "coarse" / name / coarse / "15000.pt"
+    assert results["mesh"].parent == output / "coarse_mesh" / name
+    assert results["refined"].parent.parent == output / "refined" / name
+    assert results["texture"].parent == output / "refined_mesh" / name
+    for path in results.values():
+        assert path.drive == "E:"
+        assert len(str(path)) < LONGEST
+
+
+def test_results_differ_also_without_regard_to_case():
+    paths = [str(path).lower() for path in results_of(windows_plan("Cup", "out")).values()]
+    assert len(set(paths)) == len(paths)
+
+
+def test_a_stage_reads_what_the_one_before_wrote():
+    plan = windows_plan("D:\\scans\\Cup", "E:\\out")
+    assert plan.coarse.checkpoint_path == plan.vanilla.output
+    assert plan.mesh.coarse_model_path == plan.coarse.result
+    assert plan.refine.mesh_path == plan.mesh.mesh_paths[0]
+    assert plan.texture.refined_model_path == plan.refine.result
+
+
+def test_identities_are_text():
+    identity = windows_plan("D:\\scans\\Cup", "E:\\out").coarse.identity()
+    assert identity["scene"] == "D:\\scans\\Cup"
+    assert identity["checkpoint"] == "E:\\out\\vanilla_gs\\Cup"
+
+
+@pytest.mark.parametrize("value", [0.2, 1.0, 1e-5, 0.30000000000000004, 1e22])
+def test_names_of_ours_are_allowed_on_windows(value):
+    parent = WindowsPath("out")
+    for regularization in ("sdf", "density", "dn_consistency"):
+        coarse = coarse_directory(parent, 7000, regularization, value, value)
+        for variant in ("", "tsdf", "poissoncenters", "marchingcubes"):
+            mesh = mesh_name(coarse.name, value, 200_000, variant)
+            for name in (coarse.name, mesh, refined_name(parent / mesh, value, 6)):
+                assert not RESERVED.search(name), name
+
+
+def test_the_name_of_a_scene_is_its_last_component():
+    assert scene_name(WindowsPath("D:\\scans\\Cup\\")) == "Cup"
+    assert scene_name(Path("/")) == "scene"
+
+
+def test_a_page_does_not_link_to_another_drive(monkeypatch):
+    monkeypatch.setattr("sugar_utils.html.os.path", ntpath)
+    link = Link.to(WindowsPath("D:\\a\\mesh.obj"), WindowsPath("C:\\out"))
+    assert link.html == "D:\\a\\mesh.obj"
+
+
+def test_a_file_that_another_program_holds_open_is_named(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path, {"a": 1})
+    run.record("finished", timings={})
+    (tmp_path / "10.pt").write_bytes(b"")
+
+    def refuse(self, missing_ok=False):
+        raise PermissionError(13, "The process cannot access the file", str(self))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(UserError, match=r"cannot remove .*10\.pt.*close the program"):
+        run.plan("none", True, 20, print)
+
+
+def test_characters_that_the_output_lacks_are_spelled():
+    code = (
+        "import sys; from sugar_utils.flags import run_main; from sugar_utils.errors import *\n"
+        "def main():\n    print('Stra\\u00dfe \\u2192'); raise UserError('\\u4e2d')\n"
+        "sys.exit(run_main(main))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={
+            **os.environ,
+            "PYTHONIOENCODING": "cp1252:strict",
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+        },
+    )
+    assert done.returncode == 2
+    assert done.stdout.split(b"\n")[0].rstrip() == b"Stra\xdfe \\u2192"
+    assert done.stderr.rstrip() == b"error: \\u4e2d"
+
+
+# The source
+
+POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+POSIX_ATTRIBUTES = {
+    "os": {"fork", "forkpty", "system", "popen", "rename", "symlink", "link", "getuid", "chown",
+           "killpg", "setsid", "mkfifo", "sched_getaffinity", "statvfs", "uname", "nice"},
+    "signal": {"SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGPIPE", "alarm", "pause",
+               "setitimer"},
+    "path": {"join"},
+    "shutil": {"chown"},
+}  # fmt: skip
+GUARDED = {
+    # Behind a test of the platform.
+    ("sugar_utils/memory.py", "resource"),
+}
+TEXT_METHODS = {"read_text", "write_text"}
+PROC_FILES = {"sugar_utils/memory.py"}
+"""Reads files of the Linux kernel, whose text is ASCII."""
+
+
+def _names(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+
+
+def faults(path: Path) -> list[str]:
+    """What does not work, or works differently, on Windows."""
+    name, found = name_of(path), []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Import):
+            modules = {alias.name.split(".")[0] for alias in node.names}
+            found += [(line, m) for m in modules & POSIX_MODULES if (name, m) not in GUARDED]
+        elif isinstance(node, ast.ImportFrom) and node.module in POSIX_MODULES:
+            found.append((line, node.module))
+        elif isinstance(node, ast.Attribute):
+            if node.attr in POSIX_ATTRIBUTES.get(_names(node.value), ()):
+                found.append((line, f"{_names(node.value)}.{node.attr}"))
+        elif isinstance(node, ast.Call):
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            if isinstance(given.get("shell"), ast.Constant) and given["shell"].value:
+                found.append((line, "shell=True"))
+            called = _names(node.func)
+            if called in TEXT_METHODS and "encoding" not in given and name not in PROC_FILES:
+                found.append((line, f"{called} without encoding"))
+            if called == "get_context" and [a.value for a in node.args] != ["spawn"]:
+                found.append((line, "multiprocessing other than spawn"))
+            if called in ("Pool", "Process") and _names(node.func.value) == "multiprocessing":
+                found.append((line, "multiprocessing as the platform has it"))
+    return [f"{name}:{line}: {what}" for line, what in found]
+
+
+@parametrize_files([p for p in all_files() if "tests" not in p.parts])
+def test_nothing_needs_posix(path):
+    assert not faults(path)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos.system('x')",
+        "import subprocess\nsubprocess.run('x', shell=True)",
+        "import fcntl",
+        "import os\nos.path.join('a', 'b')",
+        "import os\nos.rename('a', 'b')",
+        "import signal\nsignal.SIGHUP",
+        "from pathlib import Path\nPath('a').read_text()",
+        "import multiprocessing\nmultiprocessing.Pool(2)",
+    ],
+)
+def test_such_constructs_are_found(code, tmp_path, monkeypatch):
+    path = tmp_path / "code.py"
+    path.write_text(code, encoding="utf-8")
+    monkeypatch.setattr("tests.test_windows.name_of", lambda p: p.name)
+    assert faults(path)
+
+
+def test_files_of_the_repository_have_names_that_windows_takes():
+    names = [name_of(path) for path in production_files()]
+    assert len({name.lower() for name in names}) == len(names)
+    assert not [part for name in names for part in name.split("/") if RESERVED.search(part)]
