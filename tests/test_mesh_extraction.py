@@ -321,7 +321,7 @@ def test_the_command_line_fills_every_option(tmp_path):
     assert made.bboxmin == (-1, -2, -3)
     assert made.center_bbox is None
     assert made.tsdf.depth == "level_set"
-    default = mesh_options(mesh_parser(None).parse_args("-s s -c c --device cpu".split()))
+    default = mesh_options(mesh_parser(None).parse_args(["-s", "s", "-c", "c", "--device", "cpu"]))
     assert default == MeshOptions(scene_path=Path("s"), checkpoint_path=Path("c"))
 
 
