@@ -15,6 +15,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gaussian_splatting.rasterization.backends.graph import GraphRasterizer
@@ -71,7 +72,8 @@ class GsplatRasterizer(GraphRasterizer):
         top, down = rows.start // TILE, -(-n_rows // TILE)
         first, last = tiles.starts[top], tiles.starts[top + down]
         offsets = lists.offsets[top * lists.across : (top + down) * lists.across] - first
-        means2d = splats[:, :2] + splats.new_tensor([0.5, 0.5 - rows.start])
+        # Scalars, because a small tensor would wait for its copy to the device.
+        means2d = torch.stack([splats[:, 0] + 0.5, splats[:, 1] + (0.5 - rows.start)], dim=-1)
         opacities = splats[:, 5]
         # Straight through: the cap changes the value, not the gradient.
         opacities = opacities + (opacities.clamp_max(ALPHA_MAX) - opacities).detach()

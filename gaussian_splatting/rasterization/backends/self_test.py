@@ -14,8 +14,8 @@ from gaussian_splatting.rasterization.projection import project
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer
 from sugar_utils.random import generator
 
-N_GAUSSIANS, WIDTH, HEIGHT = 60, 35, 23
-STRIPS = (Rows(0, HEIGHT), Rows(17, 22))
+N_GAUSSIANS, WIDTH, HEIGHT = 60, 21, 35
+STRIPS = (Rows(0, HEIGHT), Rows(17, 30))
 """The whole image, and a strip that begins and ends inside of a tile."""
 
 MAX_ERROR, GRADIENT_ERROR = 8e-3, 2e-2
