@@ -113,8 +113,53 @@ def launch(
             min_items=min_items,
         )
         return
-    stream = wp.stream_from_torch(torch.cuda.current_stream(device))
-    wp.launch(kernel, n_items, [0, *arguments], stream=stream)
+    wp.launch(kernel, n_items, [0, *arguments], stream=_torch_stream(device))
+
+
+def launch_blocks(
+    kernel: Any, n_blocks: int, inputs: Sequence[Any], *, device: torch.device, block_dim: int
+) -> None:
+    """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
+
+    On the CPU the threads of a block are fibers on one core: slow, and there to check the very
+    kernel that a GPU runs.
+
+    Args:
+        kernel: Warp kernel with ``block, thread = wp.tid()``.
+        n_blocks: Number of blocks.
+        inputs: Kernel arguments; tensors go through :func:`as_array`.
+        device: Where the tensors live.
+        block_dim: Threads per block; the kernel's module must be made for it.
+    """
+    if n_blocks == 0:
+        return
+    arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
+    if device.type != "cpu":
+        stream = _torch_stream(device)
+        wp.launch_tiled(
+            kernel, dim=[n_blocks], inputs=arguments, stream=stream, block_dim=block_dim
+        )
+        return
+    allowed = wp.config.enable_cpu_blocks
+    wp.config.enable_cpu_blocks = True
+    try:
+        wp.launch_tiled(kernel, dim=[n_blocks], inputs=arguments, device="cpu", block_dim=block_dim)
+    finally:
+        wp.config.enable_cpu_blocks = allowed
+
+
+@contextlib.contextmanager
+def on_stream_of(device: torch.device) -> Iterator[None]:
+    """Let Warp's own functions work on torch's current stream; on the CPU there is none."""
+    if device.type == "cpu":
+        yield
+        return
+    with wp.ScopedStream(_torch_stream(device), sync_enter=False):
+        yield
+
+
+def _torch_stream(device: torch.device) -> Any:
+    return wp.stream_from_torch(torch.cuda.current_stream(device))
 
 
 @functools.cache
