@@ -9,7 +9,7 @@ tiles do. A pixel has the same bits whatever rows are blended with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -93,11 +93,12 @@ def blend_rows(
     transmittance = torch.empty(shape, device=device)
     last = torch.empty(shape, dtype=torch.int32, device=device)
     first, count = _tiles_of(rows, tiles)
+    blocks = _on_blocks(device, blocks)
     inputs = [
-        first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
-        background, pixels, transmittance, last,
+        first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids,
+        _as_rows(splats) if blocks else splats.detach(), background, pixels, transmittance, last,
     ]  # fmt: skip
-    if _on_blocks(device, blocks):
+    if blocks:
         kernel = block_kernels(n_channels).forward
         launch_blocks(kernel, count, inputs, device=device, block_dim=BLOCK_DIM)
     else:
@@ -133,14 +134,11 @@ def backpropagate_rows(
     kernels = (block_kernels if blocks else tile_kernels)(n_channels)
     first, count = _tiles_of(blended.rows, tiles)
     slots = torch.empty(_n_slots(tiles, first, count), 6 + n_channels, device=device)
-    # A vector per row; what describes it to Warp must not see the memory go.
-    slot_rows = slots
-    if blocks:
-        slot_rows = as_array(slots, wp.types.vector(length=slots.shape[1], dtype=wp.float32))
+    slot_rows = _as_rows(slots) if blocks else slots
     inputs = [
         first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids,
-        splats.detach(), background, blended.transmittance, blended.last,
-        d_pixels.contiguous(), d_transmittance.contiguous(), slot_rows,
+        _as_rows(splats) if blocks else splats.detach(), background, blended.transmittance,
+        blended.last, d_pixels.contiguous(), d_transmittance.contiguous(), slot_rows,
     ]  # fmt: skip
     if blocks:
         launch_blocks(kernels.backward, count, inputs, device=device, block_dim=BLOCK_DIM)
@@ -160,6 +158,11 @@ def backpropagate_rows(
 
 def _on_blocks(device: torch.device, blocks: bool | None) -> bool:
     return device.type != "cpu" if blocks is None else blocks
+
+
+def _as_rows(table: Tensor) -> Any:
+    """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
+    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
 
 def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:

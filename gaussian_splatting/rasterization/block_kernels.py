@@ -9,8 +9,6 @@ barrier, and a pair costs an eighth of the shuffles that one pixel per thread wo
 added atomically. The numerics are those of the bodies in ``native/``.
 """
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +31,11 @@ _OPAQUE = wp.constant(TRANSMITTANCE_MIN)
 _OPTIONS = {"enable_backward": False, "block_dim": BLOCK_DIM}
 
 wp.set_module_options(_OPTIONS)
+
+# What changes inside a condition is an element of a vector, which is changed in place. A scalar
+# would be a new variable merged with the old one, and keep both in registers around the loop.
+Bits = wp.types.vector(length=1, dtype=wp.int32)
+Shade = wp.types.vector(length=1, dtype=wp.float32)
 
 
 # A vote without a reduction through memory. Fibers have no warp: there, nothing is left out.
@@ -68,7 +71,7 @@ def block_kernels(n_channels: int) -> SimpleNamespace:
 def _forward_kernel(n_channels: int) -> Any:
     PIXELS = wp.constant(_PIXELS)
     CHANNELS = wp.constant(n_channels)
-    STRIDE = wp.constant(SPLAT_HEADER + n_channels)
+    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     Floats = wp.types.vector(length=_PIXELS, dtype=wp.float32)
     Ints = wp.types.vector(length=_PIXELS, dtype=wp.int32)
     Colors = wp.types.matrix(shape=(_PIXELS, n_channels), dtype=wp.float32)
@@ -82,7 +85,7 @@ def _forward_kernel(n_channels: int) -> Any:
         tiles_x: int,
         offsets: wp.array(dtype=int),
         ids: wp.array(dtype=int),
-        splats: wp.array2d(dtype=float),
+        splats: wp.array(dtype=Row),
         background: wp.array(dtype=float),
         image: wp.array3d(dtype=float),
         transmittance: wp.array2d(dtype=float),
@@ -94,30 +97,28 @@ def _forward_kernel(n_channels: int) -> Any:
         top = (tile / tiles_x) * _COLUMNS + lane / _COLUMNS
         light = Floats(1.0)
         latest = Ints(-1)
-        alive = Ints(0)
+        alive = Bits()
         blended = Colors()
-        n_open = int(0)
         for q in range(PIXELS):
             y = top + q * _ROW_STEP
             # Pixels that are not blended count as opaque, so that they do not keep a tile going.
             if x < width and y >= top_row and y < end_row:
-                alive[q] = 1
-                n_open += 1
+                alive[0] = alive[0] | (1 << q)
         begin = offsets[tile]
         end = offsets[tile + 1]
         for batch in range((end - begin + _THREADS - 1) / _THREADS):
-            open_pixels = wp.tile_extract(wp.tile_sum(wp.tile(n_open)), 0)
-            if open_pixels == 0:
+            own_alive = alive[0]
+            if wp.tile_extract(wp.tile_max(wp.tile(own_alive)), 0) == 0:
                 break
             start = begin + batch * _THREADS
             own_row = ids[wp.min(start + lane, end - 1)]
             rows = wp.tile(own_row)
             batch_splats = wp.tile_load_indexed(
-                splats, indices=rows, shape=(_THREADS, STRIDE), axis=0, storage="shared"
+                splats, indices=rows, shape=(_THREADS,), axis=0, storage="shared"
             )
             for j in range(wp.min(_THREADS, end - start)):
                 dx = float(x) - batch_splats[j, 0]
-                if n_open > 0 and wp.abs(dx) <= batch_splats[j, 7]:
+                if alive[0] != 0 and wp.abs(dx) <= batch_splats[j, 7]:
                     center_y = batch_splats[j, 1]
                     xx = half_square(batch_splats[j, 2], dx)
                     xy = batch_splats[j, 3] * dx
@@ -127,13 +128,12 @@ def _forward_kernel(n_channels: int) -> Any:
                     for q in range(PIXELS):
                         dy = float(top + q * _ROW_STEP) - center_y
                         sigma = xx + xy * dy + half_square(yy, dy)
-                        if alive[q] == 1 and sigma >= 0.0 and sigma <= limit:
+                        if (alive[0] & (1 << q)) != 0 and sigma >= 0.0 and sigma <= limit:
                             alpha = wp.min(opacity * wp.exp(-sigma), _CAP)
                             if alpha >= _FAINTEST:
                                 after = light[q] * (1.0 - alpha)
                                 if after < _OPAQUE:
-                                    alive[q] = 0
-                                    n_open -= 1
+                                    alive[0] = alive[0] & ~(1 << q)
                                 else:
                                     weight = alpha * light[q]
                                     for c in range(CHANNELS):
@@ -154,7 +154,7 @@ def _forward_kernel(n_channels: int) -> Any:
 def _backward_kernel(n_channels: int) -> Any:
     PIXELS = wp.constant(_PIXELS)
     CHANNELS = wp.constant(n_channels)
-    STRIDE = wp.constant(SPLAT_HEADER + n_channels)
+    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     Floats = wp.types.vector(length=_PIXELS, dtype=wp.float32)
     Ints = wp.types.vector(length=_PIXELS, dtype=wp.int32)
     Colors = wp.types.matrix(shape=(_PIXELS, n_channels), dtype=wp.float32)
@@ -169,7 +169,7 @@ def _backward_kernel(n_channels: int) -> Any:
         tiles_x: int,
         offsets: wp.array(dtype=int),
         ids: wp.array(dtype=int),
-        splats: wp.array2d(dtype=float),
+        splats: wp.array(dtype=Row),
         background: wp.array(dtype=float),
         transmittance: wp.array2d(dtype=float),
         last: wp.array2d(dtype=int),
@@ -208,12 +208,12 @@ def _backward_kernel(n_channels: int) -> Any:
             own_row = ids[wp.max(start - lane, begin)]
             rows = wp.tile(own_row)
             batch_splats = wp.tile_load_indexed(
-                splats, indices=rows, shape=(_THREADS, STRIDE), axis=0, storage="shared"
+                splats, indices=rows, shape=(_THREADS,), axis=0, storage="shared"
             )
             for j in range(wp.min(_THREADS, start - begin + 1)):
                 k = start - j
                 sums = Sums()
-                touched = int(0)
+                touched = Bits()
                 dx = float(x) - batch_splats[j, 0]
                 if k <= own_end and wp.abs(dx) <= batch_splats[j, 7]:
                     center_y = batch_splats[j, 1]
@@ -222,9 +222,7 @@ def _backward_kernel(n_channels: int) -> Any:
                     yy = batch_splats[j, 4]
                     opacity = batch_splats[j, 5]
                     limit = batch_splats[j, 6]
-                    gx = float(0.0)
-                    gy = float(0.0)
-                    gyy = float(0.0)
+                    moments = wp.vec3()
                     for q in range(PIXELS):
                         dy = float(top + q * _ROW_STEP) - center_y
                         sigma = xx + xy * dy + half_square(yy, dy)
@@ -233,32 +231,32 @@ def _backward_kernel(n_channels: int) -> Any:
                             uncapped = opacity * falloff
                             alpha = wp.min(uncapped, _CAP)
                             if alpha >= _FAINTEST:
-                                touched = 1
+                                touched[0] = 1
                                 inverse = 1.0 / (1.0 - alpha)
                                 before = light[q] * inverse
                                 weight = alpha * before
-                                shade = float(0.0)
+                                shade = Shade()
                                 for c in range(CHANNELS):
-                                    shade += d_pixel[q, c] * batch_splats[j, HEADER + c]
+                                    shade[0] += d_pixel[q, c] * batch_splats[j, HEADER + c]
                                     sums[6 + c] += weight * d_pixel[q, c]
                                 # The cap passes the gradient straight through, as in 3DGS.
-                                d_alpha = before * shade - behind[q] * inverse
-                                behind[q] += weight * shade
+                                d_alpha = before * shade[0] - behind[q] * inverse
+                                behind[q] += weight * shade[0]
                                 light[q] = before
                                 d_sigma = uncapped * d_alpha
-                                gx += d_sigma
-                                gy += d_sigma * dy
-                                gyy += d_sigma * dy * dy
+                                moments[0] += d_sigma
+                                moments[1] += d_sigma * dy
+                                moments[2] += d_sigma * dy * dy
                                 sums[5] += falloff * d_alpha
                     # All pixels of a thread have one dx.
-                    gxy = gy * dx
-                    gx = gx * dx
+                    gx = moments[0] * dx
+                    gy = moments[1]
                     sums[0] = batch_splats[j, 2] * gx + batch_splats[j, 3] * gy
                     sums[1] = batch_splats[j, 3] * gx + batch_splats[j, 4] * gy
                     sums[2] = -0.5 * gx * dx
-                    sums[3] = -gxy
-                    sums[4] = -0.5 * gyy
-                if anyone(touched) == 1:
+                    sums[3] = -gy * dx
+                    sums[4] = -0.5 * moments[2]
+                if anyone(touched[0]) == 1:
                     total = wp.tile_sum(wp.tile(sums, preserve_type=True))
                     wp.tile_store(slots, total, offset=(k - first_place,))
                 elif lane == 0:
