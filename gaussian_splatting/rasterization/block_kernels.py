@@ -24,7 +24,8 @@ BLOCK_DIM = 32
 _COLUMNS = wp.constant(TILE)
 _THREADS = wp.constant(BLOCK_DIM)
 _ROW_STEP = wp.constant(BLOCK_DIM // TILE)
-_PIXELS = TILE * TILE // BLOCK_DIM
+_PIXELS_EACH = TILE * TILE // BLOCK_DIM
+_PIXELS = wp.constant(_PIXELS_EACH)
 _CAP = wp.constant(ALPHA_MAX)
 _FAINTEST = wp.constant(ALPHA_MIN)
 _OPAQUE = wp.constant(TRANSMITTANCE_MIN)
@@ -34,8 +35,11 @@ wp.set_module_options(_OPTIONS)
 
 # What changes inside a condition is an element of a vector, which is changed in place. A scalar
 # would be a new variable merged with the old one, and keep both in registers around the loop.
+Floats = wp.types.vector(length=_PIXELS_EACH, dtype=wp.float32)
+Ints = wp.types.vector(length=_PIXELS_EACH, dtype=wp.int32)
 Bits = wp.types.vector(length=1, dtype=wp.int32)
 Shade = wp.types.vector(length=1, dtype=wp.float32)
+vec5 = wp.types.vector(length=5, dtype=wp.float32)
 
 
 # A vote without a reduction through memory. Fibers have no warp: there, nothing is left out.
@@ -54,6 +58,20 @@ def half_square(scale: float, d: float) -> float:
     return 0.5 * scale * d * d
 
 
+@wp.func
+def shape_gradients(dx: float, moments: wp.vec3, conic: wp.vec3) -> vec5:
+    """Gradients of centre and conic from sums of dL/dsigma times 1, dy, dy^2 over one column."""
+    gx = moments[0] * dx
+    gy = moments[1]
+    return vec5(
+        conic[0] * gx + conic[1] * gy,
+        conic[1] * gx + conic[2] * gy,
+        -0.5 * gx * dx,
+        -gy * dx,
+        -0.5 * moments[2],
+    )
+
+
 @functools.cache
 def block_kernels(n_channels: int) -> SimpleNamespace:
     """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats of ``n_channels`` channels.
@@ -69,12 +87,9 @@ def block_kernels(n_channels: int) -> SimpleNamespace:
 
 
 def _forward_kernel(n_channels: int) -> Any:
-    PIXELS = wp.constant(_PIXELS)
     CHANNELS = wp.constant(n_channels)
     Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
-    Floats = wp.types.vector(length=_PIXELS, dtype=wp.float32)
-    Ints = wp.types.vector(length=_PIXELS, dtype=wp.int32)
-    Colors = wp.types.matrix(shape=(_PIXELS, n_channels), dtype=wp.float32)
+    Colors = wp.types.matrix(shape=(_PIXELS_EACH, n_channels), dtype=wp.float32)
 
     @wp.kernel(module="unique", module_options=_OPTIONS)
     def forward(
@@ -99,7 +114,7 @@ def _forward_kernel(n_channels: int) -> Any:
         latest = Ints(-1)
         alive = Bits()
         blended = Colors()
-        for q in range(PIXELS):
+        for q in range(_PIXELS):
             y = top + q * _ROW_STEP
             # Pixels that are not blended count as opaque, so that they do not keep a tile going.
             if x < width and y >= top_row and y < end_row:
@@ -125,7 +140,7 @@ def _forward_kernel(n_channels: int) -> Any:
                     yy = batch_splats[j, 4]
                     opacity = batch_splats[j, 5]
                     limit = batch_splats[j, 6]
-                    for q in range(PIXELS):
+                    for q in range(_PIXELS):
                         dy = float(top + q * _ROW_STEP) - center_y
                         sigma = xx + xy * dy + half_square(yy, dy)
                         if (alive[0] & (1 << q)) != 0 and sigma >= 0.0 and sigma <= limit:
@@ -140,7 +155,7 @@ def _forward_kernel(n_channels: int) -> Any:
                                         blended[q, c] += weight * batch_splats[j, HEADER + c]
                                     light[q] = after
                                     latest[q] = start + j
-        for q in range(PIXELS):
+        for q in range(_PIXELS):
             y = top + q * _ROW_STEP
             if x < width and y >= top_row and y < end_row:
                 transmittance[y - top_row, x] = light[q]
@@ -152,12 +167,9 @@ def _forward_kernel(n_channels: int) -> Any:
 
 
 def _backward_kernel(n_channels: int) -> Any:
-    PIXELS = wp.constant(_PIXELS)
     CHANNELS = wp.constant(n_channels)
     Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
-    Floats = wp.types.vector(length=_PIXELS, dtype=wp.float32)
-    Ints = wp.types.vector(length=_PIXELS, dtype=wp.int32)
-    Colors = wp.types.matrix(shape=(_PIXELS, n_channels), dtype=wp.float32)
+    Colors = wp.types.matrix(shape=(_PIXELS_EACH, n_channels), dtype=wp.float32)
     Sums = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
 
     @wp.kernel(module="unique", module_options=_OPTIONS)
@@ -186,7 +198,7 @@ def _backward_kernel(n_channels: int) -> Any:
         latest = Ints(-1)
         d_pixel = Colors()
         own_end = int(-1)
-        for q in range(PIXELS):
+        for q in range(_PIXELS):
             y = top + q * _ROW_STEP
             if x < width and y >= top_row and y < end_row:
                 light[q] = transmittance[y - top_row, x]
@@ -216,19 +228,15 @@ def _backward_kernel(n_channels: int) -> Any:
                 touched = Bits()
                 dx = float(x) - batch_splats[j, 0]
                 if k <= own_end and wp.abs(dx) <= batch_splats[j, 7]:
-                    center_y = batch_splats[j, 1]
-                    xx = half_square(batch_splats[j, 2], dx)
-                    xy = batch_splats[j, 3] * dx
-                    yy = batch_splats[j, 4]
-                    opacity = batch_splats[j, 5]
-                    limit = batch_splats[j, 6]
+                    conic = wp.vec3(batch_splats[j, 2], batch_splats[j, 3], batch_splats[j, 4])
+                    xx = half_square(conic[0], dx)
                     moments = wp.vec3()
-                    for q in range(PIXELS):
-                        dy = float(top + q * _ROW_STEP) - center_y
-                        sigma = xx + xy * dy + half_square(yy, dy)
-                        if k <= latest[q] and sigma >= 0.0 and sigma <= limit:
+                    for q in range(_PIXELS):
+                        dy = float(top + q * _ROW_STEP) - batch_splats[j, 1]
+                        sigma = xx + conic[1] * dx * dy + half_square(conic[2], dy)
+                        if k <= latest[q] and sigma >= 0.0 and sigma <= batch_splats[j, 6]:
                             falloff = wp.exp(-sigma)
-                            uncapped = opacity * falloff
+                            uncapped = batch_splats[j, 5] * falloff
                             alpha = wp.min(uncapped, _CAP)
                             if alpha >= _FAINTEST:
                                 touched[0] = 1
@@ -248,14 +256,9 @@ def _backward_kernel(n_channels: int) -> Any:
                                 moments[1] += d_sigma * dy
                                 moments[2] += d_sigma * dy * dy
                                 sums[5] += falloff * d_alpha
-                    # All pixels of a thread have one dx.
-                    gx = moments[0] * dx
-                    gy = moments[1]
-                    sums[0] = batch_splats[j, 2] * gx + batch_splats[j, 3] * gy
-                    sums[1] = batch_splats[j, 3] * gx + batch_splats[j, 4] * gy
-                    sums[2] = -0.5 * gx * dx
-                    sums[3] = -gy * dx
-                    sums[4] = -0.5 * moments[2]
+                    shape = shape_gradients(dx, moments, conic)
+                    for c in range(5):
+                        sums[c] = shape[c]
                 if anyone(touched[0]) == 1:
                     total = wp.tile_sum(wp.tile(sums, preserve_type=True))
                     wp.tile_store(slots, total, offset=(k - first_place,))
