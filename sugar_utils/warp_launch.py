@@ -134,6 +134,7 @@ def launch_blocks(
     if n_blocks == 0:
         return
     arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
+    # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
         stream = _torch_stream(device)
         wp.launch_tiled(
@@ -159,7 +160,14 @@ def on_stream_of(device: torch.device) -> Iterator[None]:
 
 
 def _torch_stream(device: torch.device) -> Any:
-    return wp.stream_from_torch(torch.cuda.current_stream(device))
+    stream = torch.cuda.current_stream(device)
+    return _warp_stream(stream.device, stream.cuda_stream)
+
+
+@functools.lru_cache(maxsize=16)
+def _warp_stream(device: torch.device, handle: int) -> Any:
+    """Kept, because to register a stream with Warp costs more than a launch."""
+    return wp.Stream(wp.device_from_torch(device), cuda_stream=handle)
 
 
 @functools.cache

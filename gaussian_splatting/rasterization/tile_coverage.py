@@ -68,8 +68,11 @@ class Ellipse:
 def ellipse_of(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> Ellipse:
     e = Ellipse()
     e.whole = 1
-    # A box of one row or one column is touched by the ellipse in each of its tiles.
-    if rect[1] - rect[0] < 2 or rect[3] - rect[2] < 2:
+    # A box of one row or one column is touched by the ellipse in each of its tiles; of two by two
+    # so seldom less than all are touched that finding out costs more than it saves.
+    across = rect[1] - rect[0]
+    down = rect[3] - rect[2]
+    if across < 2 or down < 2 or across * down < 5:
         return e
     xx = splats[i, 2]
     xy = splats[i, 3]
