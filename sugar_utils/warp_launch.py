@@ -69,7 +69,11 @@ def as_array(tensor: Tensor, dtype: Any = None) -> Any:
         tensor: Any contiguous tensor; gradients are not tracked.
         dtype: Warp type of one element; the tensor's own scalar type when None.
     """
-    return wp.from_torch(tensor.detach(), dtype=dtype, requires_grad=False, return_ctype=True)
+    tensor = tensor.detach()
+    description = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+    # It holds an address only; a temporary tensor would be gone before the launch.
+    description.tensor = tensor
+    return description
 
 
 def run_strips(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:

@@ -15,10 +15,12 @@ from gaussian_splatting.rasterization import (
     blend_rows,
     build_tile_lists,
     project,
+    tile_lists,
 )
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.ssim_reference import ssim_map_reference
-from sugar_utils.warp_launch import launch_blocks
+from sugar_utils.errors import UserError
+from sugar_utils.warp_launch import as_array, launch_blocks
 from tests.random_scenes import look_at, random_gaussians
 
 CHANNELS = 6
@@ -211,6 +213,19 @@ def test_lists_are_sorted_by_tile_then_depth_then_index(blocks):
 
 def test_a_launch_of_no_blocks_is_no_launch():
     launch_blocks(None, 0, [], device=torch.device("cpu"), block_dim=32)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_more_pairs_than_can_be_numbered_are_refused(blocks, monkeypatch):
+    monkeypatch.setattr(tile_lists, "_MAX_PAIRS", 10)
+    with pytest.raises(UserError, match=r"view \(70 x 50\) needs \d+ \(tile, Gaussian\) pairs"):
+        build_tile_lists(projected(250), blocks=blocks)
+
+
+def test_a_described_tensor_outlives_its_name():
+    description = as_array(torch.ones(1000))
+    reused = torch.zeros(1000)
+    assert description.data != reused.data_ptr()
 
 
 def all_tiles_of_the_rectangles(projection):
