@@ -22,7 +22,7 @@ from gaussian_splatting.demo_geometry import (
     TWISTS,
     DemoGeometry,
 )
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import as_array, launch, on_stream_of
 
 wp.set_module_options({"enable_backward": False})
 
@@ -303,11 +303,9 @@ class DemoRenderer:
         self._device = device
         self._points = self._vectors(geometry.points)
         self._faces = torch.as_tensor(geometry.faces, device=device).reshape(-1).contiguous()
-        # Warp builds the mesh on a stream of its own, which knows nothing of torch's.
-        synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        synchronize()
-        self._mesh = wp.Mesh(wp.from_torch(self._points, wp.vec3), wp.from_torch(self._faces))
-        synchronize()
+        # Warp would build the mesh on a stream of its own, which knows nothing of torch's.
+        with on_stream_of(self._device):
+            self._mesh = wp.Mesh(wp.from_torch(self._points, wp.vec3), wp.from_torch(self._faces))
         self._seed, self._detail = seed, detail
         knot = [
             np.pad(grid.reshape(N_ALONG, N_AROUND, 3), ((0, 1), (0, 1), (0, 0)), mode="wrap")

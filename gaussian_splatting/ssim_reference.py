@@ -21,7 +21,7 @@ C1 = 1e-4
 C2 = 9e-4
 
 
-def gaussian_window(dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+def gaussian_window(dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """The window along one axis, summing to 1; the 2D window is its outer product. (11,)"""
     middle = WINDOW_SIZE // 2
     weights = [math.exp(-((i - middle) ** 2) / (2 * WINDOW_SIGMA**2)) for i in range(WINDOW_SIZE)]

@@ -11,7 +11,7 @@ import torch
 import warp as wp
 
 from sugar_utils.random import generator
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import as_array, launch, on_stream_of
 
 wp.set_module_options({"enable_backward": False})
 
@@ -113,7 +113,10 @@ class Surface:
         self._tree = None
         if len(self._normals):
             # Warp refers to the memory of both tensors, so they are kept.
-            self._tree = wp.Mesh(wp.from_torch(self._points, wp.vec3), wp.from_torch(self._rows))
+            with on_stream_of(self._device):
+                self._tree = wp.Mesh(
+                    wp.from_torch(self._points, wp.vec3), wp.from_torch(self._rows)
+                )
 
     def nearest(self, points: np.ndarray) -> Nearest:
         """Distances to the surface, and its normals there; infinite where there is no surface.

@@ -73,7 +73,11 @@ def as_array(tensor: Tensor, dtype: Any = None) -> Any:
         tensor: Any contiguous tensor; gradients are not tracked.
         dtype: Warp type of one element; the tensor's own scalar type when None.
     """
-    return wp.from_torch(tensor.detach(), dtype=dtype, requires_grad=False, return_ctype=True)
+    tensor = tensor.detach()
+    description = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+    # It holds an address only; a temporary tensor would be gone before the launch.
+    description.tensor = tensor
+    return description
 
 
 def run_strips(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
@@ -117,8 +121,61 @@ def launch(
             min_items=min_items,
         )
         return
-    stream = wp.stream_from_torch(torch.cuda.current_stream(device))
-    wp.launch(kernel, n_items, [0, *arguments], stream=stream)
+    wp.launch(kernel, n_items, [0, *arguments], stream=_torch_stream(device))
+
+
+def launch_blocks(
+    kernel: Any, n_blocks: int, inputs: Sequence[Any], *, device: torch.device, block_dim: int
+) -> None:
+    """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
+
+    On the CPU the threads of a block are fibers on one core: slow, and there to check the very
+    kernel that a GPU runs.
+
+    Args:
+        kernel: Warp kernel with ``block, thread = wp.tid()``.
+        n_blocks: Number of blocks.
+        inputs: Kernel arguments; tensors go through :func:`as_array`.
+        device: Where the tensors live.
+        block_dim: Threads per block; the kernel's module must be made for it.
+    """
+    if n_blocks == 0:
+        return
+    arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
+    # On the CPU the block size takes effect only where fibers are switched on.
+    if device.type != "cpu":
+        stream = _torch_stream(device)
+        wp.launch_tiled(
+            kernel, dim=[n_blocks], inputs=arguments, stream=stream, block_dim=block_dim
+        )
+        return
+    allowed = wp.config.enable_cpu_blocks
+    wp.config.enable_cpu_blocks = True
+    try:
+        wp.launch_tiled(kernel, dim=[n_blocks], inputs=arguments, device="cpu", block_dim=block_dim)
+    finally:
+        wp.config.enable_cpu_blocks = allowed
+
+
+@contextlib.contextmanager
+def on_stream_of(device: torch.device) -> Iterator[None]:
+    """Let Warp's own functions work on torch's current stream; on the CPU there is none."""
+    if device.type == "cpu":
+        yield
+        return
+    with wp.ScopedStream(_torch_stream(device), sync_enter=False):
+        yield
+
+
+def _torch_stream(device: torch.device) -> Any:
+    stream = torch.cuda.current_stream(device)
+    return _warp_stream(stream.device, stream.cuda_stream)
+
+
+@functools.lru_cache(maxsize=16)
+def _warp_stream(device: torch.device, handle: int) -> Any:
+    """Kept, because to register a stream with Warp costs more than a launch."""
+    return wp.Stream(wp.device_from_torch(device), cuda_stream=handle)
 
 
 @functools.cache

@@ -43,10 +43,6 @@ _OUR_FOLDERS = ("gaussian_splatting", "sugar_scene", "sugar_trainers", "sugar_ex
                 "sugar_pipeline", "sugar_utils")  # fmt: skip
 
 
-ELSEWHERE = ("gaussian_splatting/photometric.py",)
-"""Files whose kernels are made for the CPU only; what they make has no side."""
-
-
 class WrongSide(AssertionError):
     """Something that fails or is slow with a real GPU."""
 
@@ -108,8 +104,6 @@ class _Sides(TorchFunctionMode):
             if func in CONVERSIONS and source is not None:
                 return _mark(func(*args, **kwargs), side_of(source))
             where = _caller()
-            if where is not None and where.startswith(ELSEWHERE):
-                return func(*args, **kwargs)
             if where is not None:
                 raise WrongSide(f"{where}: torch.{func.__name__} does not say on which device")
             return _mark(func(*args, **kwargs), HOST)

@@ -103,7 +103,7 @@ def test_ssim_of_images_smaller_than_the_window(size):
 
 
 def test_window_sums_to_one():
-    window = gaussian_window(torch.float64)
+    window = gaussian_window(torch.float64, "cpu")
     assert window.shape == (11,)
     assert float(window.sum()) == pytest.approx(1.0, abs=1e-15)
     assert torch.equal(window, window.flip(0))

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optimizer_config import OptimizerConfig
 from gaussian_splatting.photometric import SSIM_HALO
-from gaussian_splatting.rasterization import Projection, Rows
+from gaussian_splatting.rasterization import Projection, Rows, build_tile_lists
 from gaussian_splatting.rasterization.view import TILE
 
 Geometry = Literal["none", "full", "half", "depth"]
@@ -51,7 +50,7 @@ class ViewLoad:
         height: In pixels.
         visible: Gaussians in view.
         pairs: (Tile, splat) pairs that are blended.
-        slot_rows: Tiles in the rectangles of all splats, for each row of tiles.
+        slot_rows: How many of them lie in each row of tiles.
     """
 
     width: int
@@ -63,18 +62,13 @@ class ViewLoad:
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
         """Of a projection."""
-        left, right, top, bottom = projection.tile_rects.long().unbind(-1)
-        camera = projection.camera
-        edges = torch.zeros(-(-camera.height // TILE) + 1, dtype=torch.int64, device=left.device)
-        used = bottom > top
-        across = (right - left)[used]
-        edges.index_add_(0, top[used], across).index_add_(0, bottom[used], -across)
+        camera, tiles = projection.camera, build_tile_lists(projection)
         return cls(
             camera.width,
             camera.height,
             int((projection.radii > 0).sum()),
-            int(projection.tile_counts.sum()),
-            tuple(edges.cumsum(0)[:-1].tolist()),
+            tiles.ids.shape[0],
+            tuple(tiles.offsets[:: tiles.across].diff().tolist()),
         )
 
     def halved(self) -> ViewLoad:
@@ -95,7 +89,7 @@ class ViewLoad:
         )
 
     def slots(self, rows: Rows) -> int:
-        """Tiles in the rectangles of all splats that some rows touch."""
+        """Pairs in the tiles that some rows touch."""
         return sum(self.slot_rows[rows.start // TILE : -(-rows.stop // TILE)])
 
 
@@ -248,7 +242,7 @@ class _Step:
             pixels = load.view.width * load.view.height
             keeps = self._split.strips == 1 and not self._again
             parts["pixels"] = pixels * (8 + (4 * self._n_channels + 8 if keeps else 0))
-            parts["tile lists"] = 0 if self._again else 4 * load.view.pairs
+            parts["tile lists"] = 0 if self._again else 8 * load.view.pairs + 4 * load.n
         return parts
 
     def _search(self) -> dict[str, int]:
@@ -294,16 +288,20 @@ class _Step:
         base = {**base, "projection": base.get("projection", 0) + sums}
         lists = (
             base.get("tile lists", 0)
-            + 4 * view.pairs
+            + 8 * view.pairs
+            + 4 * n
             + 4 * len(view.slot_rows) * (-(-view.width // TILE))
         )
         pixels, losses, slots = self._strip(view, channels, normals=normals, color=color)
         new = (_SHAPE_GRADIENTS + 12 + 45 * self._load.model.band_bytes) * n
+        # A GPU sorts depths, then twice as much as the pairs; the CPU does with less.
+        sorting = lists + max(12 * view.pairs + 4 * n, 24 * n)
         return {
+            prefix + "sorting into tiles": {**base, "tile lists": sorting},
             prefix + "pixel losses": {**base, "tile lists": lists, **pixels, **losses},
             prefix + "gradients of tiles": {
                 **base,
-                "tile lists": lists + max(slots * (24 + 4 * channels) + 4 * n, 20 * n),
+                "tile lists": lists + slots * (24 + 4 * channels),
                 "pixels": pixels["pixels"] + (12 if self._again else 4) * pixels["pixels"]
                 // (4 * channels + (0 if self._again else 8)),
             },

@@ -5,10 +5,8 @@ from gaussian_splatting.rasterization.blending import (
     BlendedRows,
     Rows,
     SplatGradients,
-    TileLists,
     backpropagate_rows,
     blend_rows,
-    build_tile_lists,
 )
 from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend
@@ -18,6 +16,7 @@ from gaussian_splatting.rasterization.render import (
     complete_normals,
     rasterize,
 )
+from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
 
 __all__ = [
     "WARP",

@@ -9,17 +9,18 @@ tiles do. A pixel has the same bits whatever rows are blended with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.rasterization.block_kernels import BLOCK_DIM, block_kernels
 from gaussian_splatting.rasterization.projection import MIN_STRIP, Projection
-from gaussian_splatting.rasterization.tile_kernels import bin_splats, tile_kernels
-from gaussian_splatting.rasterization.view import TILE, n_tiles
-from sugar_utils.errors import UserError
-from sugar_utils.warp_launch import as_array, launch
+from gaussian_splatting.rasterization.tile_kernels import tile_kernels
+from gaussian_splatting.rasterization.tile_lists import TileLists
+from gaussian_splatting.rasterization.view import TILE
+from sugar_utils.warp_launch import as_array, launch, launch_blocks
 
 
 class Rows(NamedTuple):
@@ -31,27 +32,6 @@ class Rows(NamedTuple):
     def widened(self, halo: int, height: int) -> Rows:
         """With up to ``halo`` more rows on each side, inside an image of ``height`` rows."""
         return Rows(max(0, self.start - halo), min(height, self.stop + halo))
-
-
-@dataclass(frozen=True)
-class TileLists:
-    """Which splats each tile blends, front to back.
-
-    Attributes:
-        offsets: Start of each tile's run in ``ids``. (tiles + 1,) int32
-        ids: Splats by tile, then depth, then index. (M,) int32
-        rects: First and past-the-last tile of each splat in x, then in y. (N, 4) int32
-        across: Tiles in a row of tiles.
-        width: Image width in pixels.
-        height: Image height in pixels.
-    """
-
-    offsets: Tensor
-    ids: Tensor
-    rects: Tensor
-    across: int
-    width: int
-    height: int
 
 
 @dataclass(frozen=True)
@@ -89,32 +69,14 @@ class SplatGradients:
         return cls(torch.zeros_like(projection.means2d), torch.zeros_like(projection.splats))
 
 
-def build_tile_lists(projection: Projection) -> TileLists:
-    """Sort the (tile, splat) pairs of a projection."""
-    counts, device = projection.tile_counts, projection.tile_counts.device
-    if device.type != "cpu":
-        raise UserError(f"tensors are on {device}, but this version renders on the CPU only")
-    n, camera = counts.shape[0], projection.camera
-    across, down = n_tiles(camera)
-
-    def ints(size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int32, device=device)
-
-    offsets, ids = ints(across * down + 1), ints(int(counts.sum()))
-    launch(
-        bin_splats,
-        1,
-        [
-            n, across * down, across, projection.depths,
-            as_array(projection.tile_rects, wp.vec4i), counts, offsets, ids,
-            ints(n), ints(n), ints(across * down + 1),
-        ],
-        device=device,
-    )  # fmt: skip
-    return TileLists(offsets, ids, projection.tile_rects, across, camera.width, camera.height)
-
-
-def blend_rows(splats: Tensor, tiles: TileLists, background: Tensor, rows: Rows) -> BlendedRows:
+def blend_rows(
+    splats: Tensor,
+    tiles: TileLists,
+    background: Tensor,
+    rows: Rows,
+    *,
+    blocks: bool | None = None,
+) -> BlendedRows:
     """Blend splats front to back over a background, without a gradient.
 
     Args:
@@ -122,6 +84,8 @@ def blend_rows(splats: Tensor, tiles: TileLists, background: Tensor, rows: Rows)
         tiles: Lists of the whole image.
         background: Value behind everything. (C,) float32
         rows: What to blend; not empty, inside the image.
+        blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: where the
+            tensors are on one.
     """
     device, shape = splats.device, (rows.stop - rows.start, tiles.width)
     n_channels = background.shape[0]
@@ -129,15 +93,16 @@ def blend_rows(splats: Tensor, tiles: TileLists, background: Tensor, rows: Rows)
     transmittance = torch.empty(shape, device=device)
     last = torch.empty(shape, dtype=torch.int32, device=device)
     first, count = _tiles_of(rows, tiles)
-    launch(
-        tile_kernels(n_channels).forward,
-        count,
-        [
-            first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
-            background, pixels, transmittance, last,
-        ],
-        device=device,
-    )  # fmt: skip
+    blocks = _on_blocks(device, blocks)
+    inputs = [
+        first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids,
+        _as_rows(splats) if blocks else splats.detach(), background, pixels, transmittance, last,
+    ]  # fmt: skip
+    if blocks:
+        kernel = block_kernels(n_channels).forward
+        launch_blocks(kernel, count, inputs, device=device, block_dim=BLOCK_DIM)
+    else:
+        launch(tile_kernels(n_channels).forward, count, inputs, device=device)
     return BlendedRows(pixels, transmittance, last, rows)
 
 
@@ -149,6 +114,8 @@ def backpropagate_rows(
     d_pixels: Tensor,
     d_transmittance: Tensor,
     gradients: SplatGradients,
+    *,
+    blocks: bool | None = None,
 ) -> None:
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
@@ -160,30 +127,42 @@ def backpropagate_rows(
         d_pixels: (R, W, C)
         d_transmittance: (R, W)
         gradients: Sums to add to.
+        blocks: As there.
     """
     device, n_channels = splats.device, background.shape[0]
-    kernels = tile_kernels(n_channels)
+    blocks = _on_blocks(device, blocks)
+    kernels = (block_kernels if blocks else tile_kernels)(n_channels)
     first, count = _tiles_of(blended.rows, tiles)
-    first_slot = _first_slots(tiles, blended.rows)
-    slots = torch.empty(int(first_slot[-1]), 6 + n_channels, device=device)
-    launch(
-        kernels.backward,
-        count,
-        [
-            first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids,
-            as_array(tiles.rects, wp.vec4i), first_slot, splats.detach(), background,
-            blended.transmittance, blended.last, d_pixels.contiguous(),
-            d_transmittance.contiguous(), slots,
-        ],
-        device=device,
-    )  # fmt: skip
+    slots = torch.empty(_n_slots(tiles, first, count), 6 + n_channels, device=device)
+    slot_rows = _as_rows(slots) if blocks else slots
+    inputs = [
+        first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids,
+        _as_rows(splats) if blocks else splats.detach(), background, blended.transmittance,
+        blended.last, d_pixels.contiguous(), d_transmittance.contiguous(), slot_rows,
+    ]  # fmt: skip
+    if blocks:
+        launch_blocks(kernels.backward, count, inputs, device=device, block_dim=BLOCK_DIM)
+    else:
+        launch(kernels.backward, count, inputs, device=device)
     launch(
         kernels.sum_slots,
         splats.shape[0],
-        [first_slot, slots, gradients.means2d, gradients.splats],
+        [
+            first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
+            slot_rows, gradients.means2d, gradients.splats,
+        ],
         device=device,
         min_items=MIN_STRIP,
-    )
+    )  # fmt: skip
+
+
+def _on_blocks(device: torch.device, blocks: bool | None) -> bool:
+    return device.type != "cpu" if blocks is None else blocks
+
+
+def _as_rows(table: Tensor) -> Any:
+    """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
+    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
 
 def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:
@@ -192,13 +171,8 @@ def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:
     return top * tiles.across, (bottom - top) * tiles.across
 
 
-def _first_slots(tiles: TileLists, rows: Rows) -> Tensor:
-    """Where each splat's gradient rows begin, one for each tile it shares with ``rows``. (N + 1,)
-
-    Within a splat they follow the rows of tiles.
-    """
-    left, right, top, bottom = tiles.rects.unbind(-1)
-    down = bottom.clamp_max(-(-rows.stop // TILE)) - top.clamp_min(rows.start // TILE)
-    first_slot = torch.zeros(tiles.rects.shape[0] + 1, dtype=torch.int32, device=left.device)
-    torch.cumsum((right - left) * down.clamp_min(0), 0, dtype=torch.int32, out=first_slot[1:])
-    return first_slot
+def _n_slots(tiles: TileLists, first: int, count: int) -> int:
+    """Pairs in some tiles. Of the whole image it is known; else the host waits for two numbers."""
+    if count == tiles.offsets.shape[0] - 1:
+        return tiles.ids.shape[0]
+    return int(tiles.offsets[first + count] - tiles.offsets[first])

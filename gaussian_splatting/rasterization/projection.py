@@ -18,6 +18,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     channel_struct,
     vec3bf,
 )
+from gaussian_splatting.rasterization.tile_coverage import count_tiles
 from gaussian_splatting.rasterization.view import make_view
 from sugar_utils.warp_launch import as_array, launch
 
@@ -61,7 +62,7 @@ class Projection:
         radii: Three standard deviations, rounded up; 0 for culled Gaussians. (N,) int32 pixels
         depths: View-axis depth of every Gaussian, culled ones too. (N,) world units
         tile_rects: First and past-the-last tile in x, then in y. (N, 4) int32
-        tile_counts: Tiles touched. (N,) int32
+        tile_counts: Tiles among those that the splat reaches. (N,) int32
         layout: Which channel is where.
         camera: The camera projected to.
     """
@@ -99,11 +100,18 @@ class _Project(torch.autograd.Function):
                 view, channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
                 as_array(scales, wp.vec3), opacities, as_array(sh_dc, wp.vec3),
                 as_array(sh_rest, vector), features, means2d_splats, radii, depths,
-                as_array(rects, wp.vec4i), counts,
+                as_array(rects, wp.vec4i),
             ],
             device=device,
             min_items=MIN_STRIP,
         )  # fmt: skip
+        launch(
+            count_tiles,
+            n,
+            [means2d_splats, as_array(rects, wp.vec4i), counts],
+            device=device,
+            min_items=MIN_STRIP,
+        )
         means2d = means2d_splats[:, :2].contiguous()
         ctx.view, ctx.channels = view, channels
         ctx.save_for_backward(

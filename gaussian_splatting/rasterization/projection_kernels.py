@@ -126,11 +126,9 @@ def project_forward(
     radii: wp.array(dtype=int),
     depths: wp.array(dtype=float),
     tile_rects: wp.array(dtype=wp.vec4i),
-    tile_counts: wp.array(dtype=int),
 ):
     i = first + wp.tid()
     radii[i] = 0
-    tile_counts[i] = 0
     tile_rects[i] = wp.vec4i(0, 0, 0, 0)
     mean = means[i]
     t = view.rotation * mean + view.translation
@@ -170,7 +168,6 @@ def project_forward(
     tiles_y = tile_range(py, radius, extent_y, view.tiles_y)
     if tiles_x[1] > tiles_x[0] and tiles_y[1] > tiles_y[0]:
         tile_rects[i] = wp.vec4i(tiles_x[0], tiles_x[1], tiles_y[0], tiles_y[1])
-        tile_counts[i] = (tiles_x[1] - tiles_x[0]) * (tiles_y[1] - tiles_y[0])
     splats[i, 0] = px
     splats[i, 1] = py
     splats[i, 2] = c / det

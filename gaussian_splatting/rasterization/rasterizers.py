@@ -19,9 +19,9 @@ from gaussian_splatting.rasterization.blending import (
     SplatGradients,
     backpropagate_rows,
     blend_rows,
-    build_tile_lists,
 )
 from gaussian_splatting.rasterization.projection import Projection
+from gaussian_splatting.rasterization.tile_lists import build_tile_lists
 
 
 class Rasterizer(Protocol):

@@ -15,47 +15,68 @@ from sugar_utils.warp_launch import NATIVE_OPTIONS
 wp.set_module_options(NATIVE_OPTIONS)
 
 _NATIVE = Path(__file__).parent / "native"
-_ints = wp.array(dtype=int)
-_floats = wp.array(dtype=float)
 
 
 def _source(name: str) -> str:
     return (_NATIVE / f"{name}.inc").read_text(encoding="utf-8")
 
 
-@wp.func_native(_source("bin_splats"))
-def _bin_splats_body(
+@wp.func_native(_source("sort_splats"))
+def _sort_splats_body(
     n: int,
-    n_tiles: int,
-    tiles_x: int,
     depths_: wp.array(dtype=float),
-    rects_: wp.array(dtype=wp.vec4i),
     counts_: wp.array(dtype=int),
-    offsets_: wp.array(dtype=int),
-    ids_: wp.array(dtype=int),
     order_: wp.array(dtype=int),
     spare_: wp.array(dtype=int),
-    cursor_: wp.array(dtype=int),
+    first_pairs_: wp.array(dtype=int),
+    total_: wp.array(dtype=wp.int64),
 ): ...
 
 
 @wp.kernel
-def bin_splats(
+def sort_splats(
     first: int,
     n: int,
-    n_tiles: int,
-    tiles_x: int,
     depths: wp.array(dtype=float),
-    rects: wp.array(dtype=wp.vec4i),
     counts: wp.array(dtype=int),
-    offsets: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
     order: wp.array(dtype=int),
     spare: wp.array(dtype=int),
-    cursor: wp.array(dtype=int),
+    first_pairs: wp.array(dtype=int),
+    total: wp.array(dtype=wp.int64),
 ):
-    """Sort all (tile, splat) pairs by tile, then depth; one work item does it all."""
-    _bin_splats_body(n, n_tiles, tiles_x, depths, rects, counts, offsets, ids, order, spare, cursor)
+    """Sort splats by depth and lay out their runs of pairs; one work item does it all."""
+    _sort_splats_body(n, depths, counts, order, spare, first_pairs, total)
+
+
+@wp.func_native(_source("sort_pairs"))
+def _sort_pairs_body(
+    n_pairs: int,
+    n_tiles: int,
+    counts_: wp.array(dtype=int),
+    order_: wp.array(dtype=int),
+    pair_tiles_: wp.array(dtype=int),
+    offsets_: wp.array(dtype=int),
+    cursor_: wp.array(dtype=int),
+    ids_: wp.array(dtype=int),
+    places_: wp.array(dtype=int),
+): ...
+
+
+@wp.kernel
+def sort_pairs(
+    first: int,
+    n_pairs: int,
+    n_tiles: int,
+    counts: wp.array(dtype=int),
+    order: wp.array(dtype=int),
+    pair_tiles: wp.array(dtype=int),
+    offsets: wp.array(dtype=int),
+    cursor: wp.array(dtype=int),
+    ids: wp.array(dtype=int),
+    places: wp.array(dtype=int),
+):
+    """Scatter the pairs to their tiles, where they stay in order; one work item does it all."""
+    _sort_pairs_body(n_pairs, n_tiles, counts, order, pair_tiles, offsets, cursor, ids, places)
 
 
 @functools.cache
@@ -118,6 +139,7 @@ def _forward_kernel(common: str) -> Any:
 def _backward_kernel(common: str) -> Any:
     @wp.func_native(common + _source("blend_backward"))
     def backward_body(
+        first_tile: int,
         tile: int,
         width: int,
         top_row: int,
@@ -125,8 +147,6 @@ def _backward_kernel(common: str) -> Any:
         tiles_x: int,
         offsets_: wp.array(dtype=int),
         ids_: wp.array(dtype=int),
-        rects_: wp.array(dtype=wp.vec4i),
-        first_slot_: wp.array(dtype=int),
         splats_: wp.array2d(dtype=float),
         background_: wp.array(dtype=float),
         transmittance_: wp.array2d(dtype=float),
@@ -146,8 +166,6 @@ def _backward_kernel(common: str) -> Any:
         tiles_x: int,
         offsets: wp.array(dtype=int),
         ids: wp.array(dtype=int),
-        rects: wp.array(dtype=wp.vec4i),
-        first_slot: wp.array(dtype=int),
         splats: wp.array2d(dtype=float),
         background: wp.array(dtype=float),
         transmittance: wp.array2d(dtype=float),
@@ -157,8 +175,8 @@ def _backward_kernel(common: str) -> Any:
         slots: wp.array2d(dtype=float),
     ):
         backward_body(
-            first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets, ids, rects,
-            first_slot, splats, background, transmittance, last, d_image, d_transmittance, slots,
+            first_tile, first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets,
+            ids, splats, background, transmittance, last, d_image, d_transmittance, slots,
         )  # fmt: skip
 
     return backward
@@ -168,7 +186,12 @@ def _sum_kernel(header: str) -> Any:
     @wp.func_native(header + _source("sum_slots"))
     def sum_slots_body(
         i: int,
-        first_slot_: wp.array(dtype=int),
+        first_tile: int,
+        end_tile: int,
+        offsets_: wp.array(dtype=int),
+        first_pairs_: wp.array(dtype=int),
+        counts_: wp.array(dtype=int),
+        places_: wp.array(dtype=int),
         slots_: wp.array2d(dtype=float),
         d_means2d_: wp.array2d(dtype=float),
         d_splats_: wp.array2d(dtype=float),
@@ -177,11 +200,19 @@ def _sum_kernel(header: str) -> Any:
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def sum_slots(
         first: int,
-        first_slot: wp.array(dtype=int),
+        first_tile: int,
+        end_tile: int,
+        offsets: wp.array(dtype=int),
+        first_pairs: wp.array(dtype=int),
+        counts: wp.array(dtype=int),
+        places: wp.array(dtype=int),
         slots: wp.array2d(dtype=float),
         d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
     ):
-        sum_slots_body(first + wp.tid(), first_slot, slots, d_means2d, d_splats)
+        sum_slots_body(
+            first + wp.tid(), first_tile, end_tile, offsets, first_pairs, counts, places, slots,
+            d_means2d, d_splats,
+        )  # fmt: skip
 
     return sum_slots

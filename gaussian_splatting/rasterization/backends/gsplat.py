@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.rasterization.backends.graph import GraphRasterizer
-from gaussian_splatting.rasterization.blending import Rows, TileLists, build_tile_lists
+from gaussian_splatting.rasterization.blending import Rows
 from gaussian_splatting.rasterization.projection import Projection
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
+from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
 from gaussian_splatting.rasterization.view import ALPHA_MAX, TILE
 from sugar_utils.errors import UserError
 

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tiles of its rectangle a splat reaches: an exact ellipse test, one source for all devices.
+
+A splat is visible where the quadratic form sigma(d) = d^T conic d / 2 of the offset d from its
+centre is at most its limit (``projection_kernels``, column 6). That ellipse is convex, so in each
+row of tiles it covers one interval of them. The ends of the interval are the leftmost and the
+rightmost point of the ellipse inside the row, widened by what rounding can do to the test of a
+pixel: no pixel that blends the splat is ever lost.
+"""
+
+from __future__ import annotations
+
+import warp as wp
+
+from gaussian_splatting.rasterization.view import TILE
+
+# Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
+# product and sum may be contracted into one rounding.
+wp.set_module_options(
+    {
+        "enable_backward": False,
+        "fuse_fp": False,
+        "cpu_compiler_flags": "-march=native -ffp-contract=off",
+    }
+)
+
+_SIDE = wp.constant(float(TILE))
+_SIDE_INT = wp.constant(TILE)
+_FAR = wp.constant(1.0e8)
+
+_ROUNDING = wp.constant(4.0e-6)
+"""Relative rounding of sigma per unit of 1 / (1 - correlation^2), several times the worst case."""
+
+_NEEDLE = wp.constant(1.0e4)
+"""From this 1 / (1 - correlation^2) on, sigma is too coarse to leave tiles of the box out."""
+
+
+@wp.struct
+class Ellipse:
+    """Where a splat is visible, as far as rows of tiles need it; x is relative to the image.
+
+    Attributes:
+        whole: 1 where all tiles of the rectangle count as reached.
+        x: Centre.
+        y: Centre.
+        pad_x: How far a pixel at the rim may lie outside by rounding.
+        pad_y: The same.
+        slope: dx / dy of the line through the middles of the ellipse's horizontal chords.
+        half_square: Squared half length of the chord through the centre.
+        shrink: How much shorter its square is per dy^2.
+        reach_y: Half height.
+        widest: dy of the rightmost point; the leftmost is opposite.
+    """
+
+    whole: int
+    x: float
+    y: float
+    pad_x: float
+    pad_y: float
+    slope: float
+    half_square: float
+    shrink: float
+    reach_y: float
+    widest: float
+
+
+@wp.func
+def ellipse_of(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> Ellipse:
+    e = Ellipse()
+    e.whole = 1
+    # A box of one row or one column is touched by the ellipse in each of its tiles; of two by two
+    # so seldom less than all are touched that finding out costs more than it saves.
+    across = rect[1] - rect[0]
+    down = rect[3] - rect[2]
+    if across < 2 or down < 2 or across * down < 5:
+        return e
+    xx = splats[i, 2]
+    xy = splats[i, 3]
+    yy = splats[i, 4]
+    det = xx * yy - xy * xy
+    if not (xx * yy < _NEEDLE * det):
+        return e
+    square = 2.0 * splats[i, 6] * (1.0 + _ROUNDING * (xx * yy / det))
+    inverse = 1.0 / xx
+    e.whole = 0
+    e.x = splats[i, 0]
+    e.y = splats[i, 1]
+    e.pad_x = 0.01 + 4.0e-7 * wp.abs(e.x)
+    e.pad_y = 0.01 + 4.0e-7 * wp.abs(e.y)
+    e.slope = -xy * inverse
+    e.half_square = square * inverse
+    e.shrink = det * inverse * inverse
+    e.reach_y = wp.sqrt(square * xx / det)
+    e.widest = -xy * wp.sqrt(square / (yy * det))
+    return e
+
+
+@wp.func
+def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
+    """First and past-the-last reached tile of a row of tiles; may be empty. Not for ``whole``."""
+    top = float(row) * _SIDE - e.y - e.pad_y
+    low = wp.max(top, -e.reach_y)
+    high = wp.min(top + (_SIDE - 1.0) + 2.0 * e.pad_y, e.reach_y)
+    if low > high:
+        return wp.vec2i(0, 0)
+    # Ends are extreme where the ellipse is widest; if that is outside the row, at the near edge.
+    at_right = wp.clamp(e.widest, low, high)
+    at_left = wp.clamp(-e.widest, low, high)
+    right = e.slope * at_right + wp.sqrt(
+        wp.max(e.half_square - e.shrink * at_right * at_right, 0.0)
+    )
+    left = e.slope * at_left - wp.sqrt(wp.max(e.half_square - e.shrink * at_left * at_left, 0.0))
+    # First and last pixel; a cast rounds towards zero, which is down here, and cheap.
+    from_x = wp.clamp(e.x + left - e.pad_x, 0.0, _FAR)
+    to_x = wp.clamp(e.x + right + e.pad_x, -1.0, _FAR)
+    first = int(from_x)
+    if float(first) < from_x:
+        first += 1
+    last = int(to_x)
+    if to_x < 0.0 or last < first:
+        return wp.vec2i(0, 0)
+    return wp.vec2i(wp.max(first / _SIDE_INT, rect[0]), wp.min(last / _SIDE_INT + 1, rect[1]))
+
+
+@wp.kernel
+def count_tiles(
+    first: int,
+    splats: wp.array2d(dtype=float),
+    rects: wp.array(dtype=wp.vec4i),
+    counts: wp.array(dtype=int),
+):
+    """Number of tiles that each splat reaches."""
+    i = first + wp.tid()
+    rect = rects[i]
+    ellipse = ellipse_of(splats, i, rect)
+    if ellipse.whole == 1:
+        counts[i] = (rect[1] - rect[0]) * (rect[3] - rect[2])
+        return
+    count = int(0)
+    for row in range(rect[2], rect[3]):
+        tiles = covered_tiles(ellipse, rect, row)
+        count += wp.max(tiles[1] - tiles[0], 0)
+    counts[i] = count
+
+
+@wp.kernel
+def list_tiles(
+    first: int,
+    tiles_x: int,
+    splats: wp.array2d(dtype=float),
+    rects: wp.array(dtype=wp.vec4i),
+    first_pairs: wp.array(dtype=int),
+    pair_tiles: wp.array(dtype=int),
+):
+    """Write the tiles of each splat, by row of tiles, from its first pair on."""
+    i = first + wp.tid()
+    rect = rects[i]
+    ellipse = ellipse_of(splats, i, rect)
+    pair = int(first_pairs[i])
+    for row in range(rect[2], rect[3]):
+        tiles = wp.vec2i(rect[0], rect[1])
+        if ellipse.whole == 0:
+            tiles = covered_tiles(ellipse, rect, row)
+        for tile in range(tiles[0], tiles[1]):
+            pair_tiles[pair] = row * tiles_x + tile
+            pair += 1
+
+
+@wp.kernel
+def place_pairs(
+    first: int,
+    sorted_pairs: wp.array(dtype=int),
+    places: wp.array(dtype=int),
+):
+    """The place of each pair, from the pair at each place."""
+    k = first + wp.tid()
+    places[sorted_pairs[k]] = k
+
+
+@wp.kernel
+def name_splats(
+    first: int,
+    first_pairs: wp.array(dtype=int),
+    counts: wp.array(dtype=int),
+    places: wp.array(dtype=int),
+    ids: wp.array(dtype=int),
+):
+    """Write each splat's index to all of its places."""
+    i = first + wp.tid()
+    for pair in range(first_pairs[i], first_pairs[i] + counts[i]):
+        ids[places[pair]] = i
