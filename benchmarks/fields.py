@@ -10,6 +10,7 @@ the same samples; compare ratios. Memory is counted tensor by tensor, beyond inp
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -73,10 +74,13 @@ def run(args: argparse.Namespace) -> None:
     gaussians, samples = make_inputs(args.gaussians, args.samples, args.neighbors)
     variants = {
         "kernels, one chunk": (evaluate_fields, args.samples),
+        "kernels of a GPU": (functools.partial(evaluate_fields, native=False), args.samples),
         "torch, chunks": (evaluate_fields_reference, args.chunk),
     }
     seconds, results = {name: [] for name in variants}, {}
-    block(evaluate_fields, gaussians, [samples[0], *(x[:64] for x in samples[1:])], 64)  # compiles
+    few = [samples[0], *(x[:64] for x in samples[1:])]
+    for fields, _ in variants.values():
+        block(fields, gaussians, few, 64)  # compiles
     for _ in range(args.repeats):
         for name, (fields, chunk) in variants.items():
             start = time.perf_counter()

@@ -6,17 +6,21 @@ from __future__ import annotations
 import argparse
 
 from sugar_pipeline.demo import run_demo
+from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.flags import DEMO_FLAGS, changed_flags, train_parser
 from sugar_pipeline.plan import full_plan, train_plan
 from sugar_pipeline.run import PipelineResult, run_stages
 
 
-def run_train(args: argparse.Namespace) -> PipelineResult:
-    """Run ``train.py``: the stages after a vanilla checkpoint, or the demo.
+def run_train(args: argparse.Namespace) -> PipelineResult | None:
+    """Run ``train.py``: the stages after a vanilla checkpoint, the demo, or the doctor.
 
     Raises:
         UserError: For anything the user can mend.
     """
+    if args.doctor:
+        run_doctor(args)
+        return None
     if not args.demo:
         return run_stages(train_plan(args))
     ignored = [flag for flag in changed_flags(args, train_parser(None)) if flag not in DEMO_FLAGS]

@@ -54,6 +54,12 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         action="store_true",
         help="make a small scene, take it all the way to a textured mesh and measure that",
     )
+    parser.add_argument(
+        "--doctor",
+        action="store_true",
+        help="look at the machine, and at scene and checkpoint if they are given, and say what "
+        "to mend; nothing is trained",
+    )
     return parser
 
 

@@ -21,6 +21,7 @@ from gaussian_splatting.engine.memory_model import (
 )
 from gaussian_splatting.engine.memory_plan import (
     LoadsOf,
+    MemoryChoice,
     MemoryOptions,
     choose,
     survey,
@@ -141,6 +142,18 @@ def plan_refinement(
     return replace(config, split=plan.split)
 
 
+def foresee_coarse(
+    cloud: GaussianCloud, config: CoarseConfig, options: MemoryOptions, scene: Scene
+) -> MemoryChoice | None:
+    """The plan of a coarse run and what it needs; None where the system does not say what is free.
+
+    Raises:
+        UserError: Nothing fits.
+    """
+    first = MemoryPlan(config.split, min(config.sample_chunk, config.samples))
+    return _choice(cloud, config, options, first, scene)
+
+
 def _plan(
     cloud: GaussianCloud | BoundCloud,
     config: CoarseConfig | RefineConfig,
@@ -150,12 +163,29 @@ def _plan(
     store: ImageStore,
     console: Console,
 ) -> MemoryPlan:
+    chosen = _choice(cloud, config, options, first, scene)
+    if chosen is None:
+        return first
+    if chosen.image_bytes:
+        store.limit(chosen.image_bytes)
+    for line in chosen.lines():
+        console.info(line)
+    return chosen.plan
+
+
+def _choice(
+    cloud: GaussianCloud | BoundCloud,
+    config: CoarseConfig | RefineConfig,
+    options: MemoryOptions,
+    first: MemoryPlan,
+    scene: Scene,
+) -> MemoryChoice | None:
     device = cloud.opacity_logits.device
     # The caller lets go of these; the stage makes a copy of its own.
     held = sum(t.nbytes for t in vars(cloud).values())
     budget = usable_bytes(options, device, held)
     if budget is None:
-        return first
+        return None
     looked_at = surveyed(scene.train_cameras)
     with torch.no_grad():
         gaussians = cloud.activate()
@@ -166,12 +196,7 @@ def _plan(
     else:
         loads = refinement_loads(cloud, views)
     cameras = (*scene.train_cameras, *scene.test_cameras)
-    # They wait on the host, which is other memory than a GPU's.
+    # Those of a GPU wait on the host, which is other memory.
     shared = device.type == "cpu"
     photographs = [3 * c.width * c.height for c in cameras] if shared else []
-    chosen = choose(loads, config.optimizer, first, options, budget, photographs)
-    if shared:
-        store.limit(chosen.image_bytes)
-    for line in chosen.lines():
-        console.info(line)
-    return chosen.plan
+    return choose(loads, config.optimizer, first, options, budget, photographs)

@@ -20,7 +20,7 @@ MIN_CAPABILITY = (7, 5)
 
 INSTALL_CUDA_TORCH = (
     'install the CUDA build of torch with the pip command that pytorch.org shows under "Get '
-    'Started" for your system, then "pip install -r requirements.txt" keeps it'
+    'Started" for your system, then "pip install -r requirements-without-torch.txt", which keeps it'
 )
 INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart"
 
@@ -175,7 +175,7 @@ def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
     if index >= facts.warp_gpus:
         return (
             f"Warp cannot open {gpu.name}, so the driver is too old for it; {INSTALL_DRIVER}, "
-            'then "pip install -r requirements.txt"'
+            'then "pip install -r requirements-without-torch.txt"'
         )
     return None
 

@@ -17,6 +17,7 @@ from gaussian_splatting.train import parser as vanilla_parser
 from sugar_extractors.options import mesh_parser
 from sugar_extractors.texture_options import texture_parser
 from sugar_pipeline.flags import full_parser, train_parser
+from sugar_pipeline.machine_checkup import TESTED_TORCH
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_trainers.options import coarse_parser
 from sugar_trainers.refine_options import refine_parser
@@ -139,6 +140,15 @@ def requirement_lines(name: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def packages_of(name: str) -> set[str]:
+    """Packages of a requirements file and of those it includes."""
+    found: set[str] = set()
+    for line in requirement_lines(name):
+        included = line.removeprefix("-r ")
+        found |= {re.split(r"[=~]=", line)[0]} if included == line else packages_of(included)
+    return found
+
+
 def command_after(marker: str) -> str:
     """The one command in the code block after a marker of the README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -235,7 +245,9 @@ def test_torch_is_pinned_exactly():
     assert "torch==2.13.0" in requirement_lines("requirements.txt")
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "requirements-without-torch.txt", "requirements-dev.txt"]
+)
 def test_requirements_are_pinned_and_explained(name):
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     for before, line in zip([""] + lines, lines, strict=False):
@@ -248,16 +260,27 @@ def test_requirements_are_pinned_and_explained(name):
         assert before.startswith("#") or same_package, f"{line}: says not what it is for"
 
 
-def test_development_requirements_include_the_others():
+def test_requirements_include_each_other():
     assert requirement_lines("requirements-dev.txt")[0] == "-r requirements.txt"
+    assert packages_of("requirements.txt") - packages_of("requirements-without-torch.txt") == {
+        "torch"
+    }
 
 
 def test_requirements_are_what_the_code_imports():
-    listed = {re.split(r"[=~]=", line)[0] for line in requirement_lines("requirements.txt")}
+    listed = packages_of("requirements.txt")
     tops = {m.split(".")[0] for path in production_files() for m in imported_modules(path)}
     foreign = tops - set(sys.stdlib_module_names) - set(FLOORS)
     # Imported by name through torch.utils.tensorboard.
     assert {DISTRIBUTIONS.get(top, top) for top in foreign} | {"tensorboard"} == listed
+
+
+def test_the_tested_range_of_torch_is_the_same_everywhere():
+    ends = " to ".join(".".join(map(str, end)) for end in TESTED_TORCH)
+    for name in ("README.md", "requirements-without-torch.txt"):
+        assert ends in (ROOT / name).read_text(encoding="utf-8")
+    pinned = requirement_lines("requirements.txt")[0].removeprefix("torch==").split(".")
+    assert TESTED_TORCH[0] <= tuple(map(int, pinned[:2])) <= TESTED_TORCH[1]
 
 
 def test_readme_commands_do_all_the_setting_up_in_one_line():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rasterizer against the built-in one: a small fixed scene, forward and backward, in strips."""
+"""A small fixed scene: other rasterizers against the built-in one, and that against float64."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.rasterization.blending import Rows, SplatGradients
 from gaussian_splatting.rasterization.projection import project
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer
+from gaussian_splatting.rasterization.reference import rasterize_reference
+from gaussian_splatting.rasterization.render import rasterize
 from sugar_utils.random import generator
 
 N_GAUSSIANS, WIDTH, HEIGHT = 60, 21, 35
@@ -52,6 +54,24 @@ def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
             error, allowed = float(difference.abs().max()), MAX_ERROR
         if error > allowed:
             return f"its {name} differ by {error:.1e} from the built-in rasterizer's"
+    return None
+
+
+@torch.no_grad()
+def reference_test(device: torch.device) -> str | None:
+    """Compare the built-in rasterizer with the dense float64 reference, forward only.
+
+    Returns:
+        What is wrong, None if nothing is.
+    """
+    scene, camera = _scene(device), _camera()
+    found = rasterize(scene, camera, depth=True)
+    doubles = Gaussians(*(tensor.double().cpu() for tensor in vars(scene).values()))
+    expected = rasterize_reference(doubles, camera)
+    for name in ("image", "depth", "alpha"):
+        error = float((getattr(found, name).cpu() - getattr(expected, name)).abs().max())
+        if not error <= MAX_ERROR:
+            return f"its {name} differs by {error:.1e} from the float64 reference"
     return None
 
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor says about the machine and what is installed on it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import warp as wp
+
+from gaussian_splatting.rasterization.backends.choice import choose_rasterizer
+from gaussian_splatting.rasterization.backends.self_test import reference_test
+from sugar_extractors.backends import choose_backend
+from sugar_pipeline.findings import Finding
+from sugar_utils.device import CudaFacts, choose_device, cuda_facts
+from sugar_utils.errors import UserError
+from sugar_utils.memory import available_bytes, format_bytes
+from sugar_utils.neighbor_backends import choose_neighbor_search
+
+TESTED_TORCH = ((2, 7), (2, 15))
+"""Oldest and newest torch that the tests were run with."""
+
+LITTLE_MEMORY, LITTLE_DISK = 4 * 2**30, 10 * 2**30
+REQUIRED = ("numpy", "pycolmap", "plyfile", "pillow", "rich")
+OPTIONAL = {
+    "tensorboard": "curves of a run",
+    "xatlas": "--atlas xatlas",
+    "lpips": "LPIPS in metrics.py",
+}
+BACKENDS = {
+    "gsplat": ("gsplat", "--rasterizer gsplat"),
+    "inria": ("diff_gaussian_rasterization", "--rasterizer inria"),
+    "pytorch3d": ("pytorch3d", "--neighbors pytorch3d"),
+}
+
+
+def machine_findings(
+    kind: str, gpu: int | None, output: Path, facts: CudaFacts | None = None
+) -> list[Finding]:
+    """Everything about the machine.
+
+    Args:
+        kind: Of the device, as of ``--device``.
+        gpu: Number of the CUDA device, if one was named.
+        output: Folder that results would go to.
+        facts: About CUDA; asked from the system if None.
+    """
+    facts = facts or cuda_facts()
+    return [
+        *_system(output),
+        *_torch(facts),
+        *_device(kind, gpu, facts),
+        *_backends(kind, gpu, facts),
+        *_libraries(),
+    ]
+
+
+def _system(output: Path) -> Iterator[Finding]:
+    yield Finding("Python", f"{platform.python_version()} on {platform.platform(terse=True)}")
+    free = available_bytes("cpu")
+    if free is not None:
+        low = free < LITTLE_MEMORY
+        yield Finding(
+            "free main memory",
+            format_bytes(free),
+            "warning" if low else "ok",
+            "close other programs; photographs and meshing need some" if low else "",
+        )
+    existing = next(folder for folder in (output.resolve(), *output.resolve().parents)
+                    if folder.is_dir())  # fmt: skip
+    room = shutil.disk_usage(existing).free
+    low = room < LITTLE_DISK
+    yield Finding(
+        "free disk space",
+        f"{format_bytes(room)} at {existing}",
+        "warning" if low else "ok",
+        "a million Gaussians take 0.7 GB in every checkpoint that is kept" if low else "",
+    )
+
+
+def _torch(facts: CudaFacts) -> Iterator[Finding]:
+    build = f"for CUDA {facts.torch_cuda}" if facts.torch_cuda else "CPU-only build"
+    oldest, newest = TESTED_TORCH
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    tested = oldest <= version <= newest
+    names = [".".join(map(str, end)) for end in TESTED_TORCH]
+    yield Finding(
+        "torch",
+        f"{torch.__version__}, {build}",
+        "ok" if tested else "warning",
+        "" if tested else f"tested with {names[0]} to {names[1]}; it may work all the same",
+    )
+    yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
+    driver = "found" if facts.driver else "none"
+    yield Finding("NVIDIA driver", driver)
+
+
+def _device(kind: str, gpu: int | None, facts: CudaFacts) -> Iterator[Finding]:
+    for index, device in enumerate(facts.gpus):
+        free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
+        version = ".".join(map(str, device.capability))
+        yield Finding(
+            f"GPU {index}",
+            f"{device.name}, compute capability {version}, "
+            f"{free} of {format_bytes(device.memory)} free",
+        )
+    try:
+        chosen = choose_device(kind, gpu, facts)
+    except UserError as error:
+        yield Finding("device", "none", "problem", str(error))
+        return
+    # A driver means that there is a GPU: not to use it is hardly what its owner wants.
+    missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
+    yield Finding("device", chosen.reason, "problem" if missed else "ok",
+                  "the line above says what mends it" if missed else "")  # fmt: skip
+    fault = reference_test(chosen.device)
+    yield Finding(
+        "rasterizer warp",
+        f"built in, {chosen.device.type}: " + (fault or "agrees with the float64 reference"),
+        "problem" if fault else "ok",
+        "please report this, with the lines above" if fault else "",
+    )
+
+
+def _backends(kind: str, gpu: int | None, facts: CudaFacts) -> Iterator[Finding]:
+    """Packages that are used only when asked for: whether they could be."""
+    try:
+        device = choose_device(kind, gpu, facts).device
+    except UserError:
+        return
+    for name, (package, flag) in BACKENDS.items():
+        what = f"{package} ({flag})"
+        if importlib.util.find_spec(package) is None:
+            yield Finding(what, "not installed, not needed")
+        elif name != "pytorch3d" and device.type != "cuda":
+            yield Finding(what, "installed; works on a GPU only")
+        else:
+            choose = choose_neighbor_search if name == "pytorch3d" else choose_rasterizer
+            try:
+                choose(name, device)
+            except UserError as error:
+                yield Finding(what, "installed, cannot be used", "warning", str(error))
+            else:
+                yield Finding(what, "installed, passes its self-test")
+
+
+def _libraries() -> Iterator[Finding]:
+    for name in REQUIRED:
+        version = _version(name)
+        yield Finding(
+            name,
+            version or "missing",
+            "ok" if version else "problem",
+            "" if version else "pip install -r requirements.txt",
+        )
+    for name, purpose in OPTIONAL.items():
+        yield Finding(name, f"{_version(name) or 'not installed'} ({purpose})")
+    backend = choose_backend()
+    found = type(backend).__name__.removesuffix("Backend").lower()
+    advice = ""
+    if found == "pycolmap" and importlib.util.find_spec("open3d") is not None:
+        try:
+            importlib.import_module("open3d")
+        except (ImportError, OSError) as error:
+            advice = f"Open3D is installed but cannot be imported: {error}"
+    yield Finding("meshing", found, "warning" if advice else "ok", advice)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
