@@ -11,7 +11,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.ssim_reference import gaussian_window
-from sugar_utils.warp_launch import NATIVE_OPTIONS, launch
+from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
 
 wp.set_module_options(NATIVE_OPTIONS)
 
@@ -24,7 +24,7 @@ _NATIVE = Path(__file__).parent / "native"
 def _source(name: str) -> str:
     common = (_NATIVE / "photometric_common.inc").read_text(encoding="utf-8")
     body = (_NATIVE / f"{name}.inc").read_text(encoding="utf-8")
-    return body.replace("PHOTOMETRIC_COMMON", common)
+    return body.replace("PHOTOMETRIC_COMMON", SIMD_SOURCE + common)
 
 
 @wp.func_native(_source("photometric_forward"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import warp as wp
 
-from sugar_utils.warp_launch import NATIVE_OPTIONS
+from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE
 
 wp.set_module_options(NATIVE_OPTIONS)
 
@@ -86,7 +86,7 @@ def tile_kernels(n_channels: int) -> SimpleNamespace:
     The first two work on the tiles from ``first_tile`` on and on the rows from ``top_row`` to
     before ``end_row``; image-sized arrays hold those rows only.
     """
-    common = f"constexpr int CHANNELS = {n_channels};\n" + _source("common")
+    common = f"constexpr int CHANNELS = {n_channels};\n" + SIMD_SOURCE + _source("common")
     header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
     return SimpleNamespace(
         forward=_forward_kernel(common),
