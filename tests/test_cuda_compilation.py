@@ -10,6 +10,7 @@ import pytest
 import warp as wp
 
 from gaussian_splatting.rasterization.block_kernels import block_kernels
+from sugar_scene.field_adjoint import sample_gradients_kernel
 from sugar_utils.neighbors import _query_kernel
 from tests.test_house import FLOORS, ROOT
 
@@ -22,6 +23,7 @@ CHANNELS = (3, 4, 6)
 CPU_ONLY = {
     "gaussian_splatting/photometric_native.py",
     "gaussian_splatting/rasterization/tile_kernels.py",
+    "sugar_scene/field_native.py",
 }
 """Bodies in C++ with CPU vectors, which no launch on a GPU reaches."""
 
@@ -71,6 +73,8 @@ def test_all_kernels_compile_for_every_generation(architecture, tmp_path):
         assert compile_for(importlib.import_module(name), architecture, folder) > 1000, name
     for capacity in (16, 32):
         assert compile_for(_query_kernel(capacity).module, architecture, tmp_path / "query") > 1000
+    samples = sample_gradients_kernel().module
+    assert compile_for(samples, architecture, tmp_path / "samples") > 1000
     for n_channels in CHANNELS if architecture in (75, 120) else CHANNELS[-1:]:
         for name, kernel in vars(block_kernels(n_channels)).items():
             folder = tmp_path / f"{name} {n_channels}"

@@ -165,6 +165,7 @@ def test_extraction_is_repeatable_finished_work_is_kept_and_other_work_protected
     assert [read_mesh_ply(p).n_faces > 600 for p in both] == [True, False]
 
 
+@pytest.mark.slow
 def test_background_is_meshed_unless_it_is_empty_or_unwanted(tmp_path, options, capsys):
     assert "background: empty" not in capsys.readouterr().out
     options = changed_scene(tmp_path, options, joined(sphere_cloud(), far_wall()))
@@ -181,6 +182,7 @@ def test_an_empty_background_is_left_out(options, capsys):
     assert "background: only 0 of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", backends())
 @pytest.mark.parametrize("extractor", ["poisson", "tsdf"])
 def test_threads_do_not_change_bits(tmp_path, options, backend, extractor):
@@ -200,6 +202,7 @@ def test_threads_do_not_change_bits(tmp_path, options, backend, extractor):
     assert len(results) == 1
 
 
+@pytest.mark.slow
 def test_a_box_is_in_world_coordinates_unless_centred_explicitly(tmp_path, options):
     # The cameras stand around (0, 0, 1.75) on average: only the upper half of the ring.
     cameras = [camera for camera in cameras_around(28) if camera.center[2] > 0]
@@ -247,6 +250,7 @@ def test_a_model_that_no_camera_sees_is_a_user_error(tmp_path, options):
         extract_coarse_mesh(changed_scene(tmp_path, options, cloud))
 
 
+@pytest.mark.slow
 def test_vanilla_gaussians_can_be_meshed(options):
     options = replace(options, use_vanilla=True, coarse_model_path=None)
     (path,) = extract_coarse_mesh(options)
@@ -395,6 +399,7 @@ def test_a_handful_of_background_points_makes_no_background(options, capsys):
     assert "background: only" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_doubled_density_is_a_halved_level(options):
     doubled = replace(options, density_factor=2.0, surface_levels=(0.6,))
     (plain,), (other,) = extract_coarse_mesh(options), extract_coarse_mesh(doubled)
@@ -404,6 +409,7 @@ def test_a_doubled_density_is_a_halved_level(options):
     assert abs(mean[0] - mean[1]) < 0.2 * abs(mean[0] - farther)
 
 
+@pytest.mark.slow
 def test_constants_that_the_library_does_not_know_are_named(options, capsys):
     extract_coarse_mesh(replace(options, poisson=PoissonConfig(SolverConfig(6, scale=1.5))))
     assert "--poisson_scale: no effect without Open3D" in capsys.readouterr().out

@@ -200,6 +200,7 @@ def test_a_run_that_stopped_in_the_refinement_goes_on_and_ends_alike(inputs, run
         assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
 def test_photographs_are_decoded_once_for_all_stages(inputs, tmp_path, monkeypatch):
     decoded: list[Path] = []
     original = image_module.decode_image
@@ -213,6 +214,7 @@ def test_photographs_are_decoded_once_for_all_stages(inputs, tmp_path, monkeypat
     assert len(decoded) == len(set(decoded)) == 10
 
 
+@pytest.mark.slow
 def test_the_full_pipeline_runs_in_folders_with_spaces_and_brackets(tmp_path):
     scene = make_tiny_scene(tmp_path / "my scan (1)")
     output = tmp_path / "out [b]"

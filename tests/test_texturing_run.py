@@ -94,6 +94,7 @@ def test_other_sources_and_atlases(inputs, tmp_path, flags):
     assert not (tmp_path / f"{NAME}.glb").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_repeated_and_another_is_refused(inputs, tmp_path, capsys):
     assert texture(inputs, tmp_path) == 0
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"{NAME}.*")}
