@@ -18,7 +18,7 @@ from gaussian_splatting.rasterization.backends.choice import choose_rasterizer
 from gaussian_splatting.rasterization.backends.self_test import reference_test
 from sugar_extractors.backends import choose_backend
 from sugar_pipeline.findings import Finding
-from sugar_utils.device import CudaFacts, choose_device, cuda_facts
+from sugar_utils.device import CudaFacts, choose_device, cuda_facts, driver_cuda_version
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 from sugar_utils.neighbor_backends import choose_neighbor_search
@@ -97,8 +97,11 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
         "" if tested else f"tested with {names[0]} to {names[1]}; it may work all the same",
     )
     yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
-    driver = "found" if facts.driver else "none"
-    yield Finding("NVIDIA driver", driver)
+    newest_cuda = driver_cuda_version() if facts.driver else None
+    supports = (
+        "" if newest_cuda is None else f", supports CUDA up to {newest_cuda[0]}.{newest_cuda[1]}"
+    )
+    yield Finding("NVIDIA driver", f"found{supports}" if facts.driver else "none")
 
 
 def _device(kind: str, gpu: int | None, facts: CudaFacts) -> Iterator[Finding]:

@@ -77,7 +77,7 @@ def cuda_facts() -> CudaFacts:
             Gpu(properties.name, (properties.major, properties.minor), properties.total_memory)
         )
     return CudaFacts(
-        driver=_has_driver(),
+        driver=_driver_library() is not None,
         torch_cuda=torch.version.cuda,
         architectures=tuple(torch.cuda.get_arch_list()) if available else (),
         gpus=tuple(gpus),
@@ -132,13 +132,20 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def _has_driver() -> bool:
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+def driver_cuda_version() -> tuple[int, int] | None:
+    """Newest CUDA version that the installed driver supports; None without a driver."""
+    library, version = _driver_library(), ctypes.c_int(0)
+    # The one function of the driver that needs no initialisation.
+    if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _driver_library() -> ctypes.CDLL | None:
     try:
-        ctypes.CDLL(name)
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
-        return False
-    return True
+        return None
 
 
 def _obstacle_to_all(facts: CudaFacts) -> str | None:

@@ -23,6 +23,7 @@ from gaussian_splatting.rasterization import WARP
 from sugar_pipeline.demo import demo_plan
 from sugar_pipeline.flags import full_parser, train_parser
 from sugar_pipeline.plan import full_plan
+from sugar_utils import device as device_module
 from sugar_utils.device import CudaFacts, DeviceChoice, Gpu, choose_device, cuda_facts, upload
 from sugar_utils.errors import UserError
 from tests.tiny_scene import run_cli
@@ -214,3 +215,15 @@ def metrics_args():
     from sugar_pipeline.metrics_options import metrics_parser
 
     return metrics_parser(None).parse_args(["--device", "cpu"])
+
+
+def test_the_driver_says_which_cuda_it_supports(monkeypatch):
+    class Driver:
+        def cuDriverGetVersion(self, version):
+            version._obj.value = 12_080
+            return 0
+
+    monkeypatch.setattr(device_module, "_driver_library", Driver)
+    assert device_module.driver_cuda_version() == (12, 8)
+    monkeypatch.setattr(device_module, "_driver_library", lambda: None)
+    assert device_module.driver_cuda_version() is None
