@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ _FALSE = ("no", "false", "f", "n", "0")
 _SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_SILENT_SECONDS = 2.0
 
 
 def boolean(text: str) -> bool:
@@ -246,8 +248,12 @@ def run_main(main: Callable[[], int | None]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        if not (_is_follower() if error.silent is None else error.silent):
-            print(f"{error.label}: {error}", file=sys.stderr)
+        if _is_follower() if error.silent is None else error.silent:
+            # Whoever started the processes ends all with the first that leaves; let the other
+            # one speak before.
+            time.sleep(_SILENT_SECONDS)
+        else:
+            print(f"{error.label}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         if not _is_follower():

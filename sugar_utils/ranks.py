@@ -92,6 +92,10 @@ class Ranks:
         self.size = size
         self._store = store
 
+    def __deepcopy__(self, memo: dict) -> Ranks:
+        """The same: settings that are copied still belong to the processes there are."""
+        return self
+
     @classmethod
     def join(cls, launch: Launch, *, cuda: bool) -> Ranks:
         """Meet the other processes.

@@ -264,14 +264,16 @@ class Trainer:
         path = checkpoint_path(self._run.path, iteration)
         return Interrupted(
             f"{signal_name} after iteration {iteration}, saved as {path}; "
-            f"continue with: {_command_to_continue(path)}",
+            f"continue with: {_command_to_continue(path, self._ranks.size)}",
             signal_name,
         )
 
 
-def _command_to_continue(checkpoint: Path) -> str:
-    """The command line of this process, pointed at a checkpoint where it named another."""
-    words = [Path(sys.executable).name, *sys.argv]
+def _command_to_continue(checkpoint: Path, processes: int) -> str:
+    """The command line of this run, pointed at a checkpoint where it named another."""
+    alone = [Path(sys.executable).name]
+    several = ["torchrun", f"--nproc_per_node={processes}"]
+    words = [*(alone if processes == 1 else several), *sys.argv]
     if any(word.startswith(_RESUME_BEGINNINGS) for word in sys.argv):
         words += ["--resume", str(checkpoint)]
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
