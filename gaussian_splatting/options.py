@@ -116,7 +116,8 @@ def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=True,
         default=False,
-        help="step only the Gaussians that the view shows; moments of the others do not decay",
+        help="step only the Gaussians that the views of a step show; moments of the others do not "
+        "decay",
     )
 
 

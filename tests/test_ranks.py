@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,15 +16,21 @@ import torch
 
 import train
 import train_refined
+from gaussian_splatting import compute
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.compute import compute_options
+from gaussian_splatting.engine import memory_plan
+from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.optimizer import GroupedAdam
 from gaussian_splatting.optimizer_config import OptimizerConfig
 from gaussian_splatting.options import optimizer_config
 from sugar_scene.mesh_io import write_mesh_ply
+from sugar_utils import device
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.device import CudaFacts, Gpu
+from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.ranks import ALONE, Launch, Ranks
 from tests.mesh_scenes import icosahedron
@@ -84,6 +91,21 @@ def vanilla_args(*words: str):
     return vanilla_train.parser().parse_args(["-s", "scene", "-m", "out", *words])
 
 
+@dataclass
+class Model:
+    """Three Gaussians; keeps which of them each step saw."""
+
+    optimizer: GroupedAdam
+    visible: list[list[bool]]
+    device: torch.device = torch.device("cpu")
+
+    def __len__(self):
+        return 3
+
+    def see(self, visible):
+        self.visible.append(visible.tolist())
+
+
 class Pull:
     """A stage with one parameter; the gradient of a view is the number of its camera."""
 
@@ -97,11 +119,7 @@ class Pull:
         self.seen: list[tuple[int, int, str]] = []
         self.gradients: list[float] = []
         self.visible: list[list[bool]] = []
-        self.model = SimpleNamespace(
-            optimizer=optimizer,
-            device=torch.device("cpu"),
-            see=lambda visible: self.visible.append(visible.tolist()),
-        )
+        self.model = Model(optimizer, self.visible)
 
     def begin(self, iteration):
         pass
@@ -211,6 +229,50 @@ def test_a_single_process_meets_nobody():
     assert values.tolist() == [1.0, 2.0]
     assert ALONE.exchange([1, 2]) == [[1, 2]]
     assert (ALONE.gather("a"), ALONE.from_first("b"), ALONE.share(3)) == (["a"], "b", range(3))
+
+
+class Differing(Ranks):
+    """The first of two processes; the other one answers every exchange with one more."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+    def exchange(self, numbers):
+        return [list(numbers), [number + 1 for number in numbers]]
+
+
+def test_processes_that_no_longer_agree_stop():
+    with pytest.raises(TrainingError, match="no longer hold the same Gaussians at iteration 5"):
+        Differing().check_same([torch.zeros(3), torch.zeros(2, dtype=torch.bfloat16)], 5)
+    stepper = stepper_of(Pull(2), Differing())
+    with pytest.raises(TrainingError, match=r"different numbers of Gaussians .* \(3, 4\)"):
+        stepper.step(1, None)
+
+
+def test_each_process_takes_the_gpu_of_its_own_number(launched, monkeypatch):
+    gpus = (Gpu("A", (8, 6)), Gpu("B", (8, 9)))
+    facts = CudaFacts(True, "13.0", ("sm_86", "sm_89"), gpus, warp_gpus=2)
+    monkeypatch.setattr(compute, "cuda_facts", lambda: facts)
+    monkeypatch.setattr(device, "cuda_facts", lambda: facts)
+    monkeypatch.setattr(Ranks, "join", lambda launch, cuda: Ranks(launch.rank, 1))
+    assert compute_options(vanilla_args()).device == torch.device("cuda", 1)
+    with pytest.raises(UserError, match="--gpu 0: each of the 4 processes takes the GPU"):
+        compute_options(vanilla_args("--gpu", "0"))
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="--gpu 2: there is no such CUDA device"):
+        compute_options(vanilla_args())
+
+
+def test_scripts_that_do_not_train_refuse_torchrun(launched):
+    with pytest.raises(UserError, match="works in one process"):
+        compute_options(SimpleNamespace(device="cpu", gpu=None))
+
+
+def test_processes_share_the_memory_of_a_cpu(monkeypatch):
+    monkeypatch.setattr(memory_plan, "available_bytes", lambda device: 1000)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert memory_plan.usable_bytes(MemoryOptions(sharers=4), cpu, 0) == 200
+    assert memory_plan.usable_bytes(MemoryOptions(sharers=4), cuda, 0) == 800
 
 
 def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
