@@ -10,10 +10,12 @@ import torch
 
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.backends.choice import RASTERIZERS, choose_rasterizer
-from sugar_utils.device import DEVICE_KINDS, choose_device
+from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts
+from sugar_utils.errors import UserError
 from sugar_utils.flags import integer
 from sugar_utils.neighbor_backends import NEIGHBOR_SEARCHES, NeighborSearch, choose_neighbor_search
 from sugar_utils.neighbors import nearest_neighbors
+from sugar_utils.ranks import ALONE, Launch, Ranks
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Compute:
         neighbors: Who finds nearest neighbours of all Gaussians.
         device_reason: One line: which device, and why.
         backend_reasons: The same of rasterizer and neighbour search.
+        ranks: The processes that train together.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -33,11 +36,15 @@ class Compute:
     neighbors: NeighborSearch = nearest_neighbors
     device_reason: str = field(default="", compare=False)
     backend_reasons: tuple[str, ...] = field(default=(), compare=False)
+    ranks: Ranks = field(default=ALONE, compare=False)
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """All lines there are to print."""
-        return tuple(line for line in (self.device_reason, *self.backend_reasons) if line)
+        together = ""
+        if not self.ranks.is_alone:
+            together = f"{self.ranks.size} processes share the views of each step"
+        return tuple(line for line in (self.device_reason, together, *self.backend_reasons) if line)
 
 
 def add_device_flags(parser: argparse.ArgumentParser, *, gpu: tuple[str, ...] = ("--gpu",)) -> None:
@@ -69,12 +76,33 @@ def add_backend_flags(parser: argparse.ArgumentParser) -> None:
 def compute_options(args: argparse.Namespace) -> Compute:
     """Typed form of the flags above, which are those of any script that has them.
 
+    Where torchrun started this process, it meets the others here.
+
     Raises:
         UserError: What was asked for cannot be had.
     """
-    chosen = choose_device(args.device, args.gpu)
+    launch = Launch.read()
     if not hasattr(args, "rasterizer"):
+        if launch.size > 1:
+            raise UserError("this script works in one process: start it without torchrun")
+        chosen = choose_device(args.device, args.gpu)
         return Compute(chosen.device, device_reason=chosen.reason)
-    rasterizer, of_rasterizer = choose_rasterizer(args.rasterizer, chosen.device)
-    search, of_search = choose_neighbor_search(args.neighbors, chosen.device)
-    return Compute(chosen.device, rasterizer, search, chosen.reason, (of_rasterizer, of_search))
+    ranks = Ranks.join(launch, cuda=args.device != "cpu" and torch.cuda.is_available())
+    with ranks.together():
+        chosen = choose_device(args.device, _number_of_gpu(args.gpu, launch))
+        rasterizer, of_rasterizer = choose_rasterizer(args.rasterizer, chosen.device)
+        search, of_search = choose_neighbor_search(args.neighbors, chosen.device)
+    reasons = (of_rasterizer, of_search)
+    return Compute(chosen.device, rasterizer, search, chosen.reason, reasons, ranks)
+
+
+def _number_of_gpu(asked: int | None, launch: Launch) -> int | None:
+    """The GPU of this process: what the user asked for; of several processes each has its own."""
+    if launch.size == 1:
+        return asked
+    if asked is not None:
+        raise UserError(
+            f"--gpu {asked}: each of the {launch.size} processes takes the GPU of its own number; "
+            "choose GPUs with CUDA_VISIBLE_DEVICES"
+        )
+    return launch.local_rank if cuda_facts().gpus else None

@@ -75,8 +75,9 @@ class DensificationStats:
     def zeros(cls, n: int, device: torch.device) -> DensificationStats:
         return cls(torch.zeros(n, device=device), torch.zeros(n, device=device))
 
-    def add(self, d_means2d: Tensor, visible: Tensor, camera: Camera) -> None:
-        """Count one view.
+    @classmethod
+    def of(cls, d_means2d: Tensor, visible: Tensor, camera: Camera) -> DensificationStats:
+        """What one view says.
 
         Args:
             d_means2d: Gradient with respect to the projected centres. (N, 2) per pixel
@@ -86,10 +87,12 @@ class DensificationStats:
         half_size = d_means2d.new_tensor([camera.width / 2, camera.height / 2])
         norm = (d_means2d * half_size).norm(dim=-1)
         norm = torch.where(visible, norm, torch.zeros_like(norm))
-        seen = visible.to(self.views.dtype)
-        # Nothing is allocated from here on: a view is counted as a whole or not at all.
-        self.gradient_sum += norm
-        self.views += seen
+        return cls(norm, visible.to(norm.dtype))
+
+    def add(self, more: DensificationStats) -> None:
+        """Count what other views said; nothing is allocated."""
+        self.gradient_sum += more.gradient_sum
+        self.views += more.views
 
     def mean(self) -> Tensor:
         """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""

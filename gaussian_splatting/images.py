@@ -316,13 +316,16 @@ class ImageStore:
         white_background: Whether transparent pixels become white instead of black.
         budget_bytes: Bytes of decoded images to keep; None allows a quarter of the free memory.
             The image being prefetched is held besides.
+        sharers: Processes that have such a store on this machine.
     """
 
-    def __init__(self, white_background: bool = False, budget_bytes: int | None = None) -> None:
+    def __init__(
+        self, white_background: bool = False, budget_bytes: int | None = None, sharers: int = 1
+    ) -> None:
         self._white_background = white_background
         if budget_bytes is None:
             free = available_bytes()
-            budget_bytes = _FALLBACK_BUDGET if free is None else free // 4
+            budget_bytes = _FALLBACK_BUDGET if free is None else free // (4 * sharers)
         self._budget = budget_bytes
         self._images: OrderedDict[tuple, Tensor] = OrderedDict()
         self._pending: dict[tuple, Future[Tensor]] = {}
@@ -408,10 +411,12 @@ class ImageStore:
 
 
 def shared_or_own_store(
-    shared: ImageStore | None, white_background: bool
+    shared: ImageStore | None, white_background: bool, sharers: int = 1
 ) -> contextlib.AbstractContextManager[ImageStore]:
     """A store for one stage: the shared one, which stays open, or an own one, closed at the end."""
-    return ImageStore(white_background) if shared is None else contextlib.nullcontext(shared)
+    if shared is not None:
+        return contextlib.nullcontext(shared)
+    return ImageStore(white_background, sharers=sharers)
 
 
 def _store_key(camera: Camera) -> tuple[Path, int, int]:

@@ -134,6 +134,18 @@ class GroupedAdam:
             parameter.grad = None
         self._seen = None
 
+    def take_gradients(self) -> dict[str, Tensor]:
+        """Gradients by parameter name, where there are any; the parameters have none then."""
+        found = self.gradients()
+        self.zero_grad()
+        return found
+
+    def add_gradients(self, more: Mapping[str, Tensor]) -> None:
+        """Add what :meth:`take_gradients` took; it must not be used afterwards."""
+        for name, gradient in more.items():
+            own = self.parameters[name].grad
+            self.parameters[name].grad = gradient if own is None else own.add_(gradient)
+
     def gradients(self) -> dict[str, Tensor]:
         """Gradients by parameter name, where there are any."""
         return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an optimiser stores what it keeps, and which rows it steps."""
+"""How an optimiser stores what it keeps, which rows it steps, and after how many views."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class OptimizerConfig:
             8 bits serve parameters of at least 16 values per Gaussian (the bands 1 to 3 of the
             colours, three quarters of all values); the others are in bfloat16 then.
         bfloat16: Store bands 1 to 3 of the colours, their gradients and their moments in bfloat16.
-        sparse: Step only the Gaussians that the view shows; values and moments of the others stay
-            as they are.
+        sparse: Step only the Gaussians that the views of the step show; values and moments of the
+            others stay as they are.
+        views_per_step: Views whose gradients are averaged in one step.
     """
 
     state: StateFormat = "fp32"
     bfloat16: bool = False
     sparse: bool = False
+    views_per_step: int = 1
 
     def value_dtype(self, name: str) -> torch.dtype:
         """Type in which a parameter is stored."""
@@ -63,7 +65,9 @@ class OptimizerConfig:
             "use_bfloat16": self.bfloat16,
             "sparse_adam": self.sparse,
         }
-        return {name: value for name, value in values.items() if value not in ("fp32", False)}
+        given = {name: value for name, value in values.items() if value not in ("fp32", False)}
+        views = self.views_per_step
+        return given if views == 1 else {**given, "views_per_step": views}
 
     def _is_half(self, name: str) -> bool:
         return self.bfloat16 and name in BFLOAT16_VALUES

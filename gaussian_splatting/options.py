@@ -24,6 +24,7 @@ from sugar_utils.flags import (
     positive_float,
     positive_int,
 )
+from sugar_utils.ranks import Launch
 
 ACCUMULATION_STEPS = 4
 _RATES = LearningRates()
@@ -69,6 +70,13 @@ def add_run_flags(parser: argparse.ArgumentParser, schedule_help: str = _WHOLE_S
         help="the same seed and flags give the same result",
     )
     group.add_argument(
+        "--views_per_step",
+        type=positive_int,
+        default=None,
+        help="views whose gradients are averaged in one step, a multiple of the number of "
+        "processes (unset: one for each process)",
+    )
+    group.add_argument(
         "--schedule_scale",
         type=positive_float,
         default=1.0,
@@ -108,13 +116,25 @@ def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=True,
         default=False,
-        help="step only the Gaussians that the view shows; moments of the others do not decay",
+        help="step only the Gaussians that the views of a step show; moments of the others do not "
+        "decay",
     )
 
 
 def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
-    """Typed form of :func:`add_optimizer_flags`."""
-    return OptimizerConfig(args.optimizer_state, args.use_bfloat16, args.sparse_adam)
+    """Typed form of :func:`add_optimizer_flags`, and of how many views make a step.
+
+    Raises:
+        UserError: The processes cannot share the views evenly.
+    """
+    size = Launch.read().size
+    views = args.views_per_step or size
+    if views % size != 0:
+        raise UserError(
+            f"--views_per_step {views}: {size} processes cannot share them evenly; give a "
+            f"multiple of {size}"
+        )
+    return OptimizerConfig(args.optimizer_state, args.use_bfloat16, args.sparse_adam, views)
 
 
 def add_split_flags(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +184,8 @@ def memory_options(args: argparse.Namespace) -> MemoryOptions:
     """What :func:`add_split_flags` leaves to the planner."""
     budget = None if args.vram_budget is None else round(args.vram_budget * 2**30)
     given = (args.gradient_accumulation, args.use_gradient_checkpointing)
-    return MemoryOptions(budget, fixed_split=any(flag is not None for flag in given))
+    fixed, launch = any(flag is not None for flag in given), Launch.read()
+    return MemoryOptions(budget, fixed, processes=launch.size, sharers=launch.local_size)
 
 
 def split_notices(args: argparse.Namespace) -> tuple[str, ...]:

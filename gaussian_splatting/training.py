@@ -96,7 +96,12 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
     Raises:
         UserError: For anything the user can mend.
     """
-    compute, config = options.compute, options.config
+    with options.compute.ranks.together():
+        return _train(options, images)
+
+
+def _train(options: VanillaOptions, images: ImageStore | None) -> Path:
+    compute, config, ranks = options.compute, options.config, options.compute.ranks
     notices = Notices([*compute.reasons, *options.notices])
     scene = load_scene(
         options.scene_path,
@@ -115,17 +120,19 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
         products=(options.output / "point_cloud",),
     )
     result = point_cloud_path(options.output, config.iterations)
-    with open_session(run, options.run, config.iterations, notices, "vanilla 3DGS") as session:
+    title = "vanilla 3DGS"
+    with open_session(run, options.run, config.iterations, notices, title, ranks) as session:
         console = session.console
         console.info(scene.description)
-        if session.plan.finished and result.is_file():
+        if ranks.from_first(session.plan.finished and result.is_file()):
             console.info(f"finished already: {result}")
             return result
-        _write_layout(scene, options)
+        if ranks.is_first:
+            _write_layout(scene, options)
         stage = VanillaStage(cloud, config, scene.extent, options.output, compute.rasterizer)
         # The stage has its own copy.
         del cloud
-        with shared_or_own_store(images, config.white_background) as store:
+        with shared_or_own_store(images, config.white_background, ranks.size) as store:
             Trainer(
                 stage,
                 _loop(options),
@@ -134,8 +141,10 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
                 store,
                 run,
                 console,
+                ranks,
             ).run(session.plan)
-        write_run_report(run.path, console.warn)
+        if ranks.is_first:
+            write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")
     return result
 

@@ -36,7 +36,7 @@ from gaussian_splatting.reference_layout import write_point_cloud
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
-from sugar_utils.random import generator
+from sugar_utils.random import draw_labels, generator
 from sugar_utils.spherical_harmonics import rgb_to_sh
 
 INITIAL_OPACITY = 0.1
@@ -158,6 +158,8 @@ class VanillaStage:
         self._output = output
         self._rasterizer = rasterizer
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)
+        # Of the views of this step: a sum of its own, so that it does not depend on who saw them.
+        self._step_stats: DensificationStats | None = None
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -176,19 +178,30 @@ class VanillaStage:
         """Learning rates only."""
         self.model.schedule_position_rate(iteration)
 
-    def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+    def accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+    ) -> StepResult:
         """Render one view and backpropagate the colour loss."""
         view = ViewPass(
             lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
-            self._background(iteration),
+            self._background(iteration, slot),
             self._config.split,
             rasterizer=self._rasterizer,
         )
         terms, d_means2d = view.backpropagate([self._color_term(target)])
-        if iteration < self._config.densification.stop:
-            self._stats.add(d_means2d, view.visible, camera)
         loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.dssim_weight)
+        if iteration < self._config.densification.stop:
+            seen = DensificationStats.of(d_means2d, view.visible, camera)
+            if self._step_stats is None:
+                self._step_stats = seen
+            else:
+                self._step_stats.add(seen)
         return StepResult({"loss": loss, **terms}, view.radii)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """Densification statistics of the step's views."""
+        stats = self._step_stats
+        return () if stats is None else (stats.gradient_sum, stats.views)
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.
@@ -198,6 +211,9 @@ class VanillaStage:
         """
         rules = self._config.densification
         optimizer = self.model.optimizer
+        if self._step_stats is not None:
+            self._stats.add(self._step_stats)
+            self._step_stats = None
         if rules.due(iteration):
             self._stats = densify_and_prune(
                 optimizer,
@@ -265,8 +281,8 @@ class VanillaStage:
     def _degree(self, iteration: int) -> int:
         return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
-    def _background(self, iteration: int) -> Tensor:
+    def _background(self, iteration: int, slot: int) -> Tensor:
         if not self._config.random_background:
             return plain_background(self._config.white_background, self.model.device)
-        rng = generator(self._config.seed, "background", iteration)
+        rng = generator(self._config.seed, "background", *draw_labels(iteration, slot))
         return torch.rand(3, generator=rng, device="cpu").to(self.model.device)

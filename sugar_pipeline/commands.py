@@ -10,6 +10,7 @@ from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.flags import DEMO_FLAGS, changed_flags, train_parser
 from sugar_pipeline.plan import full_plan, train_plan
 from sugar_pipeline.run import PipelineResult, run_stages
+from sugar_utils.ranks import Launch
 
 
 def run_train(args: argparse.Namespace) -> PipelineResult | None:
@@ -24,7 +25,7 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
     if not args.demo:
         return run_stages(train_plan(args))
     ignored = [flag for flag in changed_flags(args, train_parser(None)) if flag not in DEMO_FLAGS]
-    if ignored:
+    if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
     return run_demo(args)
 

@@ -31,8 +31,14 @@ def run_demo(args: argparse.Namespace) -> PipelineResult:
             of earlier runs are taken from them.
     """
     # A GPU draws the same scene with other roundings, so the scene comes from the CPU everywhere.
-    scene = make_demo_scene(args.output_dir / "demo_scene", seed=args.random_seed, notify=print)
-    return run_stages(demo_plan(args, scene.root))
+    root = args.output_dir / "demo_scene"
+    plan = demo_plan(args, root)
+    ranks = plan.coarse.compute.ranks
+    with ranks.together():
+        if ranks.is_first:
+            make_demo_scene(root, seed=args.random_seed, notify=print)
+        ranks.wait()
+    return run_stages(plan)
 
 
 def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
@@ -41,7 +47,7 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     own.scene_path = scene
     for name in (
         "output_dir", "stop_after", "resume", "overwrite", "keep_checkpoints", "random_seed",
-        "device", "gpu", "rasterizer", "neighbors",
+        "device", "gpu", "rasterizer", "neighbors", "views_per_step",
     ):  # fmt: skip
         setattr(own, name, getattr(args, name))
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)

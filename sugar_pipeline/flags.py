@@ -41,6 +41,7 @@ DEMO_FLAGS = (
     "--gpu",
     "--rasterizer",
     "--neighbors",
+    "--views_per_step",
 )
 
 

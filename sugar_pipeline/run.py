@@ -33,6 +33,7 @@ from sugar_trainers.refine_training import train_refined
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
+from sugar_utils.ranks import Ranks
 
 TITLE = "SuGaR of"
 """Beginning of the title by which a pipeline's report is told from a single run's."""
@@ -62,16 +63,37 @@ class PipelineResult:
 def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineResult:
     """Run all stages of a plan; what is finished already is not repeated.
 
-    All stages share one store of decoded photographs.
+    All stages share one store of decoded photographs. Several processes train together; the first
+    alone does the rest while the others wait.
     """
-    console = console or Console()
+    ranks = plan.coarse.compute.ranks
+    console = console or (Console() if ranks.is_first else Console.silent())
+    with ranks.together():
+        result = _run_stages(plan, console, ranks)
+        if ranks.is_first:
+            _conclude(plan, result, console)
+        ranks.wait()
+    return result
+
+
+def _run_stages(plan: PipelinePlan, console: Console, ranks: Ranks) -> PipelineResult:
     for notice in plan.notices:
         console.info(notice)
     result = PipelineResult()
-    with ImageStore(plan.coarse.config.white_background) as images:
-        for number, (title, run) in enumerate(_stages(plan, result, images, console), start=1):
+    white = plan.coarse.config.white_background
+    with ImageStore(white, sharers=ranks.size) as images:
+        stages = _stages(plan, result, images, console)
+        for number, (title, trains, run) in enumerate(stages, start=1):
             console.info(f"stage {number} of {plan.n_stages}: {title}")
-            result.records.append(run())
+            if trains or ranks.is_first:
+                result.records.append(run())
+            # What a stage wrote is there before the next one reads it.
+            ranks.wait()
+    return result
+
+
+def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> None:
+    """Measure, report, and say where everything is."""
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
         result.report = _write_report(plan, result, console)
@@ -91,13 +113,12 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
     ):
         if path is not None:
             console.info(f"{label}: {path}")
-    return result
 
 
 def _stages(
     plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
-) -> list[tuple[str, Callable[[], StageRecord]]]:
-    """Title and function of every stage that runs."""
+) -> list[tuple[str, bool, Callable[[], StageRecord]]]:
+    """Title of every stage that runs, whether it trains, and its function."""
     coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization}"
 
     def vanilla() -> StageRecord:
@@ -122,13 +143,13 @@ def _stages(
         return file_record("textured mesh", result.textured)
 
     wanted = (
-        (plan.vanilla, "vanilla 3DGS", vanilla),
-        (plan.coarse, coarse_title, coarse),
-        (plan.mesh, "coarse mesh", mesh),
-        (plan.refine, "refinement", refine),
-        (plan.texture, "texture", texture),
+        (plan.vanilla, "vanilla 3DGS", True, vanilla),
+        (plan.coarse, coarse_title, True, coarse),
+        (plan.mesh, "coarse mesh", False, mesh),
+        (plan.refine, "refinement", True, refine),
+        (plan.texture, "texture", False, texture),
     )
-    return [(title, run) for options, title, run in wanted if options is not None]
+    return [(title, trains, run) for options, title, trains, run in wanted if options is not None]
 
 
 def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:

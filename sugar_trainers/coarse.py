@@ -34,7 +34,7 @@ from sugar_trainers.losses import (
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
 from sugar_utils.neighbor_backends import NeighborSearch
 from sugar_utils.neighbors import nearest_neighbors
-from sugar_utils.random import generator
+from sugar_utils.random import draw_labels, generator
 
 SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """(mask, number, iteration) -> (indices, noise), see :func:`draw_samples`."""
@@ -74,7 +74,7 @@ class CoarseStage:
         self._notify = notify
         self._rasterizer = rasterizer
         self._find_neighbors = neighbors
-        self._draw = sample_source or self._draw_samples
+        self._given_samples = sample_source
         self._sampler = SurfaceSampler(config, extent)
 
     @property
@@ -103,7 +103,9 @@ class CoarseStage:
         if schedule.regularization_active(iteration) and stale:
             self._search_neighbors()
 
-    def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+    def accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+    ) -> StepResult:
         """Backpropagate every active term; see :mod:`gaussian_splatting.engine.graph`.
 
         What needs the image comes last: nothing as large as it is alive beside the other terms.
@@ -126,11 +128,17 @@ class CoarseStage:
                 image_terms.append(depth_normal_term(camera, config.dn_factor))
             elif config.uses_depth_normals:
                 terms["dn"] = self._half_size_term(leaves, camera)
-            terms.update(self._sampling_terms(iteration, leaves, camera, view.visible, depth))
+            mask = sampling_mask(leaves, camera, view.visible, depth)
+            samples = self._samples(mask, iteration, slot)
+            terms.update(self._sampling_terms(iteration, leaves, camera, samples, depth))
         found, _ = view.backpropagate(image_terms, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
         terms.update(found)
         return StepResult(self._with_sum(terms), view.radii)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """None: nothing is watched but gradients."""
+        return ()
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
@@ -230,11 +238,10 @@ class CoarseStage:
         iteration: int,
         leaves: Gaussians,
         camera: Camera,
-        visible: Tensor,
+        samples: tuple[Tensor, Tensor],
         depth: Tensor | None,
     ) -> dict[str, Tensor]:
-        mask = sampling_mask(leaves, camera, visible, depth)
-        indices, noise = self._draw(mask, self._config.samples, iteration)
+        indices, noise = samples
         if indices.numel() == 0:
             self._notify(
                 f"iteration {iteration}: {camera.name} shows no Gaussian to sample; its surface "
@@ -243,8 +250,12 @@ class CoarseStage:
             return {}
         return self._sampler.backward(leaves, self.neighbors, indices, noise, camera, depth)
 
-    def _draw_samples(self, mask: Tensor, n: int, iteration: int) -> tuple[Tensor, Tensor]:
-        rng = generator(self._config.seed, "samples", iteration, device=mask.device)
+    def _samples(self, mask: Tensor, iteration: int, slot: int) -> tuple[Tensor, Tensor]:
+        n = self._config.samples
+        if self._given_samples is not None:
+            return self._given_samples(mask, n, iteration)
+        labels = draw_labels(iteration, slot)
+        rng = generator(self._config.seed, "samples", *labels, device=mask.device)
         return draw_samples(mask, n, rng)
 
 

@@ -91,7 +91,12 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
     Raises:
         UserError: For anything the user can mend.
     """
-    compute, config = options.compute, options.config
+    with options.compute.ranks.together():
+        return _train(options, images)
+
+
+def _train(options: CoarseOptions, images: ImageStore | None) -> Path:
+    compute, config, ranks = options.compute, options.config, options.compute.ranks
     notices = Notices([*compute.reasons, *options.notices])
     checkpoint, scene = load_capture(options, config.white_background, config.seed, notices)
     _advise(options, checkpoint, notices)
@@ -99,13 +104,14 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
     cloud = _start(checkpoint, notices).to(compute.device)
     run = RunDirectory(options.directory, options.identity())
     title = f"coarse SuGaR, {config.regularization}"
-    with open_session(run, options.run, config.schedule.last, notices, title) as session:
+    last = config.schedule.last
+    with open_session(run, options.run, last, notices, title, ranks) as session:
         console, plan = session.console, session.plan
         console.info(scene.description)
         if plan.finished:
             console.info(f"finished already: {plan.source}")
             return plan.source
-        with shared_or_own_store(images, config.white_background) as store:
+        with shared_or_own_store(images, config.white_background, ranks.size) as store:
             config = plan_coarse(cloud, config, options.memory, scene, store, console)
             stage = CoarseStage(
                 cloud,
@@ -117,10 +123,11 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
             )
             # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
             del cloud
-            result = Trainer(
-                stage, _loop(options), scene.train_cameras, scene.test_cameras, store, run, console
-            ).run(plan)
-        write_run_report(run.path, console.warn)
+            views = scene.train_cameras, scene.test_cameras
+            loop = _loop(options)
+            result = Trainer(stage, loop, *views, store, run, console, ranks).run(plan)
+        if ranks.is_first:
+            write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")
     return result
 

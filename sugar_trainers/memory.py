@@ -186,6 +186,9 @@ def _choice(
     budget = usable_bytes(options, device, held)
     if budget is None:
         return None
+    if config.optimizer.views_per_step > options.processes:
+        # Gradients of the views before, beside those of the view in work.
+        budget -= sum(t.nbytes for t in vars(cloud).values())
     looked_at = surveyed(scene.train_cameras)
     with torch.no_grad():
         gaussians = cloud.activate()

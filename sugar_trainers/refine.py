@@ -71,7 +71,9 @@ class RefineStage:
         self._iteration = iteration
         self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
 
-    def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+    def accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+    ) -> StepResult:
         """Backpropagate the colour loss, then the normal consistency."""
         view = ViewPass(
             lambda: project(
@@ -89,6 +91,10 @@ class RefineStage:
             terms["normal_consistency"] = bending.detach()
             loss = loss + self._config.normal_consistency_factor * bending.detach()
         return StepResult({"loss": loss, **terms}, view.radii)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """None: nothing is watched but gradients."""
+        return ()
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""

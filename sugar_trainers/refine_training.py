@@ -106,15 +106,22 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
     Raises:
         UserError: For anything the user can mend.
     """
-    compute, config = options.compute, options.config
+    with options.compute.ranks.together():
+        return _train(options, images)
+
+
+def _train(options: RefineOptions, images: ImageStore | None) -> Path:
+    compute, config, ranks = options.compute, options.config, options.compute.ranks
     notices = Notices([*compute.reasons, *options.notices])
     _, scene = load_capture(options, config.white_background, config.seed, notices)
     cloud = _start(options, scene.extent, notices)
     run = RunDirectory(options.directory, options.identity())
-    with open_session(run, options.run, config.iterations, notices, "refinement") as session:
+    title = "refinement"
+    with open_session(run, options.run, config.iterations, notices, title, ranks) as session:
         console, plan = session.console, session.plan
         console.info(scene.description)
-        if plan.finished and (options.ply_path.is_file() or not options.export_ply):
+        exported = options.ply_path.is_file() or not options.export_ply
+        if ranks.from_first(plan.finished and exported):
             console.info(f"finished already: {plan.source}")
             return plan.source
 
@@ -122,7 +129,7 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
             write_refined_ply(options.ply_path, refined)
             console.info(f"refined Gaussians: {options.ply_path}")
 
-        with shared_or_own_store(images, config.white_background) as store:
+        with shared_or_own_store(images, config.white_background, ranks.size) as store:
             config = plan_refinement(cloud, config, options.memory, scene, store, console)
             stage = RefineStage(
                 cloud,
@@ -133,10 +140,11 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
             )
             # The stage has its own copy.
             del cloud
-            result = Trainer(
-                stage, _loop(options), scene.train_cameras, scene.test_cameras, store, run, console
-            ).run(plan)
-        write_run_report(run.path, console.warn)
+            views = scene.train_cameras, scene.test_cameras
+            loop = _loop(options)
+            result = Trainer(stage, loop, *views, store, run, console, ranks).run(plan)
+        if ranks.is_first:
+            write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")
     return result
 

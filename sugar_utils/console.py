@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 import sys
 import time
 from collections import deque
@@ -68,6 +69,11 @@ class Console:
         self._log: IO[str] | None = None
         if log_path is not None:
             self._log = _open_log(Path(log_path))
+
+    @classmethod
+    def silent(cls) -> Console:
+        """A console that nobody hears."""
+        return cls(stream=_Nobody(), terminal=False)
 
     @property
     def is_terminal(self) -> bool:
@@ -253,6 +259,13 @@ class Progress:
             words.append(f"eta {_remaining_text(state.iteration, self._last, state.rate)}")
         words.extend(f"{name} {value}" for name, value in state.fields.items())
         self._emit_line(" ".join(words))
+
+
+class _Nobody(io.TextIOBase):
+    """Takes text and drops it."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 @dataclass(frozen=True)

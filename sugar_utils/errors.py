@@ -5,11 +5,14 @@
 class UserError(Exception):
     """Something the user can put right; the message says what, where and how.
 
-    Entry points print the message after ``label`` and leave with ``exit_code``.
+    Entry points print the message after ``label`` and leave with ``exit_code``. ``silent`` says
+    whether another process of the run has printed it; None means that all know it, so that the
+    first one does.
     """
 
     exit_code = 2
     label = "error"
+    silent: bool | None = None
 
 
 class TrainingError(UserError):

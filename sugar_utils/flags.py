@@ -4,22 +4,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import io
 import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from sugar_utils.errors import UserError
+from sugar_utils.ranks import Launch, leave_ranks
 
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 _SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_SILENT_SECONDS = 2.0
 
 
 def boolean(text: str) -> bool:
@@ -195,8 +199,8 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def error(self, message: str) -> NoReturn:
-        """Print one line and exit with code 2."""
-        self.exit(2, f"error: {' '.join(message.split())}\n")
+        """Print one line and exit with code 2; of several processes the first one prints."""
+        self.exit(2, None if _is_follower() else f"error: {' '.join(message.split())}\n")
 
     def _underscored(self, word: str) -> str:
         if not word.startswith("--") or word == "--":
@@ -209,6 +213,13 @@ class Parser(argparse.ArgumentParser):
     def _suggestion(self, flag: str) -> str:
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
         return f"; did you mean {near[0]}?" if near else "; --help lists all flags"
+
+
+def _is_follower() -> bool:
+    """Whether another process of the run is the one that speaks."""
+    with contextlib.suppress(UserError):
+        return Launch.read().rank > 0
+    return False
 
 
 def _print_any_character() -> None:
@@ -233,13 +244,20 @@ def run_main(main: Callable[[], int | None]) -> int:
     _print_any_character()
     try:
         code = main() or 0
+        leave_ranks()
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"{error.label}: {error}", file=sys.stderr)
+        if _is_follower() if error.silent is None else error.silent:
+            # Whoever started the processes ends all with the first that leaves; let the other
+            # one speak before.
+            time.sleep(_SILENT_SECONDS)
+        else:
+            print(f"{error.label}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
+        if not _is_follower():
+            print("stopped by Ctrl-C", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes once more on its way out; give it somewhere to write.

@@ -16,6 +16,11 @@ def derive_seed(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def draw_labels(iteration: int, slot: int) -> tuple[int, ...]:
+    """Labels of what is drawn for one view: the first of a step has the iteration's alone."""
+    return (iteration,) if slot == 0 else (iteration, slot)
+
+
 def generator(seed: int, *labels: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a fresh generator on ``device`` for one purpose, independent of all others."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *labels))

@@ -201,8 +201,8 @@ def test_statistics_count_gradients_in_half_image_sizes_of_visible_gaussians():
     watched = DensificationStats.zeros(3, torch.device("cpu"))
     gradient = torch.tensor([[0.3, 0.0], [0.0, 0.4], [9.0, 9.0]])
     visible = torch.tensor([True, True, False])
-    watched.add(gradient, visible, camera)
-    watched.add(gradient / 3, torch.tensor([True, False, False]), camera)
+    watched.add(DensificationStats.of(gradient, visible, camera))
+    watched.add(DensificationStats.of(gradient / 3, torch.tensor([True, False, False]), camera))
     torch.testing.assert_close(watched.gradient_sum, torch.tensor([12.0 + 4.0, 8.0, 0.0]))
     assert watched.views.tolist() == [2, 1, 0]
     torch.testing.assert_close(watched.mean(), torch.tensor([8.0, 8.0, 0.0]))

@@ -83,10 +83,10 @@ def test_gradients_of_terms_that_went_well_are_not_counted_twice(
 ):
     original = CoarseStage.accumulate
 
-    def planned(stage, iteration, camera, target):
+    def planned(stage, iteration, *view):
         if stage.phase(iteration) == "geometry" and stage.memory_plan.split.strips == 1:
             stage.memory_plan = cheaper(stage.memory_plan)
-        return original(stage, iteration, camera, target)
+        return original(stage, iteration, *view)
 
     with monkeypatch.context() as patch:
         patch.setattr(CoarseStage, "accumulate", planned)

@@ -65,7 +65,7 @@ class CheckpointStore:
 
     def path(self, iteration: int) -> Path:
         """File of an iteration's checkpoint, whether it exists or not."""
-        return self.directory / f"{iteration}.pt"
+        return checkpoint_path(self.directory, iteration)
 
     def iterations(self) -> list[int]:
         """Iterations that have a file, ascending; the files may be broken."""
@@ -157,6 +157,11 @@ class CheckpointStore:
                 continue
             removed.append(path)
         return removed
+
+
+def checkpoint_path(directory: Path, iteration: int) -> Path:
+    """File of an iteration's checkpoint in a run's folder."""
+    return directory / f"{iteration}.pt"
 
 
 def save_payload(path: Path, payload: Mapping[str, Any]) -> None:

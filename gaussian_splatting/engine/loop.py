@@ -12,22 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.engine.checkpoint import CheckpointStore
-from gaussian_splatting.engine.guard import check_parameters, check_step
-from gaussian_splatting.engine.memory_plan import cheaper, describe
-from gaussian_splatting.engine.order import CameraOrder
+from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
+from gaussian_splatting.engine.guard import check_parameters
 from gaussian_splatting.engine.report import Reporter
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.signals import StopRequest
-from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.images import ImageStore
 from sugar_utils.console import Console
-from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.memory import out_of_memory, release_cached
+from sugar_utils.ranks import ALONE, Ranks
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
@@ -92,6 +89,7 @@ class Trainer:
         images: Decoded photographs.
         run: Where everything is written.
         console: Where everything is said.
+        ranks: The processes that train together; all but the first only compute.
     """
 
     def __init__(
@@ -103,6 +101,7 @@ class Trainer:
         images: ImageStore,
         run: RunDirectory,
         console: Console,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._stage = stage
         self._config = config
@@ -110,10 +109,21 @@ class Trainer:
         self._images = images
         self._run = run
         self._console = console
-        self._order = CameraOrder(len(self._cameras), config.seed, stage.name)
-        self._store = CheckpointStore(
-            run.path, config.keep_checkpoints, config.checkpoint_milestones, config.last
+        self._ranks = ranks
+        self._stepper = Stepper(
+            stage,
+            self._cameras,
+            first=config.first,
+            seed=config.seed,
+            images=images,
+            ranks=ranks,
+            console=console,
         )
+        self._store: CheckpointStore | None = None
+        if ranks.is_first:
+            self._store = CheckpointStore(
+                run.path, config.keep_checkpoints, config.checkpoint_milestones, config.last
+            )
         self._losses: list[float] = []
         self._views = (list(test_cameras), self._cameras)
 
@@ -126,9 +136,20 @@ class Trainer:
         """
         start = self._config.first if plan.payload is None else self._restore(plan)
         timings = {} if plan.payload is None else self._run.timings()
-        self._run.record("running", timings=timings)
         # As large as the model; from here on only the model's own tensors count.
         plan.payload = None
+        self._stepper.align()
+        if self._ranks.is_first:
+            self._lead(start, timings)
+        else:
+            self._follow(start)
+        # What the first process wrote is there for all.
+        self._ranks.wait()
+        return checkpoint_path(self._run.path, self._config.last)
+
+    def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
+        """Train, and do all that is done once: show, measure, save."""
+        self._run.record("running", timings=timings)
         reporter = Reporter(
             self._stage, self._console, self._run.tensorboard, start, self._views, timings
         )
@@ -136,7 +157,8 @@ class Trainer:
         with reporter, StopRequest() as stop, progress as bar:
             for iteration in range(start, self._config.last + 1):
                 reporter.enter_phase(self._stage.phase(iteration))
-                terms = self._step(iteration)
+                made = self._stepper.step(iteration, stop.requested)
+                terms = made.terms
                 if self._config.log_due(iteration):
                     self._losses.append(float(terms["loss"]))
                     reporter.log(iteration, terms)
@@ -144,72 +166,32 @@ class Trainer:
                 fields = reporter.fields(terms) if show else None
                 bar.update(iteration, fields=fields)
                 self._after_step(iteration, reporter)
-                if stop.requested and iteration < self._config.last:
-                    self._interrupt(iteration, stop.requested, reporter)
+                # Several processes stop after an iteration that all of them know of.
+                asked = stop.requested if self._ranks.is_alone else made.stop
+                if asked and iteration < self._config.last:
+                    self._interrupt(iteration, asked, reporter)
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
         self._run.record("finished", timings=reporter.summary())
-        return self._store.path(self._config.last)
 
-    def _step(self, iteration: int) -> dict[str, Tensor]:
-        stage, step = self._stage, iteration - self._config.first
-        camera = self._cameras[self._order.index(step)]
-        self._begin(iteration, camera)
-        target = self._photograph(camera)
-        self._images.prefetch(self._cameras[self._order.index(step + 1)])
-        result = self._accumulate(iteration, camera, target)
-        check_step(
-            losses=result.terms,
-            gradients=stage.model.optimizer.gradients(),
-            log_scales=stage.model.optimizer.parameters["log_scales"],
-            extent=stage.extent,
-            radii=result.radii,
-            iteration=iteration,
-            camera_name=camera.name,
-            parameters=stage.model.optimizer.parameters,
-        )
-        stage.model.see(result.radii > 0)
-        stage.apply(iteration)
-        return result.terms
+    def _follow(self, start: int) -> None:
+        """Train beside the process that leads."""
+        with StopRequest() as stop:
+            for iteration in range(start, self._config.last + 1):
+                made = self._stepper.step(iteration, stop.requested)
+                self._compare(iteration)
+                if made.stop and iteration < self._config.last:
+                    self._ranks.wait()
+                    raise self._interrupted(iteration, made.stop)
 
-    def _accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
-        """The terms of one view; where memory runs out, again with the next cheaper plan."""
-        stage = self._stage
-        while True:
-            try:
-                return stage.accumulate(iteration, camera, target)
-            except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
-                    raise
-                plan = cheaper(stage.memory_plan)
-                if plan is None:
-                    raise UserError(
-                        f"out of memory in iteration {iteration} with every plan tried; the last "
-                        "checkpoint stays: use smaller images, fewer Gaussians or "
-                        "--optimizer_state 8bit"
-                    ) from error
-            # Outside the handler: its traceback holds all that the step had allocated.
-            stage.model.optimizer.zero_grad()
-            stage.memory_plan = plan
-            release_cached(stage.model.device)
-            self._console.warn(
-                f"out of memory in iteration {iteration}: repeated, and continued, with "
-                f"{describe(plan)}"
-            )
-
-    def _begin(self, iteration: int, camera: Camera) -> None:
-        try:
-            self._stage.begin(iteration)
-        except UserError:
-            # A neighbour search trips over coordinates that are not finite: say whose they are.
-            check_parameters(self._stage.model.optimizer.parameters, iteration, camera.name)
-            raise
-
-    def _photograph(self, camera: Camera) -> Tensor:
-        return upload(self._images.get(camera), self._stage.model.device)
+    def _compare(self, iteration: int) -> None:
+        """Before a checkpoint: whether all processes hold what it will say."""
+        if self._config.checkpoint_due(iteration) or iteration == self._config.last:
+            self._ranks.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
     def _after_step(self, iteration: int, reporter: Reporter) -> None:
+        self._compare(iteration)
         last = iteration == self._config.last
         if iteration in self._config.test_iterations or last:
             self._look(lambda: reporter.evaluate(iteration, self._images), "measure the views")
@@ -234,10 +216,9 @@ class Trainer:
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
     def _save(self, iteration: int) -> Path:
-        step = iteration - self._config.first
         # What the last step did is checked in the next iteration, too late for this file.
         parameters = self._stage.model.optimizer.parameters
-        check_parameters(parameters, iteration, self._cameras[self._order.index(step)].name)
+        check_parameters(parameters, iteration, self._stepper.camera(iteration).name)
         model_state = self._stage.model.state()
         path = self._store.save(
             iteration,
@@ -245,7 +226,7 @@ class Trainer:
                 # In the order of SuGaR's own files.
                 "state_dict": model_state["state_dict"],
                 "train_losses": list(self._losses),
-                "epoch": self._order.epoch(step),
+                "epoch": self._stepper.epoch(iteration),
                 "iteration": iteration,
                 "optimizer_state_dict": model_state["optimizer_state_dict"],
                 "resume": {
@@ -273,18 +254,26 @@ class Trainer:
         return payload["iteration"] + 1
 
     def _interrupt(self, iteration: int, signal_name: str, reporter: Reporter) -> None:
-        path = self._save(iteration)
+        self._save(iteration)
         self._run.record("interrupted", timings=reporter.summary())
-        raise Interrupted(
+        # The others leave when this one has saved: who started them may end all with the first.
+        self._ranks.wait()
+        raise self._interrupted(iteration, signal_name)
+
+    def _interrupted(self, iteration: int, signal_name: str) -> Interrupted:
+        path = checkpoint_path(self._run.path, iteration)
+        return Interrupted(
             f"{signal_name} after iteration {iteration}, saved as {path}; "
-            f"continue with: {_command_to_continue(path)}",
+            f"continue with: {_command_to_continue(path, self._ranks.size)}",
             signal_name,
         )
 
 
-def _command_to_continue(checkpoint: Path) -> str:
-    """The command line of this process, pointed at a checkpoint where it named another."""
-    words = [Path(sys.executable).name, *sys.argv]
+def _command_to_continue(checkpoint: Path, processes: int) -> str:
+    """The command line of this run, pointed at a checkpoint where it named another."""
+    alone = [Path(sys.executable).name]
+    several = ["torchrun", f"--nproc_per_node={processes}"]
+    words = [*(alone if processes == 1 else several), *sys.argv]
     if any(word.startswith(_RESUME_BEGINNINGS) for word in sys.argv):
         words += ["--resume", str(checkpoint)]
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)

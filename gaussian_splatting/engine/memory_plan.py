@@ -47,10 +47,15 @@ class MemoryOptions:
     Attributes:
         budget: Bytes for tensors and photographs; None for what is free.
         fixed_split: The flags name the strips: leave them.
+        processes: How many train together; where each sees several views per step, it keeps one
+            more copy of the gradients.
+        sharers: How many of them share the memory of this machine's CPU.
     """
 
     budget: int | None = None
     fixed_split: bool = False
+    processes: int = 1
+    sharers: int = 1
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,11 @@ def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int
     if options.budget is not None:
         return options.budget
     free = available_bytes(device)
-    return None if free is None else int(_SHARE * (free + held))
+    if free is None:
+        return None
+    if device.type == "cpu":
+        free //= options.sharers
+    return int(_SHARE * (free + held))
 
 
 def choose(

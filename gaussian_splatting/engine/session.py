@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,12 @@ class Notices:
 
 @contextmanager
 def open_session(
-    run: RunDirectory, options: RunOptions, final: int, notices: Notices, title: str
+    run: RunDirectory,
+    options: RunOptions,
+    final: int,
+    notices: Notices,
+    title: str,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Session]:
     """Plan the run, open its log and print the resolved configuration.
 
@@ -65,18 +72,32 @@ def open_session(
         final: Last iteration of the run.
         notices: Messages of the preparation, printed first.
         title: Heading of the configuration table.
+        ranks: The processes that run together: the first decides, and it alone prints and writes.
     """
     try:
-        plan = run.plan(options.resume, options.overwrite, final, notices)
+        plan = _agreed_plan(run, options, final, notices, ranks)
     except UserError:
-        for message in notices.messages:
+        for message in notices.messages if ranks.is_first else ():
             print(message)
         raise
-    with Console(run.log) as console:
+    with Console(run.log) if ranks.is_first else Console.silent() as console:
         console.table(title, _flat(run.settings))
         for message in notices.messages:
             console.info(message)
         yield Session(run, plan, console)
+
+
+def _agreed_plan(
+    run: RunDirectory, options: RunOptions, final: int, notices: Notices, ranks: Ranks
+) -> ResumePlan:
+    """The plan of the first process, for all of them; each reads the checkpoint for itself."""
+    plan = ResumePlan()
+    if ranks.is_first:
+        plan = run.plan(options.resume, options.overwrite, final, notices)
+    source, finished = ranks.from_first((plan.source, plan.finished))
+    if ranks.is_first or source is None:
+        return plan
+    return ResumePlan(load_payload(source), source, finished)
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:

@@ -8,7 +8,8 @@ import threading
 from types import FrameType
 from typing import Any
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGBREAK")
+SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK")
+"""What asks a run to stop."""
 
 
 class StopRequest:
@@ -29,7 +30,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for name in _NAMES:
+            for name in SIGNALS:
                 number = getattr(signal, name, None)
                 if number is not None:
                     self._previous[number] = signal.signal(number, self._handle)

@@ -6,6 +6,7 @@ A stage never owns a loop; :class:`gaussian_splatting.engine.loop.Trainer` does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,7 +54,9 @@ class Stage(Protocol):
         """Set learning rates, prune, refresh neighbours: all that comes before rendering."""
         ...
 
-    def accumulate(self, iteration: int, camera: Camera, target: Tensor) -> StepResult:
+    def accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+    ) -> StepResult:
         """Evaluate all loss terms of one view and add their gradients to the parameters.
 
         When memory runs out in it, gradients are dropped and it is called again, so all else that
@@ -63,6 +66,14 @@ class Stage(Protocol):
             iteration: Absolute iteration.
             camera: The view.
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
+            slot: Number of the view in its step; random draws depend on it.
+        """
+        ...
+
+    def step_statistics(self) -> Sequence[Tensor]:
+        """What the views of this step added up besides gradients, and :meth:`apply` reads.
+
+        Where processes share the views, each tensor becomes its sum over them, in place.
         """
         ...
 

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One optimiser step: the views of all processes, their checks, and the mean of their gradients.
+
+A step averages over ``views_per_step`` views, its slots. Which view and which random draws belong
+to a slot follows from iteration and slot alone, so a run is the same however many processes share
+the slots; only the order of the sums, and with it their rounding, depends on that. With two slots
+it does not, because two numbers have one sum.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.guard import check_parameters, check_step
+from gaussian_splatting.engine.memory_plan import cheaper, describe
+from gaussian_splatting.engine.order import CameraOrder
+from gaussian_splatting.engine.signals import SIGNALS
+from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.images import ImageStore
+from sugar_utils.console import Console
+from sugar_utils.device import upload
+from sugar_utils.errors import TrainingError, UserError
+from sugar_utils.memory import out_of_memory, release_cached
+from sugar_utils.ranks import Ranks
+
+
+@dataclass
+class StepSum:
+    """What the views of a step said together.
+
+    Attributes:
+        terms: Detached scalars: sums over views, and means in the end.
+        visible: Gaussians that a view showed. (N,) bool
+        stop: Signal that asked a process to stop; None if none did.
+    """
+
+    terms: dict[str, Tensor]
+    visible: Tensor
+    stop: str | None = None
+
+    def add(self, terms: dict[str, Tensor], visible: Tensor) -> None:
+        """Count another view; a term that a view lacks counts as zero."""
+        for name, value in terms.items():
+            self.terms[name] = self.terms[name] + value if name in self.terms else value
+        self.visible = self.visible | visible
+
+
+class Stepper:
+    """Makes the steps of a stage.
+
+    Args:
+        stage: What is optimised.
+        cameras: Views to learn from.
+        first: First iteration of the run.
+        seed: Random seed of the run.
+        images: Decoded photographs.
+        ranks: The processes that share the views of a step.
+        console: Where warnings go.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        cameras: Sequence[Camera],
+        *,
+        first: int,
+        seed: int,
+        images: ImageStore,
+        ranks: Ranks,
+        console: Console,
+    ) -> None:
+        self._stage = stage
+        self._cameras = cameras
+        self._first = first
+        self._order = CameraOrder(len(cameras), seed, stage.name)
+        self._images = images
+        self._ranks = ranks
+        self._console = console
+        self._n_views = stage.model.optimizer.config.views_per_step
+        self._slots = ranks.share(self._n_views)
+
+    def camera(self, iteration: int, slot: int = 0) -> Camera:
+        """The view of a slot."""
+        return self._cameras[self._order.index(self._place(iteration, slot))]
+
+    def epoch(self, iteration: int) -> int:
+        """Complete passes over the views before an iteration."""
+        return self._order.epoch(self._place(iteration, 0))
+
+    def align(self) -> None:
+        """Give all processes the parameters of the first, to the bit.
+
+        Raises:
+            TrainingError: They hold different numbers of Gaussians.
+        """
+        self._same_number(self._ranks.exchange([len(self._stage.model)]), self._first)
+        for parameter in self._stage.model.optimizer.parameters.values():
+            self._ranks.copy_from_first_(parameter.detach())
+
+    def step(self, iteration: int, requested: str | None) -> StepSum:
+        """Learn from the views of one iteration.
+
+        Args:
+            iteration: Absolute iteration.
+            requested: Signal that asked this process to stop.
+
+        Raises:
+            TrainingError: If numbers went bad.
+        """
+        stage = self._stage
+        self._begin(iteration)
+        total = self._see_views(iteration)
+        total.stop = requested
+        if not self._ranks.is_alone:
+            self._add_up(iteration, total)
+        if self._n_views > 1:
+            for gradient in stage.model.optimizer.gradients().values():
+                gradient.div_(self._n_views)
+            total.terms = {name: value / self._n_views for name, value in total.terms.items()}
+        stage.model.see(total.visible)
+        stage.apply(iteration)
+        return total
+
+    def _place(self, iteration: int, slot: int) -> int:
+        return (iteration - self._first) * self._n_views + slot
+
+    def _see_views(self, iteration: int) -> StepSum:
+        """Sum of this process's views; gradients are added up in the parameters.
+
+        The gradients of each view are made apart from those of the views before it, so that a
+        sum does not depend on who computed its parts, and a view can be repeated.
+        """
+        optimizer = self._stage.model.optimizer
+        total: StepSum | None = None
+        held: dict[str, Tensor] = {}
+        for slot in self._slots:
+            result = self._see(iteration, slot, checked=total is not None)
+            if total is None:
+                total = StepSum(dict(result.terms), result.radii > 0)
+            else:
+                optimizer.add_gradients(held)
+                total.add(result.terms, result.radii > 0)
+            if slot + 1 in self._slots:
+                held = optimizer.take_gradients()
+        return total
+
+    def _see(self, iteration: int, slot: int, checked: bool) -> StepResult:
+        """One view; ``checked`` says that the parameters were looked at in this iteration."""
+        model, camera = self._stage.model, self.camera(iteration, slot)
+        target = upload(self._images.get(camera), model.device)
+        last = slot + 1 not in self._slots
+        following = (iteration + 1, self._slots.start) if last else (iteration, slot + 1)
+        self._images.prefetch(self.camera(*following))
+        result = self._accumulate(iteration, camera, target, slot)
+        check_step(
+            losses=result.terms,
+            gradients=model.optimizer.gradients(),
+            log_scales=model.optimizer.parameters["log_scales"],
+            extent=self._stage.extent,
+            radii=result.radii,
+            iteration=iteration,
+            camera_name=camera.name,
+            parameters=None if checked else model.optimizer.parameters,
+        )
+        return result
+
+    def _accumulate(self, iteration: int, camera: Camera, target: Tensor, slot: int) -> StepResult:
+        """The terms of one view; where memory runs out, again with the next cheaper plan."""
+        stage = self._stage
+        while True:
+            try:
+                return stage.accumulate(iteration, camera, target, slot)
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                plan = cheaper(stage.memory_plan)
+                if plan is None:
+                    raise UserError(
+                        f"out of memory in iteration {iteration} with every plan tried; the last "
+                        "checkpoint stays: use smaller images, fewer Gaussians or "
+                        "--optimizer_state 8bit"
+                    ) from error
+            # Outside the handler: its traceback holds all that the step had allocated.
+            stage.model.optimizer.zero_grad()
+            stage.memory_plan = plan
+            release_cached(stage.model.device)
+            self._console.warn(
+                f"out of memory in iteration {iteration}: repeated, and continued, with "
+                f"{describe(plan)}"
+            )
+
+    def _begin(self, iteration: int) -> None:
+        try:
+            self._stage.begin(iteration)
+        except UserError:
+            # A neighbour search trips over coordinates that are not finite: say whose they are.
+            parameters = self._stage.model.optimizer.parameters
+            check_parameters(parameters, iteration, self.camera(iteration).name)
+            raise
+
+    def _add_up(self, iteration: int, total: StepSum) -> None:
+        """Sums over the processes: gradients one parameter at a time, in place."""
+        ranks, stage, optimizer = self._ranks, self._stage, self._stage.model.optimizer
+        names = list(total.terms)
+        present = [name in optimizer.gradients() for name in optimizer.parameters]
+        rows = ranks.exchange([
+            len(stage.model),
+            0 if total.stop is None else 1 + SIGNALS.index(total.stop),
+            zlib.crc32(",".join(names).encode()),
+            *map(int, present),
+        ])  # fmt: skip
+        self._same_number(rows, iteration)
+        signal = max(row[1] for row in rows)
+        total.stop = SIGNALS[signal - 1] if signal else None
+        if any(row[2] != rows[0][2] for row in rows):
+            # A view may lack a term, as where it shows nothing to sample.
+            names = list(dict.fromkeys(name for found in ranks.gather(names) for name in found))
+        for column, parameter in enumerate(optimizer.parameters.values(), start=3):
+            if any(row[column] for row in rows):
+                gradient = parameter.grad
+                whole = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()
+                ranks.sum_(whole)
+                parameter.grad = whole
+        zero = total.terms["loss"].new_zeros(())
+        terms = torch.stack([total.terms.get(name, zero) for name in names])
+        ranks.sum_(terms)
+        total.terms = dict(zip(names, terms.unbind(), strict=True))
+        if optimizer.config.sparse:
+            visible = total.visible.to(torch.uint8)
+            ranks.max_(visible)
+            total.visible = visible.bool()
+        for statistic in stage.step_statistics():
+            ranks.sum_(statistic)
+
+    def _same_number(self, rows: Sequence[Sequence[int]], iteration: int) -> None:
+        if any(row[0] != rows[0][0] for row in rows):
+            numbers = ", ".join(f"{row[0]:,}" for row in rows)
+            raise TrainingError(
+                f"the processes hold different numbers of Gaussians at iteration {iteration} "
+                f"({numbers}); the last good checkpoint is kept: use GPUs of one model and "
+                "continue from it"
+            )

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes that train one model together, as torchrun starts them.
+
+Every process (rank) holds the same parameters, renders its own views and adds its gradients to
+those of the others. Numbers that the host needs travel through gloo, tensors of a GPU through NCCL
+where torch has it. Only the first process writes and speaks; where one fails, the others end, too,
+and one of them says why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sugar_utils.errors import TrainingError, UserError
+from sugar_utils.memory import out_of_memory
+
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the others: the first one may extract a mesh meanwhile."""
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_FAILURE = "first failure"
+_BITS = {2: torch.int16, 4: torch.int32}
+
+T = TypeVar("T")
+
+
+class PeerLost(UserError):
+    """Another process of the run is gone."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells each process that it starts.
+
+    Attributes:
+        rank: Number of this process.
+        size: How many there are.
+        local_rank: Number of this process among those of its machine.
+        local_size: How many there are on this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Launch:
+        """From the environment; one process where torchrun was not used.
+
+        Raises:
+            UserError: A variable is not a number.
+        """
+        if any(name not in environment for name in _VARIABLES):
+            return cls()
+        try:
+            rank, size, local = (int(environment[name]) for name in _VARIABLES[:3])
+            local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+        except ValueError as error:
+            raise UserError(
+                f"the variables RANK, WORLD_SIZE, LOCAL_RANK do not hold numbers ({error}); start "
+                "with torchrun, or unset them"
+            ) from None
+        return cls(rank, size, local, local_size)
+
+
+class Ranks:
+    """The processes of a run, seen from one of them.
+
+    Every method but the properties, :meth:`share` and :meth:`together` is a meeting: all processes
+    call it, in the same order, and none goes on before all have come. Of a single process they
+    change nothing and cost nothing.
+
+    Attributes:
+        rank: Number of this process.
+        size: How many there are.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+
+    def __deepcopy__(self, memo: dict) -> Ranks:
+        """The same: settings that are copied still belong to the processes there are."""
+        return self
+
+    @classmethod
+    def join(cls, launch: Launch, *, cuda: bool) -> Ranks:
+        """Meet the other processes.
+
+        Args:
+            launch: What torchrun said.
+            cuda: Whether tensors may lie on a GPU.
+
+        Raises:
+            UserError: They cannot be reached.
+        """
+        if launch.size == 1:
+            return cls()
+        if not dist.is_available():
+            raise UserError(
+                f"torch {torch.__version__} has no torch.distributed; start one process"
+            )
+        nccl = cuda and dist.is_nccl_available()
+        try:
+            store, _, _ = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if nccl else "gloo",
+                store=dist.PrefixStore("group", store),
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=PATIENCE,
+            )
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise UserError(
+                f"process {launch.rank} cannot reach the other {launch.size - 1} ({reason}); "
+                "check --master_addr and --master_port of torchrun"
+            ) from error
+        return cls(launch.rank, launch.size, dist.PrefixStore("run", store))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process only."""
+        return self.size == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def share(self, n: int) -> range:
+        """This process's part of ``n`` things, a multiple of the number of processes."""
+        each = n // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replace a contiguous tensor by its sum over all processes, the same bits in each."""
+        if not self.is_alone:
+            self._meet(lambda: dist.all_reduce(tensor))
+
+    def max_(self, tensor: Tensor) -> None:
+        """Replace a contiguous tensor by its maximum over all processes."""
+        if not self.is_alone:
+            self._meet(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
+
+    def copy_from_first_(self, tensor: Tensor) -> None:
+        """Replace a contiguous tensor by that of the first process, of the same shape."""
+        if not self.is_alone:
+            self._meet(lambda: dist.broadcast(tensor, src=0))
+
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Whole numbers of all processes, in their order; as many of each."""
+        if self.is_alone:
+            return [list(numbers)]
+        mine = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        self._meet(lambda: dist.all_gather(rows, mine))
+        return [row.tolist() for row in rows]
+
+    def gather(self, value: T) -> list[T]:
+        """Small values of all processes, in their order."""
+        if self.is_alone:
+            return [value]
+        values: list = [None] * self.size
+        self._meet(lambda: dist.all_gather_object(values, value))
+        return values
+
+    def from_first(self, value: T) -> T:
+        """The first process's value; those of the others are ignored."""
+        if self.is_alone:
+            return value
+        values = [value]
+        host = torch.device("cpu")
+        self._meet(lambda: dist.broadcast_object_list(values, src=0, device=host))
+        return values[0]
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        self.exchange([0])
+
+    def check_same(self, tensors: Iterable[Tensor], iteration: int) -> None:
+        """Stop where the processes no longer hold the same bits; one synchronisation.
+
+        Raises:
+            TrainingError: They differ.
+        """
+        if self.is_alone:
+            return
+        sums = [t.detach().view(_BITS[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
+        rows = self.exchange(torch.stack(sums).tolist())
+        if any(row != rows[0] for row in rows):
+            raise TrainingError(
+                f"the processes no longer hold the same Gaussians at iteration {iteration}; the "
+                "last good checkpoint is kept: use GPUs of one model and continue from it"
+            )
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A context whose errors one process reports: the one that failed first.
+
+        The others leave because their next meeting fails, or with an error of their own; theirs
+        are marked as silent, and take over its exit code.
+        """
+        if self.is_alone:
+            yield
+            return
+        try:
+            yield
+        except UserError as error:
+            code = self._claim(error.exit_code)
+            error.silent = code is not None
+            if code is not None:
+                error.exit_code = code
+            raise
+        except BaseException:
+            # A defect speaks for itself; the others need not add that they lost a process.
+            self._claim(1)
+            raise
+
+    def _claim(self, exit_code: int) -> int | None:
+        """Be the one that reports a failure; the exit code of who was first, None if we are."""
+        mine = f"{self.rank} {exit_code}"
+        try:
+            found = self._store.compare_set(_FAILURE, "", mine).decode()
+        except RuntimeError:
+            # Whoever kept the store is gone, and nobody else can be asked.
+            return None
+        return None if found.split()[0] == str(self.rank) else int(found.split()[1])
+
+    def _meet(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            raise PeerLost(
+                "another process of this run ended without a word, as when it is killed; the last "
+                "checkpoint stays: start again to continue from it"
+            ) from error
+
+
+ALONE = Ranks()
+"""A single process."""
+
+
+def leave_ranks() -> None:
+    """Part from the other processes after a run that went well."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
