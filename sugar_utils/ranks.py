@@ -26,6 +26,9 @@ from sugar_utils.memory import out_of_memory
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others: the first one may extract a mesh meanwhile."""
 
+_FIRST_PATIENCE = timedelta(minutes=10)
+"""How long at the start, where nobody has anything else to do."""
+
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _FAILURE = "first failure"
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -115,7 +118,7 @@ class Ranks:
             )
         nccl = cuda and dist.is_nccl_available()
         try:
-            store, _, _ = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
+            store, _, _ = next(iter(dist.rendezvous("env://", timeout=_FIRST_PATIENCE)))
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if nccl else "gloo",
                 store=dist.PrefixStore("group", store),
