@@ -23,14 +23,14 @@ from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_utils.neighbors import nearest_neighbors
 
-ROUNDS = 3
 EXTENT = 5.0
 
 
-def _repeat(what: str, work: Callable[[], list[Tensor]]) -> Finding:
+def _repeat(setup: Setup, what: str, work: Callable[[], list[Tensor]]) -> Finding:
     """Run several times and compare all bits with those of the first time."""
     first, differing = [t.detach().clone() for t in work()], 0
-    for _ in range(ROUNDS - 1):
+    rounds = setup.size(3, 2)
+    for _ in range(rounds - 1):
         again = work()
         if [t.shape for t in again] != [t.shape for t in first]:
             return Finding(what, False, "not even the sizes agree")
@@ -38,7 +38,7 @@ def _repeat(what: str, work: Callable[[], list[Tensor]]) -> Finding:
         differing += sum(int((a != b).sum()) for a, b in zip(first, again, strict=True))
     n = sum(t.numel() for t in first)
     shown = f"{n:,} values" + (
-        f", {differing:,} differ" if differing else f", {ROUNDS} times equal"
+        f", {differing:,} differ" if differing else f", {rounds} times equal"
     )
     return Finding(what, not differing, shown, {"values": n, "differing": differing})
 
@@ -71,8 +71,8 @@ def rasterizer(setup: Setup) -> Iterator[Finding]:
         (loss + output.features.mean()).backward()
         return [output.image, output.depth, output.alpha, *(t.grad for t in leaves.tensors())]
 
-    yield _repeat("projection and tile lists", lists)
-    yield _repeat("images and gradients", images)
+    yield _repeat(setup, "projection and tile lists", lists)
+    yield _repeat(setup, "images and gradients", images)
 
 
 def losses(setup: Setup) -> Iterator[Finding]:
@@ -101,14 +101,14 @@ def losses(setup: Setup) -> Iterator[Finding]:
         sum(f.mean() for f in found).backward()
         return [*found, *(leaf.grad for leaf in leaves)]
 
-    yield _repeat("colour loss", color)
-    yield _repeat("fields", fields)
+    yield _repeat(setup, "colour loss", color)
+    yield _repeat(setup, "fields", fields)
 
 
 def searches(setup: Setup) -> Iterator[Finding]:
     """Neighbours, and triangles of diamonds."""
     points = reconstruction_points(setup.size(1_000_000, 2_000)).to(setup.place)
-    yield _repeat("neighbours", lambda: list(nearest_neighbors(points)))
+    yield _repeat(setup, "neighbours", lambda: list(nearest_neighbors(points)))
     gaussians, camera = _scene(setup)
 
     def hits() -> list[Tensor]:
@@ -117,7 +117,7 @@ def searches(setup: Setup) -> Iterator[Finding]:
         found = rasterize_triangles(corners.reshape(-1, 3), faces, camera)
         return [found.face, found.depth.nan_to_num(posinf=0.0), found.barycentrics]
 
-    yield _repeat("triangles", hits)
+    yield _repeat(setup, "triangles", hits)
 
 
 def adam(setup: Setup) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def adam(setup: Setup) -> Iterator[Finding]:
                 fmt.step(value, grad, moments, AdamStep(0.01, count, count))
             return [value, *moments.values()]
 
-        yield _repeat(state, steps)
+        yield _repeat(setup, state, steps)
 
 
 def _train(setup: Setup, made: tuple[GaussianCloud, object], config: CoarseConfig) -> list[Tensor]:
@@ -160,7 +160,9 @@ def training(setup: Setup) -> Iterator[Finding]:
         ("sdf", CoarseConfig(regularization="sdf", **plain)),
         ("strips, chunks, bf16", CoarseConfig(optimizer=OptimizerConfig("bf16", True), **saving)),
     ):
-        yield _repeat(f"20 iterations, {name}", lambda config=config: _train(setup, made, config))
+        yield _repeat(
+            setup, f"20 iterations, {name}", lambda config=config: _train(setup, made, config)
+        )
 
 
 CHECKS = (
