@@ -48,8 +48,9 @@ class Setup:
 
     @property
     def place(self) -> torch.device:
-        """The device for torch."""
-        return torch.device(self.device)
+        """The device for torch, with its number, as tensors name it."""
+        device = torch.device(self.device)
+        return torch.device("cuda", 0) if device == torch.device("cuda") else device
 
     @property
     def on_cuda(self) -> bool:

@@ -12,7 +12,8 @@ import warp as wp
 
 from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck, measure_peaks
 from benchmarks.rasterizer import describe_machine
-from sugar_utils.device import cuda_facts
+from sugar_utils.device import choose_device, cuda_facts
+from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 
 OPTIONAL = ("gsplat", "pytorch3d", "diff_gaussian_rasterization", "pycolmap", "plyfile", "open3d")
@@ -37,6 +38,12 @@ def gpu(setup: Setup) -> Iterator[Finding]:
     free = available_bytes(setup.place)
     yield Finding("free memory", True, format_bytes(free), {"bytes": free})
     yield Finding("torch", True, f"CUDA {facts.torch_cuda}, kernels for {facts.architectures}")
+    try:
+        chosen = choose_device("cuda", index)
+        yield Finding("choice", chosen.device == setup.place, chosen.reason)
+    except UserError as error:
+        # The program would refuse this GPU; the other checks tell whether it is right.
+        yield Finding("choice", False, str(error))
     own = wp.device_from_torch(setup.place)
     yield Finding("Warp", own.is_cuda, f"{own.name}, sm_{own.arch}", {"arch": own.arch})
 

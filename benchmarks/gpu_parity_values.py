@@ -80,7 +80,7 @@ def _arrangements(n: int) -> dict[str, Tensor]:
 
 def neighbors(setup: Setup) -> Iterator[Finding]:
     """Exact, self first, then by distance and index, whatever the arrangement."""
-    for name, points in _arrangements(setup.size(4_000, 600)).items():
+    for name, points in _arrangements(setup.size(2_000, 600)).items():
         n = points.shape[0]
         every = nearest_neighbors_reference(points, points, n)
         is_self = every.indices == torch.arange(n, dtype=torch.int32)[:, None]
