@@ -65,7 +65,7 @@ SECTIONS = (
     Section("timing", "benchmarks.gpu_timing", 0.16),
     Section("step", "benchmarks.gpu_step", 0.14),
     Section("search and fields", "benchmarks.gpu_fields", 0.08),
-    Section("training", "benchmarks.gpu_training", 0.14),
+    Section("training", "benchmarks.gpu_training", 0.24),
 )
 
 

@@ -289,7 +289,7 @@ def nothing_to_see(setup: Setup) -> Iterator[Finding]:
 
 def color_loss(setup: Setup) -> Iterator[Finding]:
     """L1 and SSIM with their gradient, of a whole image and of some rows."""
-    height, width = setup.size(1244, 37), setup.size(1920, 45)
+    height, width = setup.size(622, 37), setup.size(960, 45)
     target = torch.rand(height, width, 3, generator=torch.Generator().manual_seed(0))
     image = (target + 0.2 * draw(height, width, 3)).clamp(0, 1)
     for top, end in ((0, height), (5, height - 4)):

@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_common import Check, Finding, Setup
+from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck
 from gaussian_splatting.demo_scene import make_demo_scene
 from gaussian_splatting.options import vanilla_options
 from gaussian_splatting.train import parser as vanilla_parser
 from gaussian_splatting.training import train_vanilla
+from sugar_pipeline.commands import run_train
+from sugar_pipeline.flags import train_parser
 from sugar_trainers.coarse_training import train_coarse
 from sugar_trainers.options import coarse_options, coarse_parser
 
@@ -79,4 +81,38 @@ def training(setup: Setup) -> Iterator[Finding]:
     yield _finding(setup, f"coarse, {length} iterations", options.directory, length, seconds)
 
 
-CHECKS = (Check("vanilla and coarse", training, 240),)
+def pipeline(setup: Setup) -> Iterator[Finding]:
+    """All stages after the vanilla one, both ways to a mesh; they must end and write results."""
+    vanilla, n = Path(setup.work) / "vanilla", setup.size(1_000, 40)
+    if not (vanilla / "point_cloud").is_dir():
+        raise SkipCheck("the vanilla training left no model")
+    words = (
+        "--schedule_scale 0.05 --sdf_samples 100000 --surface_points 200000 --poisson_depth 7 "
+        "-v 10000 -f 4000"
+    )
+    if setup.quick:
+        words = (
+            "--schedule_scale 0.002 --sdf_samples 500 --surface_points 4000 --poisson_depth 5 "
+            "-v 500 -f 5000"
+        )
+    for extractor in ("poisson", "tsdf"):
+        flags = ["-s", str(_scene(setup)), "-c", str(vanilla), "-i", str(n), *words.split()]
+        flags += ["--output_dir", str(Path(setup.work) / "pipeline"), *_device_flags(setup)]
+        flags += ["-r", "dn_consistency", "--mesh_extractor", extractor]
+        started = time.perf_counter()
+        result = run_train(train_parser(None).parse_args(flags))
+        seconds = time.perf_counter() - started
+        written = [result.coarse_mesh, result.refined, result.textured]
+        ok = all(path is not None and path.is_file() for path in written)
+        stages = {r.name: r.seconds for r in result.records if r.seconds is not None}
+        shown = ", ".join(f"{name} {s:.1f} s" for name, s in stages.items())
+        shown += "".join(
+            f", {name} Chamfer {100 * q.chamfer:.2f} %" for name, q in result.quality.items()
+        )
+        yield Finding(extractor, ok, shown, {"seconds": seconds, "stages": stages})
+
+
+CHECKS = (
+    Check("vanilla and coarse", training, 240),
+    Check("mesh, refine, texture", pipeline, 240),
+)
