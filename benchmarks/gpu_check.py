@@ -4,8 +4,8 @@
 Prints a table, writes JSON with ``--json``, and ends within ``--minutes``. Exit code 1 if a check
 FAILED. Sections: environment; parity with float64 references; determinism; recorded values of the
 original method; times of the rasterizer; time and memory of the geometric step; neighbours and
-fields; a short training. ``--sections`` chooses some of them, ``--quick --device cpu`` tries the
-checks themselves without a GPU.
+fields; a short training with all stages. ``--sections`` chooses some of them, and
+``--quick --device cpu`` tries the checks themselves without a GPU.
 
 Each section runs in a process of its own, because an illegal access in one kernel makes every
 later call of its process fail. A check that fails, crashes or hangs ends the process; a new one
