@@ -57,7 +57,7 @@ def block(fields: Fields, gaussians: list[Tensor], samples: list[Tensor], chunk:
     """One forward and backward pass, chunk by chunk. Loss and gradients."""
     leaves = [tensor.detach().requires_grad_() for tensor in gaussians]
     neighbors, indices, noise = samples
-    loss = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64, device=leaves[0].device)
     for start in range(0, indices.numel(), chunk):
         part = slice(start, start + chunk)
         found = fields(*leaves, neighbors, indices[part], noise[part])

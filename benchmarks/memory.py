@@ -198,14 +198,21 @@ def photograph(camera: Camera) -> Tensor:
     return torch.randint(256, (camera.height, camera.width, 3), generator=rng, dtype=torch.uint8)
 
 
-def make_stage(setting: Setting) -> tuple[CoarseStage | RefineStage, Camera]:
-    """The stage of a phase, neighbours searched where its step needs them."""
+def make_stage(
+    setting: Setting, made: tuple[GaussianCloud, Camera] | None = None
+) -> tuple[CoarseStage | RefineStage, Camera]:
+    """The stage of a phase, neighbours searched where its step needs them.
+
+    Args:
+        setting: What is weighed.
+        made: Cloud and camera of a coarse stage, on the device to train on; made here if None.
+    """
     if setting.phase == "refine":
         camera = make_scene(Case("view", 10, setting.width, setting.height, 1))[1]
         config = RefineConfig(split=setting.split, optimizer=setting.optimizer)
         bound = bind_to_mesh(*make_wall(setting.n), setting.per_triangle, EXTENT)
         return RefineStage(bound, config, EXTENT), camera
-    cloud, camera = make_cloud(setting)
+    cloud, camera = made or make_cloud(setting)
     stage = CoarseStage(cloud, setting.coarse_config(), EXTENT, lambda message: None)
     if setting.phase in ("geometry", "naive"):
         stage.begin(ITERATIONS[setting.phase])
@@ -221,7 +228,8 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
     loss = loss + config.dn_factor * depth_normal_consistency(
         output.depth, output.normal, *intrinsics
     )
-    drawn = draw_samples(output.visible, config.samples, torch.Generator().manual_seed(0))
+    draws = torch.Generator(device=target.device).manual_seed(0)
+    drawn = draw_samples(output.visible, config.samples, draws)
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
         stage.neighbors, *drawn,

@@ -188,20 +188,22 @@ def count_blended_pairs(projection: Projection, tiles: TileLists) -> int:
     """(pixel, Gaussian) pairs that the rules of the contract blend, tile by tile in torch."""
     camera, offsets = projection.camera, tiles.offsets.tolist()
     across, _ = n_tiles(camera)
-    splats, total = projection.splats.detach(), 0
+    splats = projection.splats.detach()
+    total = torch.zeros((), dtype=torch.int64, device=splats.device)
     for tile in range(len(offsets) - 1):
         ids = tiles.ids[offsets[tile] : offsets[tile + 1]].long()
         left, top = tile % across * TILE, tile // across * TILE
-        x = torch.arange(left, min(left + TILE, camera.width), dtype=torch.float32)
-        y = torch.arange(top, min(top + TILE, camera.height), dtype=torch.float32)
+        like = {"dtype": torch.float32, "device": splats.device}
+        x = torch.arange(left, min(left + TILE, camera.width), **like)
+        y = torch.arange(top, min(top + TILE, camera.height), **like)
         rows = splats[ids, :6, None, None]  # (K, 6, 1, 1)
         dx, dy = x - rows[:, 0], y[:, None] - rows[:, 1]  # (K, 1, W), (K, H, 1)
         sigma = 0.5 * (rows[:, 2] * dx * dx + rows[:, 4] * dy * dy) + rows[:, 3] * dx * dy
         alpha = (rows[:, 5] * (-sigma).exp()).clamp_max(ALPHA_MAX)
         hit = (alpha >= ALPHA_MIN) & (sigma >= 0)
         through = torch.where(hit, 1 - alpha, 1.0).cumprod(dim=0)
-        total += int((hit & (through >= TRANSMITTANCE_MIN)).sum())
-    return total
+        total += (hit & (through >= TRANSMITTANCE_MIN)).sum()
+    return int(total)
 
 
 class Stopwatch:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks for a GPU: tried on the CPU, on a pretended device, and broken on purpose."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+from benchmarks.gpu_common import Setup, SkipCheck, compare, equal, large_scene
+from benchmarks.gpu_runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
+from tests.golden import GOLDEN_DIR
+from tests.pretend_device import pretend_gpu
+from tests.tiny_scene import REPOSITORY
+
+BROKEN = Section("broken", "tests.broken_checks", 1.0)
+SETUP = {"device": "cpu", "quick": True, "golden": str(GOLDEN_DIR), "scene": None, "work": ""}
+
+NOT_PRETENDED = {"tile lists"}
+"""Lists of nothing leave marks that the pretended device takes for those of the host's lists beside
+them."""
+
+PRETENDED = [section for section in gpu_check.SECTIONS if section.name != "training"]
+"""Whole runs have such a test of their own, in ``test_device_neutral``."""
+
+
+def test_errors_are_relative_to_the_largest_of_a_column():
+    expected = torch.tensor([[100.0, 1.0], [50.0, -2.0]])
+    found = expected + torch.tensor([[0.1, 0.0], [0.0, 0.001]])
+    finding = compare("x", found, expected, 2e-3)
+    assert finding.ok
+    assert finding.figures["largest"] == pytest.approx(1e-3, rel=1e-3)
+    assert not compare("x", found, expected, 9e-4).ok
+    assert not compare("x", torch.full((2, 2), torch.nan), expected, 1e9).ok
+    assert not compare("x", expected[:1], expected, 1.0).ok
+    assert not equal("x", expected + torch.eye(2), expected).ok
+    assert equal("x", expected, expected).ok
+
+
+def test_few_entries_may_lie_beyond_a_threshold_but_not_far():
+    expected = torch.ones(1000)
+    found = expected.clone()
+    found[0] = 1.001
+    assert not compare("x", found, expected, 1e-5).ok
+    assert compare("x", found, expected, 1e-5, flips=1e-3).ok
+    found[0] = 5.0
+    assert not compare("x", found, expected, 1e-5, flips=1e-3).ok
+
+
+def test_large_scenes_are_made_of_copies_that_differ(monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu_common.REPLICATED", 300)
+    scene, _ = large_scene(1000, 64, 48, "cpu")
+    assert len(scene) == 1000
+    assert torch.equal(scene.opacities[:300], scene.opacities[300:600])
+    assert scene.means.unique(dim=0).shape[0] == 1000
+
+
+def test_arguments_that_name_nothing_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--sections", "nonsense"])
+    with pytest.raises(SystemExit) as leaving:
+        gpu_check.main()
+    assert leaving.value.code == 2
+    assert "--sections nonsense: there is none of them" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_broken_check_hides_no_other(tmp_path):
+    runner = Runner(BROKEN, SETUP, time.monotonic() + 60, tmp_path)
+    rows = [(row.check, row.what, row.status) for row in runner.run()]
+    assert rows == [
+        ("fine", "first", OK), ("fine", "second", FAILED),
+        ("raises", "before", OK), ("raises", "", FAILED),
+        ("dies", "before", OK), ("dies", "", FAILED),
+        ("hangs", "before", OK), ("hangs", "", FAILED),
+        ("needs CUDA", "", SKIPPED),
+        ("fine again", "first", OK), ("fine again", "second", FAILED),
+    ]  # fmt: skip
+    shown = {row.check: row.shown for row in runner.rows if not row.what}
+    assert shown["raises"] == "ValueError: two lines"
+    assert shown["dies"] == "the process ended with code 7: words of the dying"
+    assert shown["hangs"] == "stopped after 0.5 s"
+    assert shown["needs CUDA"] == "needs CUDA"
+
+    # As on CUDA: what broke runs once more by itself.
+    runner._deadline = time.monotonic() + 60
+    runner.explain()
+    again = {row.check: row.shown for row in runner.rows if not row.what}
+    assert again["raises"].endswith("| with blocking launches: ValueError: two lines")
+    assert again["dies"].endswith("code 7: words of the dying")
+
+
+@pytest.mark.slow
+def test_a_section_ends_when_its_time_is_over(tmp_path):
+    runner = Runner(BROKEN, SETUP, time.monotonic() - 1, tmp_path)
+    assert [(row.check, row.shown) for row in runner.run()] == [("all", OUT_OF_TIME)]
+
+
+@pytest.mark.slow
+def test_a_section_that_cannot_start_is_a_failure(tmp_path):
+    missing = Section("missing", "tests.no_such_module", 1.0)
+    rows = Runner(missing, SETUP, time.monotonic() + 60, tmp_path).run()
+    assert [row.status for row in rows] == [FAILED]
+    assert "no_such_module" in rows[0].shown
+
+
+@pytest.mark.slow
+def test_every_section_reports_on_a_cpu_and_nothing_fails(tmp_path):
+    path = tmp_path / "check.json"
+    command = [sys.executable, "benchmarks/gpu_check.py", "--quick", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--json", str(path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = json.loads(path.read_text())["rows"]
+    assert not [row for row in rows if row["status"] == FAILED]
+    for section in gpu_check.SECTIONS:
+        own = [row for row in rows if row["section"] == section.name]
+        assert any(row["status"] == OK for row in own), section.name
+        checks = importlib.import_module(section.module).CHECKS
+        assert {row["check"] for row in own} == {check.name for check in checks}
+    skipped = {row["shown"] for row in rows if row["status"] == SKIPPED}
+    assert skipped == {"needs CUDA", "a quick try takes one size"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", PRETENDED, ids=lambda section: section.name)
+def test_checks_keep_host_and_device_apart(section, tmp_path):
+    setup = Setup("cpu:0", True, str(GOLDEN_DIR), None, str(tmp_path))
+    for check in importlib.import_module(section.module).CHECKS:
+        if check.name in NOT_PRETENDED:
+            continue
+        with pretend_gpu():
+            try:
+                findings = list(check.run(setup))
+            except SkipCheck:
+                continue
+        assert all(finding.ok for finding in findings), check.name
