@@ -7,10 +7,8 @@ line by line as it finds it. The watching process never touches the device.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -149,7 +147,6 @@ class Runner:
                 env={**os.environ, **environment},
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                start_new_session=os.name != "nt",
             )
             try:
                 stopped = self._follow(process, told, progress)
@@ -226,14 +223,14 @@ class Runner:
 
 
 def _kill(process: subprocess.Popen) -> None:
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL) if os.name != "nt" else process.kill()
+    process.kill()
     process.wait()
 
 
 def _how_it_ended(code: int, output: Path) -> str:
     """Exit code and the last line of output, which is where native code complains."""
-    lines = [x for x in output.read_text("utf-8", "replace").splitlines() if x.strip()]
+    lines = [
+        x for x in output.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()
+    ]
     said = f": {lines[-1].strip()[:300]}" if lines else ""
     return f"the process ended with code {code}{said}"
