@@ -48,6 +48,7 @@ from tests.pretend_device import (
     pretend_gpu,
     side_of,
 )
+from tests.test_house import all_files
 from tests.test_pipeline import SHORT
 from tests.test_texturing_run import refined_state, save_model
 from tests.tiny_scene import (
@@ -199,8 +200,8 @@ def test_every_new_tensor_says_where_it_is():
 
 
 def test_no_default_device_is_set():
-    for path in ROOT.rglob("*.py"):
-        if "tests" not in path.parts:
+    for path in all_files():
+        if "tests" not in path.relative_to(ROOT).parts:
             text = path.read_text(encoding="utf-8")
             for name in ("set_default_device", "set_default_tensor_type", "cuda.set_device"):
                 assert name not in text, path
