@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 import time
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.live_bytes import weigh
 from benchmarks.neighbors import reconstruction_points
-from benchmarks.rasterizer import describe_machine, print_table
+from benchmarks.rasterizer import print_machine, print_table
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.fields import FieldSamples, evaluate_fields_reference
 from sugar_utils.flags import Parser, positive_int, run_main
@@ -70,7 +69,7 @@ def block(fields: Fields, gaussians: list[Tensor], samples: list[Tensor], chunk:
 
 def run(args: argparse.Namespace) -> None:
     """Time, weigh and compare both."""
-    print(json.dumps(describe_machine(), indent=2))
+    print_machine()
     gaussians, samples = make_inputs(args.gaussians, args.samples, args.neighbors)
     variants = {
         "kernels, one chunk": (evaluate_fields, args.samples),

@@ -16,7 +16,7 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from benchmarks.rasterizer import Case, make_scene
+from benchmarks.rasterizer import Case, as_cloud, make_scene
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 
@@ -228,12 +228,4 @@ def large_cloud(
 ) -> tuple[GaussianCloud, Camera]:
     """The same as raw parameters."""
     scene, camera = large_scene(n, width, height, device)
-    cloud = GaussianCloud(
-        means=scene.means,
-        sh_dc=scene.sh_dc,
-        sh_rest=scene.sh_rest,
-        opacity_logits=torch.logit(scene.opacities.clamp(0.01, 0.99))[:, None],
-        log_scales=scene.scales.log(),
-        quats=scene.quats,
-    )
-    return cloud, camera
+    return as_cloud(scene), camera

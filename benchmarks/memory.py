@@ -34,7 +34,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.live_bytes import LiveBytes, named_regions, weigh
-from benchmarks.rasterizer import Case, describe_machine, make_scene, print_table
+from benchmarks.rasterizer import (
+    Case,
+    as_cloud,
+    describe_machine,
+    make_scene,
+    print_machine,
+    print_table,
+)
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine import strips
@@ -167,15 +174,7 @@ def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
     n, width = setting.n, setting.width
     radius = 4.4 * width / 1920 * (1e6 / n) ** 0.5
     gaussians, camera = make_scene(Case("memory", n, width, setting.height, 1, radius=radius))
-    cloud = GaussianCloud(
-        means=gaussians.means,
-        sh_dc=gaussians.sh_dc,
-        sh_rest=gaussians.sh_rest,
-        opacity_logits=torch.logit(gaussians.opacities.clamp_(0.01, 0.99))[:, None],
-        log_scales=gaussians.scales.log_(),
-        quats=gaussians.quats,
-    )
-    return cloud, camera
+    return as_cloud(gaussians), camera
 
 
 def make_wall(n_faces: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -429,9 +428,7 @@ def run(args: argparse.Namespace) -> None:
     if args.table:
         compare_settings(args)
         return
-    about, found = describe_machine(), []
-    for name, value in about.items():
-        print(f"{name}: {value}")
+    about, found = print_machine(), []
     for setting in settings_of(args):
         weight = weigh_alone(setting)
         found.append({"setting": asdict(setting), **asdict(weight)})

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-from benchmarks.rasterizer import describe_machine, print_table
+from benchmarks.rasterizer import print_machine, print_table
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.mesh_quality import (
     N_SAMPLES,
@@ -58,9 +58,7 @@ def print_qualities(names: list[str], qualities: list[MeshQuality], seconds: lis
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print and write the JSON file."""
-    about = describe_machine()
-    for name, value in about.items():
-        print(f"{name}: {value}")
+    about = print_machine()
     reference = read_reference(args.scene)
     qualities, seconds = [], []
     for path in args.meshes:

@@ -16,7 +16,6 @@ The blocks of brute force are as large as they like to be on a CPU; a busy machi
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.live_bytes import weigh
-from benchmarks.rasterizer import describe_machine
+from benchmarks.rasterizer import print_machine
 from sugar_utils.flags import Parser, positive_int, run_main
 from sugar_utils.memory import format_bytes
 from sugar_utils.neighbors import nearest_neighbors
@@ -112,7 +111,7 @@ def measure(n: int, k: int) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure both."""
-    print(json.dumps(describe_machine(), indent=2))
+    print_machine()
     compare(args.compared, args.neighbors, args.queries, args.repeats)
     measure(args.points, args.neighbors)
 

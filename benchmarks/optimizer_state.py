@@ -15,7 +15,6 @@ formats alone differ. A finished run in the output folder is not repeated.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -30,7 +29,7 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from benchmarks.rasterizer import describe_machine, print_table
+from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.run_report import last_value, read_curves
 from gaussian_splatting.optimizer import GroupedAdam
@@ -198,7 +197,7 @@ def compare_training(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure what the flags ask for."""
-    print(json.dumps(describe_machine(), indent=2))
+    print_machine()
     if args.train is None:
         measure_steps(args.gaussians, args.repeats)
     else:

@@ -46,7 +46,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.rasterization import (
     RenderOutput,
     TileLists,
@@ -329,6 +329,26 @@ def measure_peak(repeats: int = 8) -> float:
     return 2 * MATMUL_SIZE**3 / min(seconds)
 
 
+def print_machine() -> dict[str, str | int]:
+    """Print :func:`describe_machine`, and return it for the JSON file."""
+    about = describe_machine()
+    for name, value in about.items():
+        print(f"{name}: {value}")
+    return about
+
+
+def as_cloud(gaussians: Gaussians) -> GaussianCloud:
+    """Raw parameters of activated Gaussians, their opacities between 0.01 and 0.99."""
+    return GaussianCloud(
+        means=gaussians.means,
+        sh_dc=gaussians.sh_dc,
+        sh_rest=gaussians.sh_rest,
+        opacity_logits=torch.logit(gaussians.opacities.clamp(0.01, 0.99))[:, None],
+        log_scales=gaussians.scales.log(),
+        quats=gaussians.quats,
+    )
+
+
 def describe_machine() -> dict[str, str | int]:
     """What a figure means nothing without."""
     model = platform.processor() or platform.machine()
@@ -401,9 +421,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure what was asked for, print it and write the JSON file."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    about = describe_machine()
-    for name, value in about.items():
-        print(f"{name}: {value}")
+    about = print_machine()
     # The peak is measured several times over the run: a busy moment must not flatter the shares.
     peak, results, reference = measure_peak(), [], None
     for case in CASES:

@@ -32,7 +32,7 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from benchmarks.rasterizer import Case, describe_machine, make_scene, print_table
+from benchmarks.rasterizer import Case, as_cloud, make_scene, print_machine, print_table
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.strips import ImageSplit
@@ -82,15 +82,7 @@ class Bench:
         with torch.no_grad():
             target = rasterize(gaussians, camera).image
         noise = torch.randn(target.shape, generator=torch.Generator().manual_seed(0))
-        cloud = GaussianCloud(
-            means=gaussians.means,
-            sh_dc=gaussians.sh_dc,
-            sh_rest=gaussians.sh_rest,
-            opacity_logits=torch.logit(gaussians.opacities.clamp(0.01, 0.99))[:, None],
-            log_scales=gaussians.scales.log(),
-            quats=gaussians.quats,
-        )
-        return cls(cloud, camera, (target + 0.1 * noise).clamp_(0, 1))
+        return cls(as_cloud(gaussians), camera, (target + 0.1 * noise).clamp_(0, 1))
 
     def stage(self, setting: Setting) -> CoarseStage:
         """A stage about to begin a geometric iteration; neighbours are searched once for all."""
@@ -164,9 +156,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure all settings and print them."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    about = describe_machine()
-    for name, value in about.items():
-        print(f"{name}: {value}")
+    about = print_machine()
     bench = Bench.make(args.gaussians, args.width, args.height)
     settings = [
         Setting(ImageSplit(strips, recompute), full, samples)

@@ -29,6 +29,11 @@ class Finding:
     state: State = "ok"
     advice: str = ""
 
+    @classmethod
+    def unless(cls, fault: bool, what: str, value: str, state: State, advice: str) -> Finding:
+        """In order unless there is a fault; then in that state, with that advice."""
+        return cls(what, value, state, advice) if fault else cls(what, value)
+
 
 def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
     """Print findings below each other, each with its state and what to do."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -52,35 +51,40 @@ def machine_findings(
         facts: About CUDA; asked from the system if None.
     """
     facts = facts or cuda_facts()
-    return [
-        *_system(output),
-        *_torch(facts),
-        *_device(kind, gpu, facts),
-        *_backends(kind, gpu, facts),
-        *_libraries(),
-    ]
+    found = [*_system(output), *_torch(facts), *_gpus(facts)]
+    try:
+        chosen = choose_device(kind, gpu, facts)
+    except UserError as error:
+        found.append(Finding("device", "none", "problem", str(error)))
+    else:
+        # A driver means that there is a GPU: not to use it is hardly what its owner wants.
+        missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
+        advice = "the line above says what mends it"
+        found.append(Finding.unless(missed, "device", chosen.reason, "problem", advice))
+        found += [_rasterizer(chosen.device), *_backends(chosen.device)]
+    return [*found, *_libraries()]
 
 
 def _system(output: Path) -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} on {platform.platform(terse=True)}")
     free = available_bytes("cpu")
     if free is not None:
-        low = free < LITTLE_MEMORY
-        yield Finding(
+        yield Finding.unless(
+            free < LITTLE_MEMORY,
             "free main memory",
             format_bytes(free),
-            "warning" if low else "ok",
-            "close other programs; photographs and meshing need some" if low else "",
+            "warning",
+            "close other programs; photographs and meshing need some",
         )
     existing = next(folder for folder in (output.resolve(), *output.resolve().parents)
                     if folder.is_dir())  # fmt: skip
     room = shutil.disk_usage(existing).free
-    low = room < LITTLE_DISK
-    yield Finding(
+    yield Finding.unless(
+        room < LITTLE_DISK,
         "free disk space",
         f"{format_bytes(room)} at {existing}",
-        "warning" if low else "ok",
-        "a million Gaussians take 0.7 GB in every checkpoint that is kept" if low else "",
+        "warning",
+        "a million Gaussians take 0.7 GB in every checkpoint that is kept",
     )
 
 
@@ -88,13 +92,13 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     build = f"for CUDA {facts.torch_cuda}" if facts.torch_cuda else "CPU-only build"
     oldest, newest = TESTED_TORCH
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    tested = oldest <= version <= newest
     names = [".".join(map(str, end)) for end in TESTED_TORCH]
-    yield Finding(
+    yield Finding.unless(
+        not oldest <= version <= newest,
         "torch",
         f"{torch.__version__}, {build}",
-        "ok" if tested else "warning",
-        "" if tested else f"tested with {names[0]} to {names[1]}; it may work all the same",
+        "warning",
+        f"tested with {names[0]} to {names[1]}; it may work all the same",
     )
     yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
     newest_cuda = driver_cuda_version() if facts.driver else None
@@ -104,7 +108,7 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     yield Finding("NVIDIA driver", f"found{supports}" if facts.driver else "none")
 
 
-def _device(kind: str, gpu: int | None, facts: CudaFacts) -> Iterator[Finding]:
+def _gpus(facts: CudaFacts) -> Iterator[Finding]:
     for index, device in enumerate(facts.gpus):
         free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
         version = ".".join(map(str, device.capability))
@@ -113,30 +117,21 @@ def _device(kind: str, gpu: int | None, facts: CudaFacts) -> Iterator[Finding]:
             f"{device.name}, compute capability {version}, "
             f"{free} of {format_bytes(device.memory)} free",
         )
-    try:
-        chosen = choose_device(kind, gpu, facts)
-    except UserError as error:
-        yield Finding("device", "none", "problem", str(error))
-        return
-    # A driver means that there is a GPU: not to use it is hardly what its owner wants.
-    missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
-    yield Finding("device", chosen.reason, "problem" if missed else "ok",
-                  "the line above says what mends it" if missed else "")  # fmt: skip
-    fault = reference_test(chosen.device)
-    yield Finding(
+
+
+def _rasterizer(device: torch.device) -> Finding:
+    fault = reference_test(device)
+    return Finding.unless(
+        fault is not None,
         "rasterizer warp",
-        f"built in, {chosen.device.type}: " + (fault or "agrees with the float64 reference"),
-        "problem" if fault else "ok",
-        "please report this, with the lines above" if fault else "",
+        f"built in, {device.type}: {fault or 'agrees with the float64 reference'}",
+        "problem",
+        "please report this, with the lines above",
     )
 
 
-def _backends(kind: str, gpu: int | None, facts: CudaFacts) -> Iterator[Finding]:
+def _backends(device: torch.device) -> Iterator[Finding]:
     """Packages that are used only when asked for: whether they could be."""
-    try:
-        device = choose_device(kind, gpu, facts).device
-    except UserError:
-        return
     for name, (package, flag) in BACKENDS.items():
         what = f"{package} ({flag})"
         if importlib.util.find_spec(package) is None:
@@ -156,23 +151,21 @@ def _backends(kind: str, gpu: int | None, facts: CudaFacts) -> Iterator[Finding]
 def _libraries() -> Iterator[Finding]:
     for name in REQUIRED:
         version = _version(name)
-        yield Finding(
-            name,
-            version or "missing",
-            "ok" if version else "problem",
-            "" if version else "pip install -r requirements.txt",
-        )
+        advice = "pip install -r requirements.txt"
+        yield Finding.unless(version is None, name, version or "missing", "problem", advice)
     for name, purpose in OPTIONAL.items():
         yield Finding(name, f"{_version(name) or 'not installed'} ({purpose})")
-    backend = choose_backend()
-    found = type(backend).__name__.removesuffix("Backend").lower()
-    advice = ""
-    if found == "pycolmap" and importlib.util.find_spec("open3d") is not None:
-        try:
-            importlib.import_module("open3d")
-        except (ImportError, OSError) as error:
-            advice = f"Open3D is installed but cannot be imported: {error}"
-    yield Finding("meshing", found, "warning" if advice else "ok", advice)
+    yield _meshing()
+
+
+def _meshing() -> Finding:
+    try:
+        choose_backend("open3d")
+    except UserError as error:
+        # Without it pycolmap meshes, which is fine; installed in vain it is not.
+        in_vain = importlib.util.find_spec("open3d") is not None
+        return Finding.unless(in_vain, "meshing", "pycolmap", "warning", str(error))
+    return Finding("meshing", "open3d")
 
 
 def _version(package: str) -> str | None:

@@ -29,6 +29,7 @@ MANY = 0.05
 """Share of Gaussians from which something is worth a warning."""
 
 PERCENTILES = (1, 50, 99)
+_NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
 
 
 def scene_findings(scene: Scene) -> list[Finding]:
@@ -66,26 +67,26 @@ def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -
     )
 
 
-def _percentiles(values: Tensor | np.ndarray) -> str:
+def _percentiles(values: Tensor) -> str:
     found = np.percentile(np.asarray(values, np.float64), PERCENTILES)
     return ", ".join(f"{value:.3g}" for value in found)
 
 
 def _cameras(scene: Scene) -> Iterator[Finding]:
     n = len(scene.train_cameras)
-    few = n < FEW_VIEWS
-    yield Finding(
+    yield Finding.unless(
+        n < FEW_VIEWS,
         "cameras",
         f"{n} to train on, {len(scene.test_cameras)} held out",
-        "warning" if few else "ok",
-        f"fewer than {FEW_VIEWS} views seldom determine a surface; take more" if few else "",
+        "warning",
+        f"fewer than {FEW_VIEWS} views seldom determine a surface; take more",
     )
-    flat = scene.extent <= 0
-    yield Finding(
+    yield Finding.unless(
+        scene.extent <= 0,
         "camera extent",
         f"{scene.extent:.3g} world units",
-        "problem" if flat else "ok",
-        "all cameras stand in one place; take photographs from different positions" if flat else "",
+        "problem",
+        "all cameras stand in one place; take photographs from different positions",
     )
 
 
@@ -97,11 +98,12 @@ def _photographs(scene: Scene) -> Iterator[Finding]:
     n_bytes = sum(3 * camera.width * camera.height for camera in cameras)
     yield Finding("training size", f"{shown}{more}; {format_bytes(n_bytes)} as bytes")
     broken = [camera.name for camera in cameras if not _opens(camera)]
-    yield Finding(
+    yield Finding.unless(
+        bool(broken),
         "photographs",
         f"{len(broken)} of {len(cameras)} cannot be opened" if broken else "all can be opened",
-        "problem" if broken else "ok",
-        f"copy them again: {', '.join(broken[:5])}" if broken else "",
+        "problem",
+        f"copy them again: {', '.join(broken[:5])}",
     )
 
 
@@ -116,19 +118,18 @@ def _opens(camera: Camera) -> bool:
 
 def _points(scene: Scene) -> Iterator[Finding]:
     n = len(scene.points)
-    few = n < FEW_POINTS
-    yield Finding(
+    yield Finding.unless(
+        n < FEW_POINTS,
         "points of the reconstruction",
         f"{n:,}",
-        "warning" if few else "ok",
-        "vanilla training starts from them; let COLMAP triangulate again" if few else "",
+        "warning",
+        "vanilla training starts from them; let COLMAP triangulate again",
     )
     if n > 1:
         found = nearest_neighbors(torch.from_numpy(scene.points), 2)
         yield Finding(
             "distance of neighbouring points",
-            f"{_percentiles(found.sq_distances[:, 1].sqrt())} world units "
-            f"(percentiles {', '.join(map(str, PERCENTILES))})",
+            f"{_percentiles(found.sq_distances[:, 1].sqrt())} world units {_NAMED}",
         )
 
 
@@ -137,48 +138,50 @@ def _sizes(cloud: GaussianCloud, extent: float) -> Iterator[Finding]:
     longest, shortest = scales.amax(dim=1), scales.amin(dim=1)
     yield Finding(
         "longest axes",
-        f"{_percentiles(longest.cpu())} world units (percentiles "
-        f"{', '.join(map(str, PERCENTILES))}), shortest {_percentiles(shortest.cpu())}",
+        f"{_percentiles(longest.cpu())} world units {_NAMED}, "
+        f"shortest {_percentiles(shortest.cpu())}",
     )
     finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in cloud.tensors().values()])
     bad = int((~finite.all(dim=0)).sum())
-    yield Finding(
+    yield Finding.unless(
+        bad > 0,
         "not finite",
         f"{bad:,} Gaussians",
-        "problem" if bad else "ok",
-        "the checkpoint is damaged or its training diverged; train it again" if bad else "",
+        "problem",
+        "the checkpoint is damaged or its training diverged; train it again",
     )
     huge = float((longest > LARGE_SHARE_OF_EXTENT * extent).float().mean())
     point = float((longest < SMALL_SHARE_OF_EXTENT * extent).float().mean())
-    many = huge > MANY or point > MANY
-    yield Finding(
+    yield Finding.unless(
+        huge > MANY or point > MANY,
         "degenerate",
         f"{huge:.2%} longer than {LARGE_SHARE_OF_EXTENT:g} extents, {point:.2%} shorter than "
         f"{SMALL_SHARE_OF_EXTENT:g}",
-        "warning" if many else "ok",
-        "scene and checkpoint may differ in scale, or its training diverged" if many else "",
+        "warning",
+        "scene and checkpoint may differ in scale, or its training diverged",
     )
 
 
 def _opacities(cloud: GaussianCloud) -> Iterator[Finding]:
     faint = float((cloud.opacity_logits < 0).float().mean())
-    most = faint > 1 - MANY
-    yield Finding(
+    yield Finding.unless(
+        faint > 1 - MANY,
         "opacity below 0.5",
         f"{faint:.1%} now; what stays so until iteration 9000 is removed",
-        "warning" if most else "ok",
-        "nearly everything is transparent; train the vanilla stage for longer" if most else "",
+        "warning",
+        "nearly everything is transparent; train the vanilla stage for longer",
     )
 
 
 def _duplicates(means: Tensor) -> Finding:
     unique = torch.unique(means, dim=0).shape[0]
     share = 1.0 - unique / means.shape[0]
-    return Finding(
+    return Finding.unless(
+        share > MANY,
         "duplicates",
         f"{share:.2%} share their position with another",
-        "warning" if share > MANY else "ok",
-        "the file may hold the scene twice" if share > MANY else "",
+        "warning",
+        "the file may hold the scene twice",
     )
 
 
@@ -186,13 +189,10 @@ def _visibility(cloud: GaussianCloud, cameras: Sequence[Camera]) -> Iterator[Fin
     with torch.no_grad():
         gaussians = cloud.activate()
         counts = [int((project(gaussians, camera).radii > 0).sum()) for camera in surveyed(cameras)]
-    least, none = min(counts), max(counts) == 0
-    state = "problem" if none else "warning" if least == 0 else "ok"
-    yield Finding(
+    yield Finding.unless(
+        min(counts) == 0,
         "visible",
-        f"{least:,} to {max(counts):,} Gaussians in {len(counts)} of the views",
-        state,
-        "Gaussians and cameras live in different worlds: was the checkpoint trained on this scene?"
-        if state != "ok"
-        else "",
+        f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views",
+        "warning" if max(counts) else "problem",
+        "Gaussians and cameras live in different worlds: was the checkpoint trained on this scene?",
     )

@@ -7,7 +7,7 @@ centres, matrices, culling, caps of alpha). Nothing in them knows of the adapter
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,9 @@ class FakeGsplat:
         return pixels.float()[None], (1 - left).float()[None, ..., None]
 
 
+LATER_FIELDS = ("debug", "antialiasing")
+
+
 class Settings(NamedTuple):
     """The settings of a recent diff_gaussian_rasterization."""
 
@@ -113,20 +116,10 @@ class Settings(NamedTuple):
     antialiasing: bool
 
 
-class OlderSettings(NamedTuple):
-    """Without the fields that came later."""
-
-    image_height: int
-    image_width: int
-    tanfovx: float
-    tanfovy: float
-    bg: Tensor
-    scale_modifier: float
-    viewmatrix: Tensor
-    projmatrix: Tensor
-    sh_degree: int
-    campos: Tensor
-    prefiltered: bool
+OlderSettings = NamedTuple(
+    "OlderSettings", [(name, Any) for name in Settings._fields if name not in LATER_FIELDS]
+)
+"""Without the fields that came later."""
 
 
 def render_inria(settings, low_pass, means3d, means2d, opacities, colors, covariances):
