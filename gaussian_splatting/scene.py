@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -280,14 +281,12 @@ def _merge(
                 intrinsics = camera if entry.has_principal_point else own
                 # An undistorted copy has the intrinsics of its own size.
                 pose = {"rotation": camera.rotation, "translation": camera.translation}
-                image = {"name": own.name, "image_path": own.image_path}
-                cameras.append(replace(intrinsics, **pose, **image))
+                cameras.append(replace(intrinsics, **pose, **_photograph(own)))
                 continue
             apart.append(camera.name)
             same_size = (own.width, own.height) == (camera.width, camera.height)
-            camera = replace(
-                camera, name=own.name, image_path=own.image_path if same_size else None
-            )
+            photograph = _photograph(own) if same_size else {"name": own.name}
+            camera = replace(camera, **photograph)
         centred += not entry.has_principal_point
         cameras.append(camera)
     if apart:
@@ -299,6 +298,12 @@ def _merge(
     if centred and source is not None:
         notify(f"{centred} cameras have no known principal point; the image centre is assumed")
     return cameras, known
+
+
+def _photograph(camera: Camera) -> dict[str, Any]:
+    """The fields of a camera that say where its picture is."""
+    names = ("name", "image_path", "source_path", "lens")
+    return {name: getattr(camera, name) for name in names}
 
 
 class _OwnCameras:

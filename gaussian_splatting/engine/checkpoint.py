@@ -221,29 +221,6 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
     return payload
 
 
-def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same.
-
-    Nested dictionaries are compared by dotted name; a tuple equals the list that a file keeps of
-    it.
-
-    Args:
-        saved: Settings of the checkpoint.
-        current: Settings asked for now.
-
-    Returns:
-        The differences in the order of ``current``, then those only in ``saved``.
-    """
-    old, new = _flatten(saved), _flatten(current)
-    names = [*new, *(name for name in old if name not in new)]
-    absent = "(not set)"
-    return [
-        f"{name}: {old.get(name, absent)} → {new.get(name, absent)}"
-        for name in names
-        if name not in old or name not in new or old[name] != new[name]
-    ]
-
-
 def to_portable(value: Any, place: str = "payload") -> Any:
     """Copy nested containers with every tensor detached, on the CPU and owning just its memory.
 
@@ -328,13 +305,3 @@ def _verify_archive(path: Path) -> None:
     if bad is not None or folders:
         fault = f"entry of {folders[0]}" if bad is None else f"checksum of {bad}"
         raise UserError(f"{path}: the checkpoint is damaged ({fault} is wrong); use an earlier one")
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
-    return flat

@@ -58,6 +58,14 @@ class Reporter:
         self._phase_started = time.perf_counter()
         self._phases = dict(timings or {})
 
+    def close_events(self) -> None:
+        """Let go of the event files, so that they can be moved."""
+        self._logger.close()
+
+    def open_events(self, tensorboard_dir: Path) -> None:
+        """Go on in another folder of event files."""
+        self._logger = RunLogger(tensorboard_dir, notify=self._console.warn)
+
     def __enter__(self) -> Reporter:
         return self
 
