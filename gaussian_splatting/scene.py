@@ -29,6 +29,8 @@ POSE_TOLERANCE = 1e-3
 _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
 _SYNTHETIC_TEST_CAMERAS = 200
 
+_SEEN = "trained on by the checkpoint, so figures on them are too good"
+
 Notify = Callable[[str], None]
 
 
@@ -47,6 +49,7 @@ class Scene:
         extent: 1.1 times the largest distance of a training camera from their mean, world units.
         white_background: Whether transparent pixels are white instead of black.
         description: What was read from where, in one line.
+        held_out_note: What figures of held-out views must be read with; empty where nothing is.
     """
 
     root: Path
@@ -59,6 +62,7 @@ class Scene:
     extent: float
     white_background: bool
     description: str
+    held_out_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,12 @@ def load_scene_for_checkpoint(
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     merged = _Source(cameras, None, points, points_rgb, described)
-    return _finish(root, train, test, merged, size_rule, white_background, notify)
+    scene = _finish(root, train, test, merged, size_rule, white_background, notify)
+    if not test or checkpoint.settings.get("eval") is not False:
+        return scene
+    notify(f"note: the held-out views were {_SEEN}; train the checkpoint with --eval, or pass "
+           "--eval False")  # fmt: skip
+    return replace(scene, held_out_note=_SEEN)
 
 
 def split_cameras(cameras: Sequence[Camera], eval_split: bool) -> tuple[list[Camera], list[Camera]]:

@@ -17,6 +17,7 @@ from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.session import RunOptions
 from gaussian_splatting.images import SugarSize
 from gaussian_splatting.options import (
+    budget_notices,
     image_split,
     memory_options,
     optimizer_config,
@@ -273,8 +274,10 @@ def _vanilla_options(args: argparse.Namespace, compute: Compute) -> VanillaOptio
         eval_split=args.eval,
         config=_with_recovery(config.with_schedule(args.schedule_scale)),
         init_ply=args.init_ply,
+        checkpoint_interval=scaled(args.checkpoint_interval, args.schedule_scale),
         test_iterations=(),
         save_iterations=(),
         compute=compute,
         run=_run_of(args, "vanilla"),
+        notices=budget_notices(args),
     )

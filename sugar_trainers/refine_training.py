@@ -144,7 +144,8 @@ def _train(options: RefineOptions, images: ImageStore | None) -> Path:
             del cloud
             views = scene.train_cameras, scene.test_cameras
             loop = _loop(options)
-            result = Trainer(stage, loop, *views, store, run, console, ranks).run(plan)
+            trainer = Trainer(stage, loop, *views, store, run, console, ranks, scene.held_out_note)
+            result = trainer.run(plan)
         if ranks.is_first:
             write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")

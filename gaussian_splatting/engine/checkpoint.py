@@ -115,7 +115,7 @@ class CheckpointStore:
         for iteration in reversed(self.iterations()):
             path = self.path(iteration)
             try:
-                payload = load_payload(path, map_location)
+                payload = load_numbered(path, map_location)
             except UserError as error:
                 self._broken.add(iteration)
                 notify(f"{error}; the checkpoint before it is tried")
@@ -217,6 +217,22 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
         raise UserError(
             f"{path}: not a training checkpoint ({', '.join(missing)} missing); "
             "pass a .pt file that a training run wrote"
+        )
+    return payload
+
+
+def load_numbered(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
+    """As :func:`load_payload`; where the name of the file is a number, it is the iteration.
+
+    Raises:
+        UserError: As there, or the file says that it is of another iteration.
+    """
+    payload = load_payload(path, map_location)
+    named = _FILE_NAME.match(path.name)
+    if named and payload["iteration"] != int(named.group(1)):
+        raise UserError(
+            f"{path}: holds iteration {payload['iteration']}, not that of its name; rename it, or "
+            "use another checkpoint"
         )
     return payload
 

@@ -91,6 +91,7 @@ class Trainer:
         run: Where everything is written.
         console: Where everything is said.
         ranks: The processes that train together; all but the first only compute.
+        held_out_note: What figures of the held-out views must be read with; empty for nothing.
     """
 
     def __init__(
@@ -103,8 +104,10 @@ class Trainer:
         run: RunDirectory,
         console: Console,
         ranks: Ranks = ALONE,
+        held_out_note: str = "",
     ) -> None:
         self._stage = stage
+        self._held_out_note = held_out_note
         self._config = config
         self._cameras = list(train_cameras)
         self._images = images
@@ -152,9 +155,15 @@ class Trainer:
         """Train, and do all that is done once: show, measure, save."""
         if self._run.replaces:
             self._read_all_photographs()
-        self._run.record("running", timings=timings)
+        self._record("running", timings)
         reporter = Reporter(
-            self._stage, self._console, self._run.tensorboard, start, self._views, timings
+            self._stage,
+            self._console,
+            self._run.tensorboard,
+            start,
+            self._views,
+            timings,
+            self._held_out_note,
         )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
@@ -176,7 +185,7 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        self._run.record("finished", timings=reporter.summary())
+        self._record("finished", reporter.summary())
 
     def _follow(self, start: int) -> None:
         """Train beside the process that leads."""
@@ -258,6 +267,10 @@ class Trainer:
         self._console.info(f"saved {path}")
         return path
 
+    def _record(self, status: str, timings: dict[str, dict[str, float]]) -> None:
+        note = {"held_out_note": self._held_out_note} if self._held_out_note else {}
+        self._run.record(status, timings=timings, **note)
+
     def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
         """Let the run that was in the folder go, now that this one has a checkpoint."""
         self._console.close()
@@ -285,7 +298,7 @@ class Trainer:
 
     def _interrupt(self, iteration: int, signal_name: str, reporter: Reporter) -> None:
         self._save(iteration, reporter)
-        self._run.record("interrupted", timings=reporter.summary())
+        self._record("interrupted", reporter.summary())
         # The others leave when this one has saved: who started them may end all with the first.
         self._ranks.wait()
         raise self._interrupted(iteration, signal_name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.checkpoint import CheckpointStore, load_payload
+from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, write_json_atomic
@@ -188,7 +188,7 @@ class RunDirectory:
                 raise UserError(f"--resume {source}: no usable checkpoint in this folder")
             source, payload = found
         else:
-            payload = load_payload(source)
+            payload = load_numbered(source)
         saved = payload.get("resume") or {}
         if not saved.get("settings"):
             notify(f"{source} does not tell the settings it was made with")
