@@ -23,7 +23,21 @@ from sugar_utils.torchrun import is_follower
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SPACE, _ACCESS = "free some space", "mend the permissions or choose another place"
+_NO_DEFECTS = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: _ACCESS,
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "mend the links",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+}
+"""Why the system refuses a file, whatever program asks for it, and what helps."""
+
 _SILENT_SECONDS = 2.0
 
 
@@ -95,11 +109,33 @@ def _guarded(main: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         discard(sys.stdout)
         return EXIT_BROKEN_PIPE
-    except OSError as error:
-        # A print that fails does not say that it was one.
-        if error.filename is not None or error.errno not in _FULL:
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
             raise
-        return _unwritable(error)
+        reason = " ".join(str(error).split("\n")[0].split())
+        complain(
+            f"error: out of memory{f' ({reason})' if reason else ''}; close other programs, ask "
+            "for less (smaller images, fewer points), or use a machine with more memory"
+        )
+        return 2
+    except OSError as error:
+        if error.errno not in _NO_DEFECTS:
+            raise
+        if error.filename is None:
+            # A print that failed does not say that it was one.
+            return _unwritable(error)
+        complain(
+            f"error: cannot use {error.filename}: {error.strerror}; {_NO_DEFECTS[error.errno]}"
+        )
+        return 2
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from sugar_utils.memory import out_of_memory
+
+    return out_of_memory(error)
 
 
 def _interrupted() -> int:
@@ -181,4 +217,6 @@ def _warnings_in_one_line() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.showwarning = show
+        # Photographs of a hundred megapixels are what some cameras take.
+        warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
         yield

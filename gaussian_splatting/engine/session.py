@@ -13,6 +13,7 @@ from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.text import printable
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def open_session(
         plan = _agreed_plan(run, options, final, notices, ranks)
     except UserError:
         for message in notices.messages if ranks.is_first else ():
-            print(message)
+            print(printable(message))
         raise
     with Console(run.log) if ranks.is_first else Console.silent() as console:
         console.table(title, _flat(run.settings))
