@@ -12,6 +12,7 @@ from sugar_scene.mesh_io import read_mesh_ply
 from sugar_scene.meshes import TriangleMesh
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.errors import UserError
+from sugar_utils.files import require_regular_file
 
 _GREY = 128
 MESH_SUFFIXES = (".ply", ".pt", ".obj")
@@ -29,8 +30,7 @@ def read_any_mesh(path: Path) -> TriangleMesh:
     path, suffix = Path(path), Path(path).suffix.lower()
     if suffix not in MESH_SUFFIXES:
         raise UserError(f"{path}: not a mesh; pass one of {', '.join(MESH_SUFFIXES)}")
-    if not path.is_file():
-        raise UserError(f"{path}: no such mesh file; check the path")
+    require_regular_file(path)
     if suffix == ".ply":
         return read_mesh_ply(path)
     return _refined_mesh(path) if suffix == ".pt" else _obj_mesh(path)
@@ -60,6 +60,8 @@ def _obj_mesh(path: Path) -> TriangleMesh:
         rows = np.array(faces, dtype=np.int64).reshape(-1, 3)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: damaged, or not an OBJ of triangles ({error})") from error
+    if not np.isfinite(points).all():
+        raise UserError(f"{path}: has vertices with NaN or infinity; extract the mesh again")
     # Rows count from 1, or backwards from the last vertex.
     rows = np.where(rows > 0, rows - 1, rows + len(points))
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):

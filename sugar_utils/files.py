@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
@@ -26,6 +27,13 @@ _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
 _REPLACE_ATTEMPTS = 10
 _REPLACE_PAUSE = 0.1
 FINGERPRINT_BLOCKS = 64
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def _cause(error: OSError) -> str:
@@ -37,6 +45,38 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
         f"cannot write {path}: {_cause(error)}; "
         "free some space, mend the permissions or choose another output folder"
     )
+
+
+def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
+    """Check that a path leads to a plain file, perhaps through links, before it is opened.
+
+    Whoever opens a pipe waits for another program, for ever if there is none; a device has no end.
+
+    Args:
+        path: What is to be read, or written over.
+        missing_ok: Whether there may be nothing at all; the caller then finds out.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: It is missing, cannot be looked at, or is a folder, pipe, socket or device.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if missing_ok:
+            return path
+        raise UserError(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+    except ValueError as error:  # a zero byte in the name
+        raise UserError(f"cannot read {path}: {error}; check the path") from error
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no plain file")
+        raise UserError(f"{path} is {kind}, where a file is needed; check the path")
+    return path
 
 
 def temporary_path(path: Path) -> Path:
@@ -99,10 +139,11 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         A path in the same folder that does not exist yet.
 
     Raises:
-        UserError: The file cannot be written (no space, no permission, read-only folder). An
-            ``OSError`` of the body that names some other file passes unchanged.
+        UserError: The file cannot be written (no space, no permission, read-only folder), or a
+            folder, pipe or device is in its place. An ``OSError`` of the body that names some
+            other file passes unchanged.
     """
-    path = Path(path)
+    path = require_regular_file(path, missing_ok=True)
     _make_directory(path.parent)
     temporary = temporary_path(path)
     try:
@@ -161,7 +202,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         UserError: The file is missing, unreadable or not JSON; a syntax error is located.
     """
-    path = Path(path)
+    path = require_regular_file(path, missing_ok=True)
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
@@ -202,8 +243,11 @@ def fingerprint(path: Path) -> str:
 
     Of files above ``FINGERPRINT_BLOCKS`` MiB, that many evenly spread MiB are read, so that a
     checkpoint of gigabytes costs no more than a second.
+
+    Raises:
+        UserError: It is missing or no plain file.
     """
-    size = path.stat().st_size
+    size = require_regular_file(path).stat().st_size
     digest = hashlib.sha256(str(size).encode())
     whole = size <= FINGERPRINT_BLOCKS << 20
     with path.open("rb") as file:

@@ -48,6 +48,7 @@ RUNNERS = {
     "sugar_trainers.refine_options",
     "sugar_trainers.refine_training",
     "sugar_utils.flags",
+    "sugar_utils.frame",
 }
 """All that an entry point may import of ours: parsers and runners."""
 

@@ -32,7 +32,8 @@ from sugar_utils.console import Console
 from sugar_utils.device import CudaFacts, Gpu
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.random import derive_seed, draw_labels
-from sugar_utils.ranks import ALONE, Launch, Ranks
+from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.torchrun import Launch
 from tests.mesh_scenes import icosahedron
 from tests.tiny_scene import (
     REPOSITORY,

@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, remove_stale_temporaries
+from sugar_utils.files import (
+    atomic_path,
+    check_writable,
+    remove_stale_temporaries,
+    require_regular_file,
+)
 
 PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_state_dict")
 RESUME_KEY = "resume"
@@ -196,7 +201,7 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
     Raises:
         UserError: The file is missing, truncated, damaged, would execute code, or is no checkpoint.
     """
-    path = Path(path)
+    path = require_regular_file(path, missing_ok=True)
     _verify_archive(path)
     try:
         payload = torch.load(path, map_location=map_location, weights_only=True)
