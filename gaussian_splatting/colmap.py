@@ -33,7 +33,7 @@ from gaussian_splatting.images import (
 )
 from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, require_regular_file
+from sugar_utils.files import atomic_path, check_writable, file_digest, require_regular_file
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _PARTS = ("cameras", "images", "points3D", "rigs", "frames")
@@ -380,10 +380,13 @@ def _undistort_photographs(
 
 
 def _cache_name(name: str, lens: Any, source: Path) -> str:
-    """Name of a copy, which changes with the lens and with the file."""
+    """Name of a copy, which changes with the lens and with what is in the file.
+
+    Not with its place, so that a scene that was moved needs no new copies, and not with its time,
+    which copies of other files may keep.
+    """
     lens_key = hashlib.blake2b(_lens_text(lens).encode(), digest_size=8).hexdigest()
-    stat = source.stat()
-    file_text = f"{_CACHE_VERSION} {source.resolve()} {name} {stat.st_size} {stat.st_mtime_ns}"
+    file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
     file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
     return f"{lens_key}/{source.stem}-{file_key}.png"
 

@@ -13,7 +13,6 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.engine.identity import (
     Identity,
-    file_digest,
     points_digest,
     scene_inputs,
 )
@@ -32,6 +31,7 @@ from gaussian_splatting.reference_layout import (
 )
 from gaussian_splatting.scene import Scene, load_scene
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage, initial_cloud
+from sugar_utils.files import file_digest
 
 CHECKPOINT_FOLDER = "checkpoints"
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.identity import Identity, file_digest
+from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, read_json, write_json_atomic
+from sugar_utils.files import atomic_path, check_writable, file_digest, read_json, write_json_atomic
 from sugar_utils.locks import exclusive
 
 _REPLACES = "replaces"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
+from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -23,6 +23,7 @@ from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.memory import plan_coarse
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
 from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest
 
 INTENDED_START = 7_000
 CHECKPOINT_INTERVAL = 1_000

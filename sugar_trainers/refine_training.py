@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
+from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -26,6 +26,7 @@ from sugar_trainers.memory import plan_refinement
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
+from sugar_utils.files import file_digest
 
 CHECKPOINT_INTERVAL = 1_000
 TEST_INTERVAL = 5_000

@@ -9,6 +9,7 @@ name tells which process it belonged to.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -256,6 +257,26 @@ def fingerprint(path: Path) -> str:
                 file.seek((size - (1 << 20)) * block // (FINGERPRINT_BLOCKS - 1))
             digest.update(file.read(1 << 20))
     return digest.hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Digest of the content of a file; not read again while its size and times stay the same.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    try:
+        stat = path.stat()
+        # The last of them changes with every write, whatever a copy made of the others.
+        return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _digest_at(path: Path, *state: int) -> str:
+    """Kept, because all stages of a pipeline ask for the same photographs."""
+    return fingerprint(path)
 
 
 def process_is_alive(pid: int) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading COLMAP models: made-up ones of every kind, damaged ones, and the real test scenes."""
 
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -137,7 +138,22 @@ def test_a_distorted_lens_is_undistorted_into_the_cache(tmp_path, lens):
     again = read(tmp_path, notify=messages.append).cameras[1]
     assert again.image_path == bent.image_path
     assert again.image_path.stat().st_mtime_ns == written
+    assert again.source_path == tmp_path / "images/sub/a.png"
     assert not list(tmp_path.rglob("*.tmp-*"))
+
+
+def test_a_photograph_that_was_replaced_is_undistorted_again(tmp_path):
+    make_scene(tmp_path, {"a.png": ("SIMPLE_RADIAL", 64, 48, [60.0, 30.0, 25.0, 0.2])})
+    (tmp_path / "images/a.png").unlink()
+    # Without compression, so that another picture is as long; copies may keep times as well.
+    photograph, colors = tmp_path / "images/a.bmp", []
+    for color in (40, 200):
+        Image.new("RGB", (64, 48), (color, color, color)).save(photograph)
+        os.utime(photograph, ns=(10**18, 10**18))
+        (camera,) = read(tmp_path).cameras
+        with Image.open(camera.image_path) as image:
+            colors.append(image.getpixel((32, 24))[0])
+    assert colors == [40, 200]
 
 
 def test_undistortion_puts_a_scene_point_where_the_pinhole_expects_it(tmp_path):
