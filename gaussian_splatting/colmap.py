@@ -252,8 +252,16 @@ def _skip_frame(data: mmap.mmap, at: int) -> int:
 
 def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:
     """Name, lens, rotation and translation of every registered image, by name."""
+    try:
+        image_ids = reconstruction.reg_image_ids()
+    except Exception as error:  # frames may name images that are not there
+        detail = " ".join(str(error).split())
+        raise UserError(
+            f"{folder}: frames and images of the COLMAP model do not belong together ({detail}); "
+            "export it again"
+        ) from error
     poses = []
-    for image_id in reconstruction.reg_image_ids():
+    for image_id in image_ids:
         try:
             image = reconstruction.images[image_id]
             name, lens = image.name, reconstruction.cameras[image.camera_id]

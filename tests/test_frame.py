@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frame around entry points: exit codes, one line, Ctrl-C at any moment, broken outputs."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -195,3 +196,57 @@ def test_closed_streams_take_no_part_in_other_files(numbers, tmp_path):
     assert done.returncode == 0
     assert path.read_text() == "log"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("std::bad_alloc"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 4 bytes\nat x"),
+    ],
+)
+def test_lack_of_memory_is_one_line(error, capsys):
+    def main():
+        raise error
+
+    assert run_main(main) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: out of memory")
+    assert "close other programs" in err
+    assert err.count("\n") == 1
+
+
+def test_other_runtime_errors_are_defects():
+    def main():
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run_main(main)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), "choose a shorter name"),
+        (OSError(errno.EROFS, "Read-only file system", "out"), "choose another place"),
+        (PermissionError(errno.EACCES, "Permission denied", "a\nb"), r"a\nb: Permission denied"),
+    ],
+)
+def test_files_that_the_system_refuses_are_one_line(error, words, capsys):
+    def main():
+        raise error
+
+    assert run_main(main) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: cannot use ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_file_that_nobody_expected_is_a_defect():
+    def main():
+        raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+
+    with pytest.raises(FileNotFoundError):
+        run_main(main)
