@@ -175,6 +175,12 @@ def _measure_scene(
             rows[key] = _score(render, scene.test_cameras, images, perceptual)
             shown = "  ".join(f"{n} {v:.4f}" for n, v in rows[key].items() if v is not None)
             console.info(f"{scene_name(scene_path)} {key}: {shown}")
+    if checkpoint.settings.get("eval") is False:
+        # The layout of the file is the original's and has no place for it.
+        console.warn(
+            f"{scene_name(scene_path)}: these figures are too good, because {checkpoint_path} was "
+            "trained on the held-out views, too (eval=False in its cfg_args); train it with --eval"
+        )
     return rows
 
 
