@@ -19,7 +19,12 @@ from gaussian_splatting.engine.checkpoint import (
     settings_differences,
 )
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, read_json, write_json_atomic
+from sugar_utils.files import (
+    check_writable,
+    read_json,
+    remove_stale_temporaries,
+    write_json_atomic,
+)
 
 RUN_FILE = "run.json"
 _OWN_FOLDERS = ("tensorboard",)
@@ -95,6 +100,8 @@ class RunDirectory:
         if resume not in ("auto", "none"):
             return self._explicit(Path(resume), final, notify)
         check_writable(self.path)
+        for folder in (self.path, *self._products):
+            remove_stale_temporaries(folder, nested=True)
         if overwrite and (resume == "none" or self._differences() or not self._recorded()):
             self._clear()
             return ResumePlan()
