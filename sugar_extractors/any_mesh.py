@@ -44,7 +44,7 @@ def _refined_mesh(path: Path) -> TriangleMesh:
         cloud = bound_cloud_from_state(payload["state_dict"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return _grey(cloud.vertices.double().numpy(), cloud.faces.numpy())
+    return _grey(path, cloud.vertices.double().numpy(), cloud.faces.numpy())
 
 
 def _obj_mesh(path: Path) -> TriangleMesh:
@@ -62,14 +62,14 @@ def _obj_mesh(path: Path) -> TriangleMesh:
         rows = np.array(faces, dtype=np.int64).reshape(-1, 3)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: damaged, or not an OBJ of triangles ({error})") from error
-    if not np.isfinite(points).all():
-        raise UserError(f"{path}: has vertices with NaN or infinity; extract the mesh again")
     # Rows count from 1, or backwards from the last vertex.
     rows = np.where(rows > 0, rows - 1, rows + len(points))
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):
         raise UserError(f"{path}: a face refers to a vertex that is not there; write it again")
-    return _grey(points, rows)
+    return _grey(path, points, rows)
 
 
-def _grey(vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
+def _grey(path: Path, vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
+    if not np.isfinite(vertices).all():
+        raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
     return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))

@@ -26,6 +26,7 @@ from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
 _PNG_LEVEL = 4
+_FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
 
@@ -271,7 +272,8 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
         ) from error
-    if not (np.isfinite(vertices).all() and np.isfinite(points).all()):
+    # Written so that it is false of NaN; what float32 cannot hold would become infinite below.
+    if not all((np.abs(table) <= _FLOAT32_MAX).all() for table in (vertices, points)):
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
     for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
         if values.size and not 0 <= values.min() <= values.max() < len(table):

@@ -131,7 +131,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The body writes to the yielded path. When it ends, the data are flushed to the disk and the
     file takes its final name; when it raises, the temporary is removed and an older file of the
-    final name stays as it was. Parent folders are created.
+    final name stays as it was. Parent folders are created, and what killed processes left of the
+    same file is removed.
 
     Args:
         path: Final name of the file.
@@ -148,7 +149,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     _make_directory(path.parent)
     temporary = temporary_path(path)
     try:
-        temporary.unlink(missing_ok=True)
+        _remove_leftovers(path)
         yield temporary
         _flush_file(temporary)
         _replace(temporary, path)
@@ -312,23 +313,40 @@ def _windows_process_is_alive(pid: int) -> bool:
     return code.value == still_active
 
 
-def remove_stale_temporaries(directory: str | os.PathLike[str]) -> list[Path]:
+def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = False) -> list[Path]:
     """Remove what killed processes left half-written in a folder.
 
     A temporary that carries this process's own number is stale too: in a container every run may
     get the same number. Call it at the start of a run, before the first write.
 
+    Args:
+        directory: The folder; need not exist.
+        nested: Whether to look into the folders below it, too.
+
     Returns:
         The files removed, sorted.
     """
-    removed = []
-    for path in sorted(Path(directory).glob("*.tmp-*")):
-        match = _TEMPORARY.search(path.name)
-        if match is None or not path.is_file():
-            continue
-        pid = int(match.group(1))
-        if pid == os.getpid() or not process_is_alive(pid):
-            with contextlib.suppress(OSError):
-                path.unlink()
-                removed.append(path)
-    return removed
+    pattern = "**/*.tmp-*" if nested else "*.tmp-*"
+    return [path for path in sorted(Path(directory).glob(pattern)) if _removed_as_stale(path)]
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporaries of one file that no living process writes to."""
+    with os.scandir(path.parent) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(f"{path.name}.tmp-")]
+    for name in names:
+        _removed_as_stale(path.with_name(name))
+
+
+def _removed_as_stale(path: Path) -> bool:
+    match = _TEMPORARY.search(path.name)
+    if match is None or path.is_dir():
+        return False
+    pid = int(match.group(1))
+    if pid != os.getpid() and process_is_alive(pid):
+        return False
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True

@@ -122,7 +122,19 @@ def test_names_of_ours_are_allowed_on_windows(value):
 
 def test_the_name_of_a_scene_is_its_last_component():
     assert scene_name(WindowsPath("D:\\scans\\Cup\\")) == "Cup"
+    assert scene_name(WindowsPath("D:\\scans\\Cup\\.")) == "Cup"
     assert scene_name(Path("/")) == "scene"
+
+
+def test_a_relative_scene_is_called_by_its_real_folder(tmp_path, monkeypatch):
+    below = tmp_path / "Cup" / "images"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    for text in ("..", "../", "../.", "../images/..", "../../Cup", "../../Cup/", "../../Cup/."):
+        assert scene_name(Path(text)) == "Cup", text
+    for text in ("", ".", "./", "../images"):
+        assert scene_name(Path(text)) == "images", text
+    assert scene_name(Path("../" * 50)) == "scene"
 
 
 def test_a_page_does_not_link_to_another_drive(monkeypatch):
