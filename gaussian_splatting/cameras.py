@@ -30,6 +30,8 @@ class Camera:
         rotation: World-to-camera rotation. (3, 3) float64
         translation: World-to-camera translation in world units. (3,) float64
         image_path: The photograph on disk; None for a camera without one.
+        source_path: The photograph as it was taken, where ``image_path`` is an undistorted copy.
+        lens: Camera model and parameters that the copy was undistorted with; else empty.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Camera:
     rotation: np.ndarray
     translation: np.ndarray
     image_path: Path | None = None
+    source_path: Path | None = None
+    lens: str = ""
 
     @property
     def center(self) -> np.ndarray:

@@ -366,18 +366,24 @@ def _undistort_photographs(
         return target
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for (index, _), target in zip(jobs, pool.map(work, jobs), strict=True):
-            cameras[index] = replace(cameras[index], image_path=target)
+        for (index, lens), target in zip(jobs, pool.map(work, jobs), strict=True):
+            source = cameras[index].image_path
+            cameras[index] = replace(
+                cameras[index], image_path=target, source_path=source, lens=_lens_text(lens)
+            )
 
 
 def _cache_name(name: str, lens: Any, source: Path) -> str:
     """Name of a copy, which changes with the lens and with the file."""
-    lens_text = f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
-    lens_key = hashlib.blake2b(lens_text.encode(), digest_size=8).hexdigest()
+    lens_key = hashlib.blake2b(_lens_text(lens).encode(), digest_size=8).hexdigest()
     stat = source.stat()
     file_text = f"{source.resolve()} {name} {stat.st_size} {stat.st_mtime_ns}"
     file_key = hashlib.blake2b(file_text.encode(), digest_size=8).hexdigest()
     return f"{lens_key}/{source.stem}-{file_key}.png"
+
+
+def _lens_text(lens: Any) -> str:
+    return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:

@@ -411,7 +411,8 @@ def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
     return config.with_schedule(args.schedule_scale)
 
 
-def _budget_notices(args: argparse.Namespace) -> tuple[str, ...]:
+def budget_notices(args: argparse.Namespace) -> tuple[str, ...]:
+    """One line if a memory budget was given, which the vanilla stage cannot keep."""
     if args.vram_budget is None:
         return ()
     return (
@@ -439,5 +440,5 @@ def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         save_iterations=tuple(args.save_iterations),
         compute=compute_options(args),
         run=run,
-        notices=(*split_notices(args), *_budget_notices(args), *inert_notices(args)),
+        notices=(*split_notices(args), *budget_notices(args), *inert_notices(args)),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,8 @@ POSE_TOLERANCE = 1e-3
 _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
 _SYNTHETIC_TEST_CAMERAS = 200
 
+_SEEN = "trained on by the checkpoint, so figures on them are too good"
+
 Notify = Callable[[str], None]
 
 
@@ -46,6 +49,7 @@ class Scene:
         extent: 1.1 times the largest distance of a training camera from their mean, world units.
         white_background: Whether transparent pixels are white instead of black.
         description: What was read from where, in one line.
+        held_out_note: What figures of held-out views must be read with; empty where nothing is.
     """
 
     root: Path
@@ -58,6 +62,7 @@ class Scene:
     extent: float
     white_background: bool
     description: str
+    held_out_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,12 @@ def load_scene_for_checkpoint(
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     merged = _Source(cameras, None, points, points_rgb, described)
-    return _finish(root, train, test, merged, size_rule, white_background, notify)
+    scene = _finish(root, train, test, merged, size_rule, white_background, notify)
+    if not test or checkpoint.settings.get("eval") is not False:
+        return scene
+    notify(f"note: the held-out views were {_SEEN}; train the checkpoint with --eval, or pass "
+           "--eval False")  # fmt: skip
+    return replace(scene, held_out_note=_SEEN)
 
 
 def split_cameras(cameras: Sequence[Camera], eval_split: bool) -> tuple[list[Camera], list[Camera]]:
@@ -280,14 +290,12 @@ def _merge(
                 intrinsics = camera if entry.has_principal_point else own
                 # An undistorted copy has the intrinsics of its own size.
                 pose = {"rotation": camera.rotation, "translation": camera.translation}
-                image = {"name": own.name, "image_path": own.image_path}
-                cameras.append(replace(intrinsics, **pose, **image))
+                cameras.append(replace(intrinsics, **pose, **_photograph(own)))
                 continue
             apart.append(camera.name)
             same_size = (own.width, own.height) == (camera.width, camera.height)
-            camera = replace(
-                camera, name=own.name, image_path=own.image_path if same_size else None
-            )
+            photograph = _photograph(own) if same_size else {"name": own.name}
+            camera = replace(camera, **photograph)
         centred += not entry.has_principal_point
         cameras.append(camera)
     if apart:
@@ -299,6 +307,12 @@ def _merge(
     if centred and source is not None:
         notify(f"{centred} cameras have no known principal point; the image centre is assumed")
     return cameras, known
+
+
+def _photograph(camera: Camera) -> dict[str, Any]:
+    """The fields of a camera that say where its picture is."""
+    names = ("name", "image_path", "source_path", "lens")
+    return {name: getattr(camera, name) for name in names}
 
 
 class _OwnCameras:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,12 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
+from gaussian_splatting.engine.identity import (
+    Identity,
+    file_digest,
+    points_digest,
+    scene_inputs,
+)
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_report import write_run_report
@@ -22,6 +28,7 @@ from gaussian_splatting.reference_layout import (
     write_cameras_json,
     write_cfg_args,
     write_input_ply,
+    write_point_cloud,
 )
 from gaussian_splatting.scene import Scene, load_scene
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage, initial_cloud
@@ -38,7 +45,8 @@ class VanillaOptions:
         output: Checkpoint directory to write.
         images_dir: Folder of the photographs inside the scene folder.
         resolution: Size rule: -1, a divisor (1, 2, 4, 8) or a width in pixels.
-        resolution_factor: Divisor of the image size that replaces ``resolution``; None for none.
+        size: Size of the training images by SuGaR's rule, which replaces ``resolution``; None for
+            none.
         eval_split: Hold out every 8th view.
         config: What decides the optimisation.
         init_ply: Start from this PLY (Gaussians or points) instead of the scene's points.
@@ -56,7 +64,7 @@ class VanillaOptions:
     output: Path
     images_dir: str = "images"
     resolution: float = -1
-    resolution_factor: float | None = None
+    size: SugarSize | None = None
     eval_split: bool = False
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = None
@@ -71,16 +79,24 @@ class VanillaOptions:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
-        divided = self.resolution_factor is not None
+        size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
         return {
-            **({"resolution_factor": self.resolution_factor} if divided else {}),
-            "scene": str(self.scene_path.resolve()),
+            **size,
             "images": self.images_dir,
-            "resolution": self.resolution,
             "eval": self.eval_split,
-            "init_ply": None if self.init_ply is None else str(self.init_ply.resolve()),
             **self.config.identity(),
         }
+
+    def inputs(self, scene: Scene) -> dict[str, Any]:
+        """Digests of what is read."""
+        if self.init_ply is None:
+            return {**scene_inputs(scene), "points": points_digest(scene)}
+        return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
+
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
+        return {"scene": self.scene_path.resolve(), **own}
 
 
 def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> Path:
@@ -115,7 +131,7 @@ def _train(options: VanillaOptions, images: ImageStore | None) -> Path:
     cloud = _start(scene, options, notices)
     run = RunDirectory(
         options.output / CHECKPOINT_FOLDER,
-        options.identity(),
+        Identity(options.identity(), options.inputs(scene), options.sources()),
         output_flag="-m/--model_path",
         products=(options.output / "point_cloud",),
     )
@@ -127,9 +143,12 @@ def _train(options: VanillaOptions, images: ImageStore | None) -> Path:
         if ranks.from_first(session.plan.finished and result.is_file()):
             console.info(f"finished already: {result}")
             return result
-        if ranks.is_first:
+
+        def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options)
-        stage = VanillaStage(cloud, config, scene.extent, options.output, compute.rasterizer)
+            write_point_cloud(options.output, iteration, trained)
+
+        stage = VanillaStage(cloud, config, scene.extent, export, compute.rasterizer)
         # The stage has its own copy.
         del cloud
         with shared_or_own_store(images, config.white_background, ranks.size) as store:
@@ -150,9 +169,7 @@ def _train(options: VanillaOptions, images: ImageStore | None) -> Path:
 
 
 def _size_rule(options: VanillaOptions) -> SugarSize | VanillaSize:
-    if options.resolution_factor is not None:
-        return SugarSize(resolution_factor=options.resolution_factor)
-    return VanillaSize(options.resolution)
+    return VanillaSize(options.resolution) if options.size is None else options.size
 
 
 def _loop(options: VanillaOptions) -> LoopConfig:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +32,6 @@ from gaussian_splatting.photometric import (
     weighted_color_loss,
 )
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
-from gaussian_splatting.reference_layout import write_point_cloud
 from gaussian_splatting.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
@@ -138,7 +137,7 @@ class VanillaStage:
         cloud: Initial Gaussians, on the device to train on.
         config: Settings.
         extent: Camera extent in world units.
-        output: Checkpoint directory in the reference layout, for the PLY files.
+        export: Writes the Gaussians of an iteration for other programs.
         rasterizer: Who blends.
     """
 
@@ -149,13 +148,13 @@ class VanillaStage:
         cloud: GaussianCloud,
         config: VanillaConfig,
         extent: float,
-        output: Path,
+        export: Callable[[int, GaussianCloud], object],
         rasterizer: Rasterizer = WARP,
     ) -> None:
         self.extent = extent
         self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, config.seed)
         self._config = config
-        self._output = output
+        self._export = export
         self._rasterizer = rasterizer
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)
         # Of the views of this step: a sum of its own, so that it does not depend on who saw them.
@@ -264,8 +263,8 @@ class VanillaStage:
             )
 
     def export(self, iteration: int) -> None:
-        """Write ``point_cloud/iteration_N/point_cloud.ply``."""
-        write_point_cloud(self._output, iteration, self.model.cloud.detached())
+        """Write the Gaussians for other programs."""
+        self._export(iteration, self.model.cloud.detached())
 
     def _color_term(self, target: Tensor) -> ImageTerm:
         weight = self._config.dssim_weight

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
 from gaussian_splatting.engine.trainable import cloud_from_state
 from gaussian_splatting.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scene import Scene
@@ -23,17 +25,17 @@ from sugar_extractors.backends import (
     choose_backend,
 )
 from sugar_extractors.level_sets import LevelSetModel, build_model
-from sugar_extractors.mesh_config import COARSE_FLAG, OUTPUT_FLAG, MeshOptions, note_of
+from sugar_extractors.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.poisson import MIN_POINTS, finish_mesh, reconstruct_region
+from sugar_extractors.results import alone_with, is_finished, publish
 from sugar_extractors.surface_samples import Box, SurfaceSamples, collect_surface_samples
 from sugar_extractors.tsdf import fuse_region, view_renderer
 from sugar_scene.mesh_io import write_mesh_ply
 from sugar_scene.meshes import TriangleMesh, open_edge_share
-from sugar_trainers.capture import load_views, model_file
+from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import require_both_corners
+from sugar_utils.flags import require_box
 from sugar_utils.memory import memory_usage, reset_peak
 
 
@@ -56,17 +58,28 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     """
     console = console or Console()
     _check(options)
-    if options.coarse_model_path is not None and not options.use_vanilla:
-        model_file(options.coarse_model_path, COARSE_FLAG)
-    jobs = options.jobs
-    missing = [job for job in jobs if not _is_finished(options, *job)]
+    model = options.model
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
-    for job in jobs:
-        if job not in missing:
-            console.info(f"exists already: {options.mesh_path(*job)}")
-    if missing:
-        _Extraction(options, console).run(missing)
+    checkpoint, scene = load_views(options, console.info, seed=options.seed)
+    jobs = {job: options.mesh_path(*job) for job in options.jobs}
+    # Cameras and Gaussians; no photographs are read.
+    inputs = {
+        **scene_inputs(scene, photographs=False),
+        "Gaussians": file_digest(model or checkpoint.ply_path),
+    }
+    with contextlib.ExitStack() as stack:
+        for path in jobs.values():
+            stack.enter_context(alone_with(path, OUTPUT_FLAG))
+        missing = {}
+        for job, path in jobs.items():
+            identity = Identity(options.identity(*job), inputs, options.sources())
+            if is_finished([path], identity, options.overwrite, OUTPUT_FLAG):
+                console.info(f"exists already: {path}")
+            else:
+                missing[job] = identity
+        if missing:
+            _Extraction(options, console).run(missing, checkpoint, scene)
     return options.mesh_paths
 
 
@@ -76,25 +89,11 @@ def _check(options: MeshOptions) -> None:
             "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
             "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
         )
-    require_both_corners(options.bboxmin, options.bboxmax)
-    if options.bboxmin and any(a >= b for a, b in zip(options.bboxmin, options.bboxmax)):  # noqa: B905
-        raise UserError(
-            f"--bboxmin {options.bboxmin} is not below --bboxmax {options.bboxmax} on every axis"
-        )
+    require_box(options.bboxmin, options.bboxmax)
     if any(not 0 < level < 1 for level in options.surface_levels):
         raise UserError(
             f"--surface_level {options.surface_levels} must lie between 0 and 1; 0.3 is usual"
         )
-
-
-def _is_finished(options: MeshOptions, level: float, target: int) -> bool:
-    """Whether a mesh of these settings exists.
-
-    Raises:
-        UserError: One of other settings does, and it may not be replaced.
-    """
-    path, settings = options.mesh_path(level, target), options.identity(level, target)
-    return note_of(path, settings, options.overwrite, OUTPUT_FLAG) is not None
 
 
 class _Extraction:
@@ -105,12 +104,17 @@ class _Extraction:
         self._console = console
         self._start = time.monotonic()
 
-    def run(self, jobs: Sequence[tuple[float, int]]) -> None:
+    def run(
+        self,
+        jobs: Mapping[tuple[float, int], Identity],
+        checkpoint: ReferenceCheckpoint,
+        scene: Scene,
+    ) -> None:
         options = self._options
         self._start = time.monotonic()
         device = options.compute.device
         reset_peak(device)
-        checkpoint, scene = self._load()
+        self._check_extent(scene)
         cloud, path = _read_cloud(options, checkpoint, self._console.info)
         cloud = cloud.to(device)
         model = self._build_model(cloud, path)
@@ -135,17 +139,16 @@ class _Extraction:
                 regions = self._poisson_regions(samples.pop(level), boxes, backend, project)
             meshes, surface, figures = regions
             for target in [target for job_level, target in jobs if job_level == level]:
-                self._finish(level, target, meshes, surface, figures, backend)
+                identity = jobs[level, target]
+                self._finish(identity, level, target, meshes, surface, figures, backend)
 
-    def _load(self) -> tuple[ReferenceCheckpoint, Scene]:
+    def _check_extent(self, scene: Scene) -> None:
         options = self._options
-        checkpoint, scene = load_views(options, self._console.info, seed=options.seed)
         if scene.extent <= 0 and options.bboxmin is None:
             raise UserError(
                 f"all training cameras of {options.scene_path} stand in one place, so the scene "
                 "has no size; give the foreground with --bboxmin and --bboxmax"
             )
-        return checkpoint, scene
 
     def _advise(self, backend: MeshingBackend) -> None:
         """Name constants that were given but that the library does not know."""
@@ -325,6 +328,7 @@ class _Extraction:
 
     def _finish(
         self,
+        identity: Identity,
         level: float,
         target: int,
         meshes: Sequence[TriangleMesh],
@@ -348,11 +352,8 @@ class _Extraction:
             "faces": mesh.n_faces,
             "open_edge_share": open_edge_share(mesh),
         }
-        # Without its settings a mesh would be a stranger to the next run, so they come first.
-        path.unlink(missing_ok=True)
-        settings = self._options.identity(level, target)
-        write_json_atomic(path.with_suffix(".json"), {"settings": settings, "result": result})
-        write_mesh_ply(path, mesh)
+        with publish([path], identity, lambda: result) as temporary:
+            write_mesh_ply(temporary[path], mesh)
         self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")
 
 
@@ -362,9 +363,9 @@ _Regions = tuple[list[TriangleMesh], "SurfaceSamples | None", dict[str, Any]]
 def _read_cloud(
     options: MeshOptions, checkpoint: ReferenceCheckpoint, notify: Callable[[str], None]
 ) -> tuple[GaussianCloud, Path]:
-    if options.use_vanilla or options.coarse_model_path is None:
+    path = options.model
+    if path is None:
         return checkpoint.read_cloud(notify), checkpoint.ply_path
-    path = model_file(options.coarse_model_path, COARSE_FLAG)
     try:
         return cloud_from_state(load_payload(path)["state_dict"]), path
     except UserError as error:

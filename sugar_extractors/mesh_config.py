@@ -20,8 +20,6 @@ from sugar_extractors.surface_samples import CANDIDATES_PER_POINT
 from sugar_extractors.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
-from sugar_utils.errors import UserError
-from sugar_utils.files import fingerprint, read_json
 
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
 """How a mesh was made, as file names tell it; empty for level sets and Poisson."""
@@ -151,6 +149,8 @@ class MeshOptions(CaptureOptions):
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
         skipped = {
+            "scene_path",
+            "checkpoint_path",
             "coarse_model_path",
             "output_dir",
             "compute",
@@ -161,44 +161,25 @@ class MeshOptions(CaptureOptions):
         skipped |= {"tsdf"} if self.extractor != "tsdf" else {"poisson"}
         skipped |= {"grid_resolution"} if self.extractor != "marching_cubes" else {"poisson"}
         values = {name: v for name, v in asdict(self).items() if name not in skipped}
-        for name in ("scene_path", "checkpoint_path"):
-            values[name] = str(values[name].resolve())
-        for name in ("bboxmin", "bboxmax"):
-            values[name] = None if values[name] is None else list(values[name])
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
-        if not self.use_vanilla and self.coarse_model_path is not None:
-            values["coarse_model"] = fingerprint(model_file(self.coarse_model_path, COARSE_FLAG))
         return values
 
+    @property
+    def model(self) -> Path | None:
+        """The coarse ``.pt``; None where the vanilla Gaussians are meshed.
 
-def note_of(path: Path, settings: dict[str, Any], overwrite: bool, flag: str) -> dict | None:
-    """What the ``.json`` beside a result says, if the result exists and was made so.
+        Raises:
+            UserError: There is none.
+        """
+        if self.use_vanilla or self.coarse_model_path is None:
+            return None
+        return model_file(self.coarse_model_path, COARSE_FLAG)
 
-    Args:
-        path: The result.
-        settings: What it should have been made with.
-        overwrite: Whether a result of other settings may be replaced.
-        flag: The flag that moves the result elsewhere, for messages.
-
-    Returns:
-        The note; None where the result is to be made.
-
-    Raises:
-        UserError: A result of other settings exists, and it may not be replaced.
-    """
-    if not path.exists():
-        return None
-    note = path.with_suffix(".json")
-    saved = read_json(note) if note.is_file() else {}
-    if isinstance(saved, dict) and saved.get("settings") == settings:
-        return saved
-    if not overwrite:
-        why = "was made with other settings" if saved else "has no settings beside it"
-        raise UserError(
-            f"{path} exists and {why}; pass --overwrite True to replace it, or another {flag}"
-        )
-    return None
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        own = {} if self.model is None else {"coarse_model": self.model.resolve()}
+        return {**super().sources(), **own}
 
 
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:

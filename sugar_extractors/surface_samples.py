@@ -141,11 +141,13 @@ def collect_surface_samples(
         )
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
         colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
-        for index, store in enumerate(stores):
+        for index, (level, store) in enumerate(zip(levels, stores, strict=True)):
             # A gradient of zero has no direction; it is as rare as it is useless to Poisson.
             good = found.valid[index] & (found.normals[index] != 0).any(dim=-1)
             good &= found.points[index].isfinite().all(dim=-1)
-            rows = _random_rows(good.nonzero()[:, 0], per_view, seed, "points", view, index)
+            # By the level itself: a mesh must not depend on which others are made beside it.
+            labels = ("points", view, repr(float(level)))
+            rows = _random_rows(good.nonzero()[:, 0], per_view, seed, *labels)
             store.append(found.points[index, rows], found.normals[index, rows], colors[rows])
             n_found += rows.shape[0]
         on_view(view + 1, n_found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from io import BytesIO
@@ -62,13 +62,7 @@ def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
     return [obj_path.with_suffix(suffix) for suffix in suffixes]
 
 
-def write_textured_mesh(
-    obj_path: Path,
-    mesh: TexturedMesh,
-    *,
-    glb: bool = True,
-    note: Callable[[dict], Any] | None = None,
-) -> list[Path]:
+def write_textured_mesh(obj_path: Path, mesh: TexturedMesh, *, glb: bool = True) -> list[Path]:
     """Write OBJ, MTL, PNG and, if wanted, GLB.
 
     Nothing is replaced before everything is written, and the OBJ comes last: it never refers to a
@@ -78,8 +72,6 @@ def write_textured_mesh(
         obj_path: File to write; the others lie beside it.
         mesh: What to write.
         glb: Whether to write the one-file form, too.
-        note: Given the size of each file by name, makes what the ``.json`` file beside them holds;
-            it appears first. None for no such file.
 
     Returns:
         The files, the OBJ last.
@@ -88,24 +80,33 @@ def write_textured_mesh(
         UserError: They cannot be written; older files of these names are as they were.
     """
     paths = mesh_files(obj_path, glb)
-    png = png_bytes(mesh.texture)
     with ExitStack() as stack:
         # The last one to be entered takes its final name first.
-        temporary = {path: stack.enter_context(atomic_path(path)) for path in reversed(paths)}
-        temporary[paths[0]].write_bytes(png)
-        material = f"newmtl mesh\nmap_Kd {obj_path.with_suffix('.png').name}"
-        temporary[paths[1]].write_bytes(material.encode())
-        with temporary[paths[-1]].open("wb") as file:
-            _write_chunks(file, obj_chunks(mesh, obj_path.with_suffix(".mtl").name))
-        if glb:
-            with temporary[paths[2]].open("wb") as file:
-                _write_chunks(file, glb_chunks(mesh, png, paths[2]))
-        if note is not None:
-            sizes = {path.name: temporary[path].stat().st_size for path in paths}
-            text = json.dumps(note(sizes), indent=2, ensure_ascii=False) + "\n"
-            beside = stack.enter_context(atomic_path(obj_path.with_suffix(".json")))
-            beside.write_bytes(text.encode())
+        targets = {path: stack.enter_context(atomic_path(path)) for path in reversed(paths)}
+        write_mesh_files(targets, mesh)
     return paths
+
+
+def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh) -> None:
+    """Write the files of a textured mesh under other names than they will have.
+
+    Args:
+        targets: For each of :func:`mesh_files` where to write it.
+        mesh: What to write.
+
+    Raises:
+        UserError: The GLB would be larger than the format can hold.
+        OSError: A file cannot be written.
+    """
+    names = {path.suffix: path for path in targets}
+    png = png_bytes(mesh.texture)
+    targets[names[".png"]].write_bytes(png)
+    targets[names[".mtl"]].write_bytes(f"newmtl mesh\nmap_Kd {names['.png'].name}".encode())
+    with targets[names[".obj"]].open("wb") as file:
+        _write_chunks(file, obj_chunks(mesh, names[".mtl"].name))
+    if ".glb" in names:
+        with targets[names[".glb"]].open("wb") as file:
+            _write_chunks(file, glb_chunks(mesh, png, names[".glb"]))
 
 
 def png_bytes(texture: Tensor) -> bytes:

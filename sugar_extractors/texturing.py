@@ -14,16 +14,18 @@ from torch import Tensor
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
 from gaussian_splatting.engine.rendering import render_view
 from gaussian_splatting.images import ImageStore, shared_or_own_store
 from gaussian_splatting.scene import Scene
-from sugar_extractors.mesh_config import OUTPUT_FLAG, note_of
+from sugar_extractors.mesh_config import OUTPUT_FLAG
 from sugar_extractors.postprocess import (
     DENSITY_THRESHOLD,
     ITERATIONS,
     face_density,
     kept_faces,
 )
+from sugar_extractors.results import alone_with, is_finished, publish
 from sugar_extractors.texture_atlas import Atlas, check_square_size, make_atlas
 from sugar_extractors.texture_baking import (
     BakedTexture,
@@ -32,7 +34,7 @@ from sugar_extractors.texture_baking import (
     bake_texture,
     count_bands,
 )
-from sugar_extractors.textured_mesh_io import TexturedMesh, mesh_files, write_textured_mesh
+from sugar_extractors.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
@@ -40,7 +42,7 @@ from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
-from sugar_utils.files import fingerprint, remove_stale_temporaries
+from sugar_utils.files import remove_stale_temporaries
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.spherical_harmonics import SH_C0
 
@@ -97,7 +99,6 @@ class TextureOptions(CaptureOptions):
         """The settings that decide the mesh, as its ``.json`` file keeps them."""
         values = {
             **self.capture_identity(),
-            "refined_model": fingerprint(refined_file(self.refined_model_path)),
             "square_size": self.square_size,
             "atlas": self.atlas,
             "source": self.source,
@@ -110,6 +111,17 @@ class TextureOptions(CaptureOptions):
             values["postprocess_density_threshold"] = self.postprocess_density_threshold
             values["postprocess_iterations"] = self.postprocess_iterations
         return values
+
+    def inputs(self, scene: Scene) -> dict[str, Any]:
+        """Digests of what is read; of the photographs only where the colours are theirs."""
+        return {
+            **scene_inputs(scene, photographs=self.source == "photos"),
+            "refined model": file_digest(refined_file(self.refined_model_path)),
+        }
+
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        return {**super().sources(), "refined_model": self.refined_model_path.resolve()}
 
 
 def extract_textured_mesh(
@@ -138,10 +150,7 @@ def extract_textured_mesh(
     check_square_size(options.square_size)
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
-    if _is_finished(options):
-        console.info(f"exists already: {options.obj_path}")
-        return options.obj_path
-    cloud = _read_model(options, console).to(options.compute.device)
+    model = refined_file(options.refined_model_path)
     _, scene = load_views(
         options,
         console.info,
@@ -149,10 +158,26 @@ def extract_textured_mesh(
         seed=options.seed,
         require_images=options.source == "photos",
     )
-    remove_stale_temporaries(options.obj_path.parent)
-    with shared_or_own_store(images, options.white_background) as store:
-        _texture(options, cloud, scene, store, console)
+    identity = Identity(options.identity(), options.inputs(scene), options.sources())
+    if _is_finished(options, identity, console):
+        return options.obj_path
+    cloud = _read_model(options, model, console)
+    with alone_with(options.obj_path, OUTPUT_FLAG):
+        # Another process may have made it meanwhile.
+        if _is_finished(options, identity, console):
+            return options.obj_path
+        remove_stale_temporaries(options.obj_path.parent)
+        with shared_or_own_store(images, options.white_background) as store:
+            _texture(options, identity, cloud.to(options.compute.device), scene, store, console)
     return options.obj_path
+
+
+def _is_finished(options: TextureOptions, identity: Identity, console: Console) -> bool:
+    files = mesh_files(options.obj_path, options.glb)
+    finished = is_finished(files, identity, options.overwrite, OUTPUT_FLAG)
+    if finished:
+        console.info(f"exists already: {options.obj_path}")
+    return finished
 
 
 def refined_file(path: Path) -> Path:
@@ -194,28 +219,7 @@ def photo_source(images: ImageStore, device: torch.device) -> ViewSource:
     return lambda camera: upload(images.get(camera), device).float() / 255
 
 
-def _is_finished(options: TextureOptions) -> bool:
-    """Whether a complete mesh of these settings exists.
-
-    Raises:
-        UserError: One of other settings does, and it may not be replaced.
-    """
-    path = options.obj_path
-    if not path.exists():
-        return False
-    saved = note_of(path, options.identity(), options.overwrite, OUTPUT_FLAG)
-    if saved is None:
-        return False
-    # Sizes tell a file of an interrupted or changed set from one of this run.
-    sizes = saved.get("files", {})
-    return all(
-        file.is_file() and file.stat().st_size == sizes.get(file.name)
-        for file in mesh_files(path, options.glb)
-    )
-
-
-def _read_model(options: TextureOptions, console: Console) -> BoundCloud:
-    path = refined_file(options.refined_model_path)
+def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundCloud:
     try:
         state = load_payload(path).get("state_dict")
         if not isinstance(state, dict):
@@ -265,7 +269,12 @@ def _check_model(path: Path, cloud: BoundCloud, per_triangle: int | None) -> Non
 
 @torch.no_grad()
 def _texture(
-    options: TextureOptions, cloud: BoundCloud, scene: Scene, images: ImageStore, console: Console
+    options: TextureOptions,
+    identity: Identity,
+    cloud: BoundCloud,
+    scene: Scene,
+    images: ImageStore,
+    console: Console,
 ) -> None:
     device = cloud.vertices.device
     reset_peak(device)
@@ -292,17 +301,12 @@ def _texture(
         "bake_seconds": round(finished - unwrapped, 2),
         "peak_bytes": memory_usage(device).peak,
     }
-    settings = options.identity()
-    write_textured_mesh(
-        options.obj_path,
-        mesh,
-        glb=options.glb,
-        note=lambda sizes: {
-            "settings": settings,
-            "result": {**result, "write_seconds": round(time.monotonic() - finished, 2)},
-            "files": sizes,
-        },
-    )
+
+    def figures() -> dict[str, Any]:
+        return {**result, "write_seconds": round(time.monotonic() - finished, 2)}
+
+    with publish(mesh_files(options.obj_path, options.glb), identity, figures) as targets:
+        write_mesh_files(targets, mesh)
     console.info(
         f"texture {atlas.side} x {atlas.side}, {100 * result['seen_face_share']:.1f} % of the "
         f"triangles seen ({time.monotonic() - start:.1f} s): {options.obj_path}"

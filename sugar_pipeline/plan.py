@@ -15,7 +15,14 @@ from typing import Any
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.densification import DensificationConfig
 from gaussian_splatting.engine.session import RunOptions
-from gaussian_splatting.options import image_split, optimizer_config, run_options
+from gaussian_splatting.images import SugarSize
+from gaussian_splatting.options import (
+    budget_notices,
+    image_split,
+    memory_options,
+    optimizer_config,
+    run_options,
+)
 from gaussian_splatting.schedule import scaled
 from gaussian_splatting.training import CHECKPOINT_FOLDER, VanillaOptions
 from gaussian_splatting.vanilla import VanillaConfig
@@ -32,7 +39,7 @@ from sugar_trainers.options import coarse_options, required_inputs
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_training import RefineOptions
 from sugar_utils.errors import UserError
-from sugar_utils.flags import require_both_corners
+from sugar_utils.flags import require_box
 
 MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
@@ -91,7 +98,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         )
     args = apply_presets(args)
     check_square_size(args.square_size)
-    require_both_corners(args.bboxmin, args.bboxmax)
+    require_box(args.bboxmin, args.bboxmax)
     check_ray_samples(args)
     required_inputs(args)
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
@@ -212,6 +219,7 @@ def _refine_options(
         config=config.with_schedule(args.schedule_scale),
         checkpoint_interval=args.checkpoint_interval,
         export_ply=args.export_ply,
+        memory=memory_options(args),
         run=_run_of(args, "refine"),
     )
 
@@ -256,17 +264,20 @@ def _vanilla_options(args: argparse.Namespace, compute: Compute) -> VanillaOptio
         white_background=args.white_background,
         seed=args.random_seed,
     )
+    # A size that the user asks for is that of all stages; else each keeps the rule of the original.
+    size = SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor)
     return VanillaOptions(
         scene_path=args.scene_path,
         output=args.checkpoint_path,
         images_dir=args.images or "images",
-        resolution=-1 if args.img_resolution == 1 else args.img_resolution,
-        resolution_factor=args.resolution_factor,
+        size=None if size == SugarSize() else size,
         eval_split=args.eval,
         config=_with_recovery(config.with_schedule(args.schedule_scale)),
         init_ply=args.init_ply,
+        checkpoint_interval=scaled(args.checkpoint_interval, args.schedule_scale),
         test_iterations=(),
         save_iterations=(),
         compute=compute,
         run=_run_of(args, "vanilla"),
+        notices=budget_notices(args),
     )

@@ -38,11 +38,13 @@ class CaptureOptions:
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        return {"scene": self.scene_path.resolve(), "checkpoint": self.checkpoint_path.resolve()}
+
     def capture_identity(self) -> dict[str, Any]:
-        """The settings above, as JSON values."""
+        """The settings above that decide a result, as JSON values."""
         return {
-            "scene": str(self.scene_path.resolve()),
-            "checkpoint": str(self.checkpoint_path.resolve()),
             "iteration_to_load": self.iteration_to_load,
             "eval": self.eval_split,
             "images": self.images_dir,

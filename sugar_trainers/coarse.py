@@ -31,7 +31,7 @@ from sugar_trainers.losses import (
     normals_from_depth,
     opacity_entropy,
 )
-from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
+from sugar_trainers.sampling_block import SAMPLED_TERMS, SurfaceSampler, sampling_mask
 from sugar_utils.neighbor_backends import NeighborSearch
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import draw_labels, generator
@@ -223,15 +223,19 @@ class CoarseStage:
         return found["dn"]
 
     def _with_sum(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weighted sum and the terms, in the order of the paper."""
-        config = self._config
-        loss = terms["color"]
-        for name, weight in (("entropy", config.entropy_factor), ("dn", config.dn_factor)):
-            if name in terms:
-                loss = loss + weight * terms[name]
-        loss = loss + terms.pop("weighted", 0.0)
-        order = ("color", "entropy", "dn", "density", "sdf", "normal")
-        return {"loss": loss, **{name: terms[name] for name in order if name in terms}}
+        """The weighted sum and the terms, in the order of the paper.
+
+        Raises:
+            KeyError: A term has no weight, so it would be missing in the sum.
+        """
+        weights = self._config.term_weights
+        if not terms.keys() <= weights.keys():
+            raise KeyError(f"loss terms without a weight: {sorted(terms.keys() - weights.keys())}")
+        shown = {name: terms[name] for name in weights if name in terms}
+        weighted = {name: weights[name] * value for name, value in shown.items()}
+        sampled = [weighted.pop(name) for name in SAMPLED_TERMS if name in weighted]
+        # Those at samples are summed apart, as they are backpropagated.
+        return {"loss": sum(weighted.values()) + sum(sampled), **shown}
 
     def _sampling_terms(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -102,7 +103,9 @@ def _train(options: CoarseOptions, images: ImageStore | None) -> Path:
     _advise(options, checkpoint, notices)
     # Read before the run's folder is touched: a damaged file must not leave one behind.
     cloud = _start(checkpoint, notices).to(compute.device)
-    run = RunDirectory(options.directory, options.identity())
+    inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path)}
+    identity = Identity(options.identity(), inputs, options.sources())
+    run = RunDirectory(options.directory, identity)
     title = f"coarse SuGaR, {config.regularization}"
     last = config.schedule.last
     with open_session(run, options.run, last, notices, title, ranks) as session:
@@ -125,7 +128,8 @@ def _train(options: CoarseOptions, images: ImageStore | None) -> Path:
             del cloud
             views = scene.train_cameras, scene.test_cameras
             loop = _loop(options)
-            result = Trainer(stage, loop, *views, store, run, console, ranks).run(plan)
+            trainer = Trainer(stage, loop, *views, store, run, console, ranks, scene.held_out_note)
+            result = trainer.run(plan)
         if ranks.is_first:
             write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")

@@ -30,7 +30,7 @@ from sugar_utils.flags import (
     integer,
     non_negative_float,
     positive_int,
-    require_both_corners,
+    require_box,
     vector3,
 )
 
@@ -111,7 +111,7 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         raise UserError("-m/--mesh_path is missing; pass the coarse mesh that extract_mesh.py made")
     if not args.mesh_path.is_file():
         raise UserError(f"--mesh_path {args.mesh_path}: no such file; pass the coarse mesh PLY")
-    require_both_corners(args.bboxmin, args.bboxmax)
+    require_box(args.bboxmin, args.bboxmax)
     box = None if args.bboxmin is None else (args.bboxmin, args.bboxmax)
     config = RefineConfig(
         iterations=args.refinement_iterations,

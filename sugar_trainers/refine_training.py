@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -25,7 +26,6 @@ from sugar_trainers.memory import plan_refinement
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
-from sugar_utils.files import fingerprint
 
 CHECKPOINT_INTERVAL = 1_000
 TEST_INTERVAL = 5_000
@@ -86,11 +86,11 @@ class RefineOptions(CaptureOptions):
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
-        return {
-            **self.capture_identity(),
-            "mesh_content": fingerprint(self.mesh_path),
-            **self.config.identity(),
-        }
+        return {**self.capture_identity(), **self.config.identity()}
+
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        return {**super().sources(), "mesh": self.mesh_path.resolve()}
 
 
 def train_refined(options: RefineOptions, images: ImageStore | None = None) -> Path:
@@ -115,7 +115,9 @@ def _train(options: RefineOptions, images: ImageStore | None) -> Path:
     notices = Notices([*compute.reasons, *options.notices])
     _, scene = load_capture(options, config.white_background, config.seed, notices)
     cloud = _start(options, scene.extent, notices)
-    run = RunDirectory(options.directory, options.identity())
+    inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path)}
+    identity = Identity(options.identity(), inputs, options.sources())
+    run = RunDirectory(options.directory, identity)
     title = "refinement"
     with open_session(run, options.run, config.iterations, notices, title, ranks) as session:
         console, plan = session.console, session.plan
@@ -142,7 +144,8 @@ def _train(options: RefineOptions, images: ImageStore | None) -> Path:
             del cloud
             views = scene.train_cameras, scene.test_cameras
             loop = _loop(options)
-            result = Trainer(stage, loop, *views, store, run, console, ranks).run(plan)
+            trainer = Trainer(stage, loop, *views, store, run, console, ranks, scene.held_out_note)
+            result = trainer.run(plan)
         if ranks.is_first:
             write_run_report(run.path, console.warn)
         console.info(f"finished: {result}")

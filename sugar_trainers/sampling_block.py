@@ -21,6 +21,9 @@ from sugar_trainers.losses import (
     sdf_estimation_loss,
 )
 
+SAMPLED_TERMS = ("density", "sdf", "normal")
+"""Names of all terms that are evaluated at samples."""
+
 
 def sampling_mask(
     gaussians: Gaussians, camera: Camera, visible: Tensor, depth: Tensor | None
@@ -80,8 +83,7 @@ class SurfaceSampler:
             depth: Leaf with the rendered depth in sdf mode, else None. (H, W)
 
         Returns:
-            Unweighted terms (``"density"`` or ``"sdf"``, and ``"normal"``) and their weighted
-            sum ``"weighted"``.
+            Unweighted terms: ``"density"`` or ``"sdf"``, and ``"normal"``.
         """
         config, total = self._config, indices.numel()
         name = "sdf" if config.uses_sdf else "density"
@@ -109,8 +111,7 @@ class SurfaceSampler:
             (config.estimation_factor * estimation + config.normal_factor * normal).backward()
             sums[name] += estimation.detach()
             sums["normal"] += normal.detach()
-        weighted = config.estimation_factor * sums[name] + config.normal_factor * sums["normal"]
-        return {**sums, "weighted": weighted}
+        return sums
 
     def _sdf_term(
         self, fields: FieldSamples, camera: Camera, depth: Tensor, n_in_front: int

@@ -68,7 +68,7 @@ class Console:
         self._clock = clock
         self._log: IO[str] | None = None
         if log_path is not None:
-            self._log = _open_log(Path(log_path))
+            self.open_log(Path(log_path))
 
     @classmethod
     def silent(cls) -> Console:
@@ -140,6 +140,15 @@ class Console:
                 yield progress
             finally:
                 progress.finish()
+
+    def open_log(self, path: Path) -> None:
+        """Go on in a log file, appended to when it exists.
+
+        Raises:
+            UserError: It cannot be opened.
+        """
+        self.close()
+        self._log = _open_log(path)
 
     def close(self) -> None:
         """Close the log file; the console still prints."""

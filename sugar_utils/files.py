@@ -135,6 +135,15 @@ def _json_value(value: object) -> str:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
+def json_values(value: Any) -> Any:
+    """``value`` as reading it back from a JSON file gives it: tuples become lists, paths strings.
+
+    Raises:
+        TypeError: ``value`` holds something that JSON cannot express.
+    """
+    return json.loads(json.dumps(value, default=_json_value))
+
+
 def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
     """Write ``value`` as indented JSON, complete or not at all; paths become strings.
 
@@ -196,13 +205,12 @@ def fingerprint(path: Path) -> str:
     """
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
+    whole = size <= FINGERPRINT_BLOCKS << 20
     with path.open("rb") as file:
-        if size <= FINGERPRINT_BLOCKS << 20:
-            digest.update(file.read())
-        else:
-            for block in range(FINGERPRINT_BLOCKS):
+        for block in range(FINGERPRINT_BLOCKS):
+            if not whole:
                 file.seek((size - (1 << 20)) * block // (FINGERPRINT_BLOCKS - 1))
-                digest.update(file.read(1 << 20))
+            digest.update(file.read(1 << 20))
     return digest.hexdigest()[:16]
 
 

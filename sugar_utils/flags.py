@@ -108,15 +108,19 @@ def vector3(text: str) -> tuple[float, float, float] | None:
     return x, y, z
 
 
-def require_both_corners(low: object | None, high: object | None) -> None:
-    """Check that a box of ``--bboxmin`` and ``--bboxmax`` has both corners or none.
+def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> None:
+    """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box.
 
     Raises:
-        UserError: If one is missing.
+        UserError: One is missing, or the box has no volume.
     """
     if (low is None) != (high is None):
         given, absent = ("bboxmin", "bboxmax") if high is None else ("bboxmax", "bboxmin")
         raise UserError(f"--{given} is given without --{absent}; give both corners of the box")
+    if low is not None and any(a >= b for a, b in zip(low, high, strict=True)):
+        raise UserError(
+            f"--bboxmin {tuple(low)} is not below --bboxmax {tuple(high)} on every axis"
+        )
 
 
 def parse_int_list(text: str) -> list[int]:

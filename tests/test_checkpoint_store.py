@@ -16,9 +16,9 @@ from gaussian_splatting.engine.checkpoint import (
     CheckpointStore,
     load_payload,
     save_payload,
-    settings_differences,
     to_portable,
 )
+from gaussian_splatting.engine.identity import settings_differences
 from sugar_utils.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent

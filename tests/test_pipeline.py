@@ -149,7 +149,7 @@ def test_the_full_pipeline_trains_vanilla_on_the_views_that_are_not_held_out():
     plan = full_plan_of("--schedule_scale", "0.1", "--resolution_factor", "2")
     assert plan.vanilla.eval_split
     assert plan.vanilla.config.iterations == 700
-    assert plan.vanilla.resolution_factor == 2
+    assert plan.vanilla.size.resolution_factor == 2
     assert plan.vanilla.config.densification.interval == 50
     assert plan.vanilla.config.densification.opacity_reset_interval > 700
     assert plan.vanilla.output == plan.coarse.checkpoint_path

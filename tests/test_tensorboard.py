@@ -3,6 +3,7 @@
 
 import io
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -35,10 +36,13 @@ def test_scalars_come_back_as_logged(tmp_path):
     assert [e.value for e in events.Scalars("Loss/l1")] == pytest.approx([0.5, 0.25, 0.5 / 3])
 
 
-def test_resumed_run_replaces_what_came_after_its_start(tmp_path):
+def test_resumed_run_replaces_what_came_after_its_start(tmp_path, monkeypatch):
     with RunLogger(tmp_path) as logger:
         for iteration in range(1, 8):
             logger.scalars({"loss": 1.0}, iteration)
+    # Viewers read event files in the order of their names, which begin with whole seconds.
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 1)
     with RunLogger(tmp_path, first_iteration=5) as logger:
         for iteration in range(5, 9):
             logger.scalars({"loss": 2.0}, iteration)

@@ -123,7 +123,7 @@ def test_a_glb_of_more_than_4_gib_is_refused(monkeypatch):
 @pytest.mark.parametrize("victim", ["obj_chunks", "glb_chunks", "png_bytes"])
 def test_a_full_disk_leaves_the_earlier_files(tmp_path, monkeypatch, victim):
     mesh = textured(5)
-    write_textured_mesh(tmp_path / NAME, mesh, note=lambda sizes: sizes)
+    write_textured_mesh(tmp_path / NAME, mesh)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(*args, **kwargs):
@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_the_earlier_files(tmp_path, monkeypatch, victim):
 
     monkeypatch.setattr(textured_mesh_io, victim, full)
     with pytest.raises(UserError, match="No space left on device"):
-        write_textured_mesh(tmp_path / NAME, textured(6, seed=1), note=lambda sizes: sizes)
+        write_textured_mesh(tmp_path / NAME, textured(6, seed=1))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -150,8 +150,8 @@ def test_the_obj_appears_last(tmp_path, monkeypatch):
         real(source, target)
 
     monkeypatch.setattr(files, "_replace", recording)
-    write_textured_mesh(tmp_path / NAME, textured(), note=lambda sizes: sizes)
-    assert seen == [".json", ".png", ".mtl", ".glb", ".obj"]
+    write_textured_mesh(tmp_path / NAME, textured())
+    assert seen == [".png", ".mtl", ".glb", ".obj"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path, PureWindowsPath
 
 import pytest
 
+from gaussian_splatting.engine.identity import Identity
 from gaussian_splatting.engine.run_directory import RunDirectory
 from sugar_extractors.mesh_config import mesh_name
 from sugar_pipeline.flags import full_parser
@@ -101,9 +102,11 @@ def test_a_stage_reads_what_the_one_before_wrote():
 
 
 def test_identities_are_text():
-    identity = windows_plan("D:\\scans\\Cup", "E:\\out").coarse.identity()
-    assert identity["scene"] == "D:\\scans\\Cup"
-    assert identity["checkpoint"] == "E:\\out\\vanilla_gs\\Cup"
+    options = windows_plan("D:\\scans\\Cup", "E:\\out").coarse
+    assert Identity(options.identity(), sources=options.sources()).sources == {
+        "scene": "D:\\scans\\Cup",
+        "checkpoint": "E:\\out\\vanilla_gs\\Cup",
+    }
 
 
 @pytest.mark.parametrize("value", [0.2, 1.0, 1e-5, 0.30000000000000004, 1e22])
@@ -129,16 +132,28 @@ def test_a_page_does_not_link_to_another_drive(monkeypatch):
 
 
 def test_a_file_that_another_program_holds_open_is_named(tmp_path, monkeypatch):
-    run = RunDirectory(tmp_path, {"a": 1})
-    run.record("finished", timings={})
-    (tmp_path / "10.pt").write_bytes(b"")
+    RunDirectory(tmp_path, Identity({"a": 1})).record("finished", timings={})
+    for iteration in (5, 10):
+        (tmp_path / f"{iteration}.pt").write_bytes(b"")
+
+    unlink = Path.unlink
 
     def refuse(self, missing_ok=False):
-        raise PermissionError(13, "The process cannot access the file", str(self))
+        if self.suffix == ".pt":
+            raise PermissionError(13, "The process cannot access the file", str(self))
+        unlink(self, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refuse)
+    run = RunDirectory(tmp_path, Identity({"a": 2}))
+    assert run.plan("none", True, 20, print).payload is None
     with pytest.raises(UserError, match=r"cannot remove .*10\.pt.*close the program"):
-        run.plan("none", True, 20, print)
+        run.replace_other(tmp_path / "5.pt")
+    # The new run is in the folder, and the next start of it removes what is left of the old one.
+    monkeypatch.undo()
+    again = RunDirectory(tmp_path, Identity({"a": 2}))
+    with pytest.raises(UserError, match=r"5\.pt: the checkpoint is damaged"):
+        again.plan(str(tmp_path / "5.pt"), False, 20, print)
+    assert not (tmp_path / "10.pt").exists()
 
 
 def test_characters_that_the_output_lacks_are_spelled():

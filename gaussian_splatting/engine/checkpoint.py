@@ -115,7 +115,7 @@ class CheckpointStore:
         for iteration in reversed(self.iterations()):
             path = self.path(iteration)
             try:
-                payload = load_payload(path, map_location)
+                payload = load_numbered(path, map_location)
             except UserError as error:
                 self._broken.add(iteration)
                 notify(f"{error}; the checkpoint before it is tried")
@@ -221,27 +221,20 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
     return payload
 
 
-def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same.
+def load_numbered(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
+    """As :func:`load_payload`; where the name of the file is a number, it is the iteration.
 
-    Nested dictionaries are compared by dotted name; a tuple equals the list that a file keeps of
-    it.
-
-    Args:
-        saved: Settings of the checkpoint.
-        current: Settings asked for now.
-
-    Returns:
-        The differences in the order of ``current``, then those only in ``saved``.
+    Raises:
+        UserError: As there, or the file says that it is of another iteration.
     """
-    old, new = _flatten(saved), _flatten(current)
-    names = [*new, *(name for name in old if name not in new)]
-    absent = "(not set)"
-    return [
-        f"{name}: {old.get(name, absent)} → {new.get(name, absent)}"
-        for name in names
-        if name not in old or name not in new or old[name] != new[name]
-    ]
+    payload = load_payload(path, map_location)
+    named = _FILE_NAME.match(path.name)
+    if named and payload["iteration"] != int(named.group(1)):
+        raise UserError(
+            f"{path}: holds iteration {payload['iteration']}, not that of its name; rename it, or "
+            "use another checkpoint"
+        )
+    return payload
 
 
 def to_portable(value: Any, place: str = "payload") -> Any:
@@ -328,13 +321,3 @@ def _verify_archive(path: Path) -> None:
     if bad is not None or folders:
         fault = f"entry of {folders[0]}" if bad is None else f"checksum of {bad}"
         raise UserError(f"{path}: the checkpoint is damaged ({fault} is wrong); use an earlier one")
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
-    return flat

@@ -120,22 +120,13 @@ def check_scales(log_scales: Tensor, extent: float, iteration: int, camera_name:
     )
 
 
-def check_visible(radii: Tensor, iteration: int, camera_name: str) -> None:
-    """Stop when a training view shows no Gaussian.
+def shows_any(radii: Tensor) -> bool:
+    """Whether a view shows any Gaussian; one synchronisation.
 
     Args:
         radii: Radii in pixels, 0 where invisible. (N,)
-        iteration: For the message.
-        camera_name: For the message.
-
-    Raises:
-        TrainingError: None is visible.
     """
-    if not _all_finite(_visible_probes(radii)):
-        raise TrainingError(
-            f"none of the {len(radii)} Gaussians is visible {_where(iteration, camera_name)}; "
-            f"{_KEPT}: check the pose of this camera, or leave its image out"
-        )
+    return _all_finite(_visible_probes(radii))
 
 
 def check_population(n_gaussians: int, iteration: int, event: str = "pruning") -> None:
@@ -167,15 +158,17 @@ def check_step(
     iteration: int,
     camera_name: str,
     parameters: Mapping[str, Tensor] | None = None,
-) -> None:
+) -> bool:
     """All checks of one iteration with a single synchronisation; arguments as in each of them.
 
     Call it after the backward passes and before the optimiser's step, so that bad numbers never
     reach the parameters.
 
+    Returns:
+        Whether the view shows any Gaussian.
+
     Raises:
-        TrainingError: The first check that fails: parameters, visibility, losses, gradients,
-            scales.
+        TrainingError: The first check that fails: parameters, losses, gradients, scales.
     """
     parameters = parameters or {}
     probes = [
@@ -186,12 +179,12 @@ def check_step(
         *_scale_probes(log_scales, extent),
     ]
     if _all_finite(probes):
-        return
+        return True
     check_parameters(parameters, iteration, camera_name)
-    check_visible(radii, iteration, camera_name)
     check_losses(losses, iteration, camera_name)
     check_gradients(gradients, iteration, camera_name)
     check_scales(log_scales, extent, iteration, camera_name)
+    return shows_any(radii)
 
 
 def _all_finite(probes: list[Tensor]) -> bool:

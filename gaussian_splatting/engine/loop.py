@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import subprocess
@@ -90,6 +91,7 @@ class Trainer:
         run: Where everything is written.
         console: Where everything is said.
         ranks: The processes that train together; all but the first only compute.
+        held_out_note: What figures of the held-out views must be read with; empty for nothing.
     """
 
     def __init__(
@@ -102,8 +104,10 @@ class Trainer:
         run: RunDirectory,
         console: Console,
         ranks: Ranks = ALONE,
+        held_out_note: str = "",
     ) -> None:
         self._stage = stage
+        self._held_out_note = held_out_note
         self._config = config
         self._cameras = list(train_cameras)
         self._images = images
@@ -149,9 +153,17 @@ class Trainer:
 
     def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
         """Train, and do all that is done once: show, measure, save."""
-        self._run.record("running", timings=timings)
+        if self._run.replaces:
+            self._read_all_photographs()
+        self._record("running", timings)
         reporter = Reporter(
-            self._stage, self._console, self._run.tensorboard, start, self._views, timings
+            self._stage,
+            self._console,
+            self._run.tensorboard,
+            start,
+            self._views,
+            timings,
+            self._held_out_note,
         )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
@@ -161,7 +173,7 @@ class Trainer:
                 terms = made.terms
                 if self._config.log_due(iteration):
                     self._losses.append(float(terms["loss"]))
-                    reporter.log(iteration, terms)
+                    self._look(functools.partial(reporter.log, iteration, terms), "log figures")
                 show = bar.due or iteration == self._config.last
                 fields = reporter.fields(terms) if show else None
                 bar.update(iteration, fields=fields)
@@ -173,7 +185,7 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        self._run.record("finished", timings=reporter.summary())
+        self._record("finished", reporter.summary())
 
     def _follow(self, start: int) -> None:
         """Train beside the process that leads."""
@@ -190,17 +202,31 @@ class Trainer:
         if self._config.checkpoint_due(iteration) or iteration == self._config.last:
             self._ranks.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
+    def _read_all_photographs(self) -> None:
+        """Find a damaged photograph before it ends a run that was to replace another.
+
+        Raises:
+            UserError: A photograph cannot be decoded.
+        """
+        self._console.info(f"reading all photographs before the run in {self._run.path} goes")
+        for camera in [*self._cameras, *self._views[0]]:
+            self._images.get(camera)
+
     def _after_step(self, iteration: int, reporter: Reporter) -> None:
         self._compare(iteration)
         last = iteration == self._config.last
+        exports = last or iteration in self._config.export_iterations
+        if exports and self._run.replaces:
+            # Exports belong to the run that has checkpoints in the folder.
+            self._save(iteration, reporter)
         if iteration in self._config.test_iterations or last:
             self._look(lambda: reporter.evaluate(iteration, self._images), "measure the views")
         if last:
             self._look(lambda: reporter.write_pictures(self._run.pictures), "write pictures")
-        if iteration in self._config.export_iterations or last:
+        if exports:
             self._stage.export(iteration)
         if self._config.checkpoint_due(iteration) or last:
-            self._save(iteration)
+            self._save(iteration, reporter)
 
     def _look(self, work: Callable[[], object], purpose: str) -> None:
         """Do what training does not depend on; a lack of memory for it must not end the run."""
@@ -215,7 +241,7 @@ class Trainer:
         release_cached(self._stage.model.device)
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
-    def _save(self, iteration: int) -> Path:
+    def _save(self, iteration: int, reporter: Reporter) -> Path:
         # What the last step did is checked in the next iteration, too late for this file.
         parameters = self._stage.model.optimizer.parameters
         check_parameters(parameters, iteration, self._stepper.camera(iteration).name)
@@ -230,14 +256,31 @@ class Trainer:
                 "iteration": iteration,
                 "optimizer_state_dict": model_state["optimizer_state_dict"],
                 "resume": {
-                    "settings": self._run.settings,
+                    **self._run.identity.record(),
                     "stage": self._stage.extra_state(),
                 },
             },
         )
+        if self._run.replaces:
+            self._replace_other(path, reporter)
         self._store.prune()
         self._console.info(f"saved {path}")
         return path
+
+    def _record(self, status: str, timings: dict[str, dict[str, float]]) -> None:
+        note = {"held_out_note": self._held_out_note} if self._held_out_note else {}
+        self._run.record(status, timings=timings, **note)
+
+    def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
+        """Let the run that was in the folder go, now that this one has a checkpoint."""
+        self._console.close()
+        reporter.close_events()
+        try:
+            self._run.replace_other(checkpoint)
+        finally:
+            self._console.open_log(self._run.log)
+            reporter.open_events(self._run.tensorboard)
+        self._console.info(f"the run that was in {self._run.path} is replaced")
 
     def _restore(self, plan: ResumePlan) -> int:
         payload: dict[str, Any] = plan.payload
@@ -254,8 +297,8 @@ class Trainer:
         return payload["iteration"] + 1
 
     def _interrupt(self, iteration: int, signal_name: str, reporter: Reporter) -> None:
-        self._save(iteration)
-        self._run.record("interrupted", timings=reporter.summary())
+        self._save(iteration, reporter)
+        self._record("interrupted", reporter.summary())
         # The others leave when this one has saved: who started them may end all with the first.
         self._ranks.wait()
         raise self._interrupted(iteration, signal_name)

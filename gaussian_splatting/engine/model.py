@@ -14,6 +14,9 @@ from gaussian_splatting.optimizer import GroupedAdam
 from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from sugar_utils.errors import UserError
 
+SHOWN_VALUES = {"opacity": torch.sigmoid, "scales": torch.exp}
+"""What makes the values to show of those parameters that are stored otherwise."""
+
 
 class TrainableModel(ABC):
     """Parameters that an optimiser owns.
@@ -81,10 +84,14 @@ class TrainableModel(ABC):
         return next(iter(self.optimizer.parameters.values())).device
 
     def distributions(self) -> dict[str, Tensor]:
-        """Current values by name for histograms, opacities and sizes activated."""
-        values = {name: p.detach().float() for name, p in self.optimizer.parameters.items()}
-        values["opacity"] = values.pop("opacity_logits").sigmoid()
-        values["scales"] = values.pop("log_scales").exp()
+        """Parameters by the name of what histograms show; see ``SHOWN_VALUES``.
+
+        They are the parameters themselves: histograms need a sample, and a converted copy of all
+        colours would be the largest tensor of the run.
+        """
+        values = {name: p.detach() for name, p in self.optimizer.parameters.items()}
+        values["opacity"] = values.pop("opacity_logits")
+        values["scales"] = values.pop("log_scales")
         return values
 
     def state(self) -> dict[str, Any]:

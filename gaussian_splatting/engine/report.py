@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine.evaluation import evaluate
+from gaussian_splatting.engine.model import SHOWN_VALUES
 from gaussian_splatting.engine.pictures import view_pictures, write_contact_sheet
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.tensorboard import RunLogger
@@ -35,6 +36,7 @@ class Reporter:
         views: Test and training cameras. Metrics are of the test cameras; pictures too, or of
             training cameras where nothing is held out.
         timings: Summary of the processes that ran before this one.
+        held_out_note: What figures of the test cameras must be read with; empty for nothing.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class Reporter:
         first_iteration: int,
         views: tuple[Sequence[Camera], Sequence[Camera]],
         timings: dict[str, dict[str, float]] | None = None,
+        held_out_note: str = "",
     ) -> None:
+        self._held_out_note = f" ({held_out_note})" if held_out_note else ""
         self._stage = stage
         self._console = console
         self._test_cameras, train_cameras = views
@@ -57,6 +61,14 @@ class Reporter:
         self._phase: str | None = None
         self._phase_started = time.perf_counter()
         self._phases = dict(timings or {})
+
+    def close_events(self) -> None:
+        """Let go of the event files, so that they can be moved."""
+        self._logger.close()
+
+    def open_events(self, tensorboard_dir: Path) -> None:
+        """Go on in another folder of event files."""
+        self._logger = RunLogger(tensorboard_dir, notify=self._console.warn)
 
     def __enter__(self) -> Reporter:
         return self
@@ -97,6 +109,7 @@ class Reporter:
         self._logger.histograms(
             {f"Parameters/{name}": values for name, values in model.distributions().items()},
             iteration,
+            {f"Parameters/{name}": shown for name, shown in SHOWN_VALUES.items()},
         )
 
     def evaluate(self, iteration: int, images: ImageStore) -> None:
@@ -115,8 +128,9 @@ class Reporter:
                     iteration,
                 )
                 self._console.info(
-                    f"iteration {iteration}: {len(self._test_cameras)} held-out views, "
-                    f"PSNR {result.psnr:.2f} dB, SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"
+                    f"iteration {iteration}: {len(self._test_cameras)} held-out views"
+                    f"{self._held_out_note}, PSNR {result.psnr:.2f} dB, SSIM {result.ssim:.4f}, "
+                    f"L1 {result.l1:.4f}"
                 )
             metrics: dict[str, list[float]] = {}
             self._pictures.clear()

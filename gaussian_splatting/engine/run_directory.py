@@ -1,29 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder: who it belongs to, and whether to start, continue, skip or refuse.
 
-``run.json`` names the settings that decide the result. A folder whose settings differ is never
-written to unless the user says so.
+``run.json`` names what decides the result: settings, and digests of what was read. A folder of
+another run is never written to unless the user says so, and then that run stays until the new one
+has a checkpoint: until then the new one keeps its log and its curves in a folder of its own.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.checkpoint import (
-    CheckpointStore,
-    load_payload,
-    settings_differences,
-)
+from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
+from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, write_json_atomic
 
 RUN_FILE = "run.json"
-_OWN_FOLDERS = ("tensorboard",)
-_OWN_FILES = (RUN_FILE, "log.txt", "views.png", "report.html")
+_LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
+_RESULT_FILES = (_PICTURES, "report.html")
+_STAGING = ".replacing"
+_OBSOLETE = "obsolete"
 
 
 @dataclass
@@ -46,82 +47,136 @@ class RunDirectory:
 
     Args:
         path: The folder; need not exist.
-        settings: Everything that decides the result, as JSON values.
-        output_flag: The flag that moves the run elsewhere, for messages.
+        identity: Everything that decides the result.
+        output_flag: See the attribute.
         products: Folders elsewhere that belong to the run: where one exists, a run is there.
+
+    Attributes:
+        output_flag: The flag that moves the run elsewhere, for messages.
+        replaces: Whether another run is still in the folder, to be replaced by this one.
     """
 
     def __init__(
         self,
         path: Path,
-        settings: dict[str, Any],
+        identity: Identity,
         output_flag: str = "--output_dir",
         products: tuple[Path, ...] = (),
     ) -> None:
         self.path = path
-        self.settings = settings
-        self._output_flag = output_flag
+        self.identity = identity
+        self.replaces = False
+        self.output_flag = output_flag
         self._products = products
 
     @property
     def tensorboard(self) -> Path:
         """Event files."""
-        return self.path / "tensorboard"
+        return self._own / _EVENTS
 
     @property
     def pictures(self) -> Path:
         """Photograph, render, depth and normals of a few views, when the run is over."""
-        return self.path / "views.png"
+        return self.path / _PICTURES
 
     @property
     def log(self) -> Path:
         """Plain-text log."""
-        return self.path / "log.txt"
+        return self._own / _LOG
+
+    @property
+    def _own(self) -> Path:
+        """Where the run writes what an unfinished run may leave behind."""
+        return self.path / _STAGING if self.replaces else self.path
 
     def plan(
         self, resume: str, overwrite: bool, final: int, notify: Callable[[str], None]
     ) -> ResumePlan:
-        """Decide what to do, without writing anything but the removal of an overwritten run.
+        """Decide what to do; what a run made stays as it is.
 
         Args:
             resume: ``"auto"``, ``"none"``, or a checkpoint file or run folder to continue from.
-            overwrite: Whether a run in the folder may be removed.
+            overwrite: Whether a run in the folder may be replaced.
             final: Last iteration of the run.
             notify: Told what was skipped or ignored.
 
         Raises:
             UserError: If the folder holds another run, or the checkpoint cannot be used.
         """
+        self._remove_obsolete()
+        shutil.rmtree(self.path / _STAGING, ignore_errors=True)
         if resume not in ("auto", "none"):
             return self._explicit(Path(resume), final, notify)
         check_writable(self.path)
-        if overwrite and (resume == "none" or self._differences() or not self._recorded()):
-            self._clear()
-            return ResumePlan()
         if not self._occupied():
+            return ResumePlan()
+        if overwrite and (resume == "none" or self._differences() or not self._recorded()):
+            self.replaces = True
             return ResumePlan()
         differences = self._differences()
         if differences:
             raise UserError(
-                f"{self.path} holds a run with other settings ({'; '.join(differences)}); choose "
-                f"another {self._output_flag}, or replace it with --overwrite True"
+                f"{self.path} holds a run of other settings or inputs ({'; '.join(differences)}); "
+                f"choose another {self.output_flag}, or replace it with --overwrite True"
             )
         if resume == "none":
             raise UserError(
                 f"{self.path} holds a run already and --resume none does not continue it; choose "
-                f"another {self._output_flag}, or replace it with --overwrite True"
+                f"another {self.output_flag}, or replace it with --overwrite True"
             )
         return self._latest(final, notify)
 
     def record(self, status: str, **extra: Any) -> None:
-        """Write ``run.json``: settings, and how far the run is."""
-        write_json_atomic(
-            self.path / RUN_FILE, {"status": status, "settings": self.settings, **extra}
-        )
+        """Write ``run.json``: what decides the result, and how far the run is.
+
+        While another run is to be replaced, its own ``run.json`` stays.
+        """
+        if not self.replaces:
+            record = {"status": status, **self.identity.record(), **extra}
+            write_json_atomic(self.path / RUN_FILE, record)
+
+    def replace_other(self, checkpoint: Path) -> None:
+        """Remove the run that was in the folder before; this one has a checkpoint now.
+
+        A process killed meanwhile leaves the old run, or the new one and a list of what is still
+        to be removed. Nothing may have the log or the event files open.
+
+        Args:
+            checkpoint: The first checkpoint of this run.
+
+        Raises:
+            UserError: A file cannot be removed; the next start of the run tries again.
+        """
+        staged, self.replaces = self.path / _STAGING, False
+        old = [path.name for path in self._checkpoints() if path != checkpoint]
+        old += [name for name in _RESULT_FILES if (self.path / name).exists()]
+        old += [f"{_EVENTS}/{path.name}" for path in (self.path / _EVENTS).glob("*")]
+        self.record("running", **{_OBSOLETE: old})
+        self._remove_obsolete()
+        for source in (staged / _LOG, *(staged / _EVENTS).glob("*")):
+            target = self.path / source.relative_to(staged)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(source, target)
+        shutil.rmtree(staged, ignore_errors=True)
+
+    def _remove_obsolete(self) -> None:
+        """Remove what is left of a run that this folder's run has replaced."""
+        recorded = self._recorded() or {}
+        names = recorded.pop(_OBSOLETE, None)
+        if names is None:
+            return
+        for path in (self.path / name for name in names):
+            # What a file says must not lead out of the folder.
+            if path.parent in (self.path, self.path / _EVENTS) and path.is_file():
+                _remove(path)
+        for folder in self._products:
+            shutil.rmtree(folder, ignore_errors=True)
+        write_json_atomic(self.path / RUN_FILE, recorded)
 
     def timings(self) -> dict[str, dict[str, float]]:
         """Seconds and peak bytes of each phase, of the processes that ended in good order."""
-        return (self._recorded() or {}).get("timings", {})
+        timings = (self._recorded() or {}).get("timings")
+        return timings if isinstance(timings, dict) else {}
 
     def _explicit(self, source: Path, final: int, notify: Callable[[str], None]) -> ResumePlan:
         if source.is_dir():
@@ -133,11 +188,11 @@ class RunDirectory:
                 raise UserError(f"--resume {source}: no usable checkpoint in this folder")
             source, payload = found
         else:
-            payload = load_payload(source)
-        saved = payload.get("resume", {}).get("settings", {})
-        if not saved:
+            payload = load_numbered(source)
+        saved = payload.get("resume") or {}
+        if not saved.get("settings"):
             notify(f"{source} does not tell the settings it was made with")
-        for line in settings_differences(saved, self.settings) if saved else ():
+        for line in self.identity.differences(saved) if saved.get("settings") else ():
             notify(f"continuing with another setting than the checkpoint's: {line}")
         if payload["iteration"] >= final:
             raise UserError(
@@ -147,7 +202,7 @@ class RunDirectory:
         check_writable(self.path)
         if self._occupied() and source.resolve().parent != self.path.resolve():
             raise UserError(
-                f"{self.path} holds a run already; choose another {self._output_flag} for the "
+                f"{self.path} holds a run already; choose another {self.output_flag} for the "
                 f"continuation of {source}"
             )
         return ResumePlan(payload=payload, source=source)
@@ -158,12 +213,11 @@ class RunDirectory:
             return ResumePlan()
         source, payload = found
         # Left behind where somebody continued an earlier checkpoint with other settings.
-        saved = payload["resume"].get("settings", {})
-        differences = settings_differences(saved, self.settings)
+        differences = self.identity.differences(payload["resume"])
         if differences:
             raise UserError(
-                f"{source} was made with other settings ({'; '.join(differences)}); remove it, or "
-                "name the checkpoint to continue from with --resume"
+                f"{source} was made with other settings or inputs ({'; '.join(differences)}); "
+                "remove it, or name the checkpoint to continue from with --resume"
             )
         if payload["iteration"] >= final:
             return ResumePlan(payload=payload, source=source, finished=True)
@@ -180,7 +234,7 @@ class RunDirectory:
         return recorded if isinstance(recorded, dict) else None
 
     def _occupied(self) -> bool:
-        if self._recorded() is not None or any(self.path.glob("[0-9]*.pt")):
+        if self._recorded() is not None or self._checkpoints():
             return True
         return any(folder.exists() for folder in self._products)
 
@@ -190,15 +244,10 @@ class RunDirectory:
         recorded = self._recorded()
         if recorded is None:
             return ["made by another program: it has results but no run.json"]
-        return settings_differences(recorded.get("settings", {}), self.settings)
+        return self.identity.differences(recorded)
 
-    def _clear(self) -> None:
-        for checkpoint in self.path.glob("[0-9]*.pt"):
-            _remove(checkpoint)
-        for folder in (*(self.path / name for name in _OWN_FOLDERS), *self._products):
-            shutil.rmtree(folder, ignore_errors=True)
-        for name in _OWN_FILES:
-            _remove(self.path / name)
+    def _checkpoints(self) -> list[Path]:
+        return sorted(self.path.glob("[0-9]*.pt"))
 
 
 def _remove(path: Path) -> None:

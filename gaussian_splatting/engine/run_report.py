@@ -65,6 +65,8 @@ def add_run_section(
     curves = read_curves(run_directory / "tensorboard")
     own = _figures(record, curves)
     page.facts({**own, **{k: v for k, v in (figures or {}).items() if k not in own}}.items())
+    if record.get("held_out_note"):
+        page.paragraph(f"Held-out views were {record['held_out_note']}.", note=True)
     _add_phases(page, record, run_directory)
     page.charts(_charts(curves))
     pictures = run_directory / "views.png"

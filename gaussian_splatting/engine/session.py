@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable
+from sugar_utils.locks import exclusive
 from sugar_utils.ranks import ALONE, Ranks
 
 
@@ -74,17 +76,30 @@ def open_session(
         title: Heading of the configuration table.
         ranks: The processes that run together: the first decides, and it alone prints and writes.
     """
-    try:
-        plan = _agreed_plan(run, options, final, notices, ranks)
-    except UserError:
-        for message in notices.messages if ranks.is_first else ():
-            print(message)
-        raise
-    with Console(run.log) if ranks.is_first else Console.silent() as console:
-        console.table(title, _flat(run.settings))
-        for message in notices.messages:
-            console.info(message)
-        yield Session(run, plan, console)
+    with _lock(run) if ranks.is_first else nullcontext():
+        try:
+            plan = _agreed_plan(run, options, final, notices, ranks)
+        except UserError:
+            for message in notices.messages if ranks.is_first else ():
+                print(message)
+            raise
+        with Console(run.log) if ranks.is_first else Console.silent() as console:
+            yield _opened(run, plan, console, notices, title)
+
+
+def _lock(run: RunDirectory) -> AbstractContextManager[None]:
+    """Keep other processes out of the folder of a run."""
+    advice = f"wait until it ends, stop it, or choose another {run.output_flag}"
+    return exclusive(check_writable(run.path), advice)
+
+
+def _opened(
+    run: RunDirectory, plan: ResumePlan, console: Console, notices: Notices, title: str
+) -> Session:
+    console.table(title, _flat({**run.identity.sources, **run.identity.settings}))
+    for message in notices.messages:
+        console.info(message)
+    return Session(run, plan, console)
 
 
 def _agreed_plan(

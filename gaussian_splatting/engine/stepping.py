@@ -10,7 +10,7 @@ it does not, because two numbers have one sum.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,11 +37,13 @@ class StepSum:
     Attributes:
         terms: Detached scalars: sums over views, and means in the end.
         visible: Gaussians that a view showed. (N,) bool
+        showing: Views that showed any Gaussian.
         stop: Signal that asked a process to stop; None if none did.
     """
 
     terms: dict[str, Tensor]
     visible: Tensor
+    showing: int = 0
     stop: str | None = None
 
     def add(self, terms: dict[str, Tensor], visible: Tensor) -> None:
@@ -49,6 +51,46 @@ class StepSum:
         for name, value in terms.items():
             self.terms[name] = self.terms[name] + value if name in self.terms else value
         self.visible = self.visible | visible
+
+
+class EmptyViews:
+    """Views that show no Gaussian: each is named once, and too many in a row end the run.
+
+    Such a view pulls at nothing. A pose that is wrong makes one; a model that is lost makes all.
+
+    Args:
+        n_cameras: Views of an epoch.
+        warn: Told about a view when it is met first.
+    """
+
+    def __init__(self, n_cameras: int, warn: Callable[[str], None]) -> None:
+        self._n_cameras = n_cameras
+        self._warn = warn
+        self._named: set[str] = set()
+        self._in_a_row = 0
+
+    def name(self, camera_name: str, iteration: int) -> None:
+        """Warn of a view that shows nothing."""
+        if camera_name not in self._named:
+            self._named.add(camera_name)
+            self._warn(
+                f"{camera_name} shows no Gaussian (iteration {iteration}) and teaches nothing; "
+                "check its pose, or leave its image out"
+            )
+
+    def count(self, showing: int, of: int, n_gaussians: int, iteration: int) -> None:
+        """Take note of a step: how many of its views show anything.
+
+        Raises:
+            TrainingError: None of the last epoch's views did.
+        """
+        self._in_a_row = 0 if showing else self._in_a_row + of
+        if self._in_a_row >= self._n_cameras:
+            raise TrainingError(
+                f"none of the {n_gaussians} Gaussians is visible in the last {self._in_a_row} "
+                f"views, at iteration {iteration}; the last good checkpoint is kept: check the "
+                "poses, and that checkpoint and scene belong together"
+            )
 
 
 class Stepper:
@@ -82,6 +124,7 @@ class Stepper:
         self._images = images
         self._ranks = ranks
         self._console = console
+        self._empty = EmptyViews(len(cameras), console.warn)
         self._n_views = stage.model.optimizer.config.views_per_step
         self._slots = ranks.share(self._n_views)
 
@@ -119,6 +162,7 @@ class Stepper:
         total.stop = requested
         if not self._ranks.is_alone:
             self._add_up(iteration, total)
+        self._empty.count(total.showing, self._n_views, len(stage.model), iteration)
         if self._n_views > 1:
             for gradient in stage.model.optimizer.gradients().values():
                 gradient.div_(self._n_views)
@@ -140,25 +184,29 @@ class Stepper:
         total: StepSum | None = None
         held: dict[str, Tensor] = {}
         for slot in self._slots:
-            result = self._see(iteration, slot, checked=total is not None)
+            result, shows = self._see(iteration, slot, checked=total is not None)
             if total is None:
                 total = StepSum(dict(result.terms), result.radii > 0)
             else:
                 optimizer.add_gradients(held)
                 total.add(result.terms, result.radii > 0)
+            total.showing += shows
             if slot + 1 in self._slots:
                 held = optimizer.take_gradients()
         return total
 
-    def _see(self, iteration: int, slot: int, checked: bool) -> StepResult:
-        """One view; ``checked`` says that the parameters were looked at in this iteration."""
+    def _see(self, iteration: int, slot: int, checked: bool) -> tuple[StepResult, bool]:
+        """One view, and whether it shows any Gaussian.
+
+        ``checked`` says that the parameters were looked at in this iteration.
+        """
         model, camera = self._stage.model, self.camera(iteration, slot)
         target = upload(self._images.get(camera), model.device)
         last = slot + 1 not in self._slots
         following = (iteration + 1, self._slots.start) if last else (iteration, slot + 1)
         self._images.prefetch(self.camera(*following))
         result = self._accumulate(iteration, camera, target, slot)
-        check_step(
+        shows = check_step(
             losses=result.terms,
             gradients=model.optimizer.gradients(),
             log_scales=model.optimizer.parameters["log_scales"],
@@ -168,7 +216,9 @@ class Stepper:
             camera_name=camera.name,
             parameters=None if checked else model.optimizer.parameters,
         )
-        return result
+        if not shows:
+            self._empty.name(camera.name, iteration)
+        return result, shows
 
     def _accumulate(self, iteration: int, camera: Camera, target: Tensor, slot: int) -> StepResult:
         """The terms of one view; where memory runs out, again with the next cheaper plan."""
@@ -213,6 +263,7 @@ class Stepper:
             len(stage.model),
             0 if total.stop is None else 1 + SIGNALS.index(total.stop),
             zlib.crc32(",".join(names).encode()),
+            total.showing,
             *map(int, present),
         ])  # fmt: skip
         self._same_number(rows, iteration)
@@ -221,7 +272,8 @@ class Stepper:
         if any(row[2] != rows[0][2] for row in rows):
             # A view may lack a term, as where it shows nothing to sample.
             names = list(dict.fromkeys(name for found in ranks.gather(names) for name in found))
-        for column, parameter in enumerate(optimizer.parameters.values(), start=3):
+        total.showing = sum(row[3] for row in rows)
+        for column, parameter in enumerate(optimizer.parameters.values(), start=4):
             if any(row[column] for row in rows):
                 gradient = parameter.grad
                 whole = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()

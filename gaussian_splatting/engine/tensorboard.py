@@ -15,6 +15,7 @@ from gaussian_splatting.engine.metrics import to_uint8
 from sugar_utils.random import generator
 
 MAX_HISTOGRAM_VALUES = 100_000
+Activation = Callable[[Tensor], Tensor]
 
 
 class RunLogger:
@@ -70,7 +71,12 @@ class RunLogger:
         for name, value in _read_off(values).items():
             self._write("add_scalar", name, value, iteration)
 
-    def histograms(self, tensors: Mapping[str, Tensor], iteration: int) -> None:
+    def histograms(
+        self,
+        tensors: Mapping[str, Tensor],
+        iteration: int,
+        activations: Mapping[str, Activation] | None = None,
+    ) -> None:
         """Add the distribution of values of each tensor.
 
         At most ``MAX_HISTOGRAM_VALUES`` are drawn from a tensor, the same ones whenever the run is
@@ -79,11 +85,12 @@ class RunLogger:
         Args:
             tensors: Any shape, by name.
             iteration: Position on the axis.
+            activations: Functions that make values of entries, applied to what was drawn.
         """
         if not self.enabled:
             return
         for name, tensor in tensors.items():
-            values = subsample(tensor, name, iteration)
+            values = subsample(tensor, name, iteration, (activations or {}).get(name))
             if values.size > 0:
                 self._write("add_histogram", name, values, iteration)
 
@@ -132,7 +139,9 @@ class RunLogger:
             self._notify(f"TensorBoard logs are not continued: {error.strerror or error}")
 
 
-def subsample(tensor: Tensor, name: str, iteration: int) -> np.ndarray:
+def subsample(
+    tensor: Tensor, name: str, iteration: int, activation: Activation | None = None
+) -> np.ndarray:
     """At most ``MAX_HISTOGRAM_VALUES`` finite values of a tensor, chosen by name and iteration.
 
     Returns:
@@ -144,7 +153,7 @@ def subsample(tensor: Tensor, name: str, iteration: int) -> np.ndarray:
         draws = generator(0, "histogram", name, iteration)
         chosen = torch.randint(flat.numel(), (MAX_HISTOGRAM_VALUES,), generator=draws, device="cpu")
         flat = flat[chosen.to(flat.device)]
-    values = flat.float().cpu()
+    values = (flat.float() if activation is None else activation(flat.float())).cpu()
     return values[values.isfinite()].numpy()
 
 

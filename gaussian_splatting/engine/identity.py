@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides a result: the settings, and the content of all that is read.
+
+Paths are no part of it. A scene or a checkpoint that was moved is the same; one that was trained
+again or edited in its old place is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.scene import Scene
+from sugar_utils.errors import UserError
+from sugar_utils.files import fingerprint, json_values
+
+_NAMED = 3
+_DIGITS = 8
+"""Decimals that count in a camera: enough for any pose, and no other processor's rounding."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What decides a result; all values as JSON keeps them.
+
+    Attributes:
+        settings: Values that were chosen; may be nested.
+        inputs: Digests of what is read: a text, or texts by name, for each kind of input.
+        sources: Where the inputs lie. Told to the reader, never compared.
+    """
+
+    settings: dict[str, Any]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("settings", "inputs", "sources"):
+            object.__setattr__(self, name, json_values(getattr(self, name)))
+
+    def record(self) -> dict[str, Any]:
+        """What files keep of it."""
+        return {"settings": self.settings, "inputs": self.inputs, "sources": self.sources}
+
+    def differences(self, recorded: Mapping[str, Any]) -> list[str]:
+        """One line for every setting and kind of input that is not as recorded.
+
+        Args:
+            recorded: What a file kept of another identity; anything that is missing differs.
+        """
+        settings, inputs = (_mapping(recorded.get(name)) for name in ("settings", "inputs"))
+        return [
+            *settings_differences(settings, self.settings),
+            *input_differences(inputs, self.inputs),
+        ]
+
+
+def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same.
+
+    Nested dictionaries are compared by dotted name; a tuple equals the list that a file keeps of
+    it.
+
+    Args:
+        saved: Settings of the checkpoint.
+        current: Settings asked for now.
+
+    Returns:
+        The differences in the order of ``current``, then those only in ``saved``.
+    """
+    old, new = _flatten(json_values(saved)), _flatten(json_values(current))
+    names = [*new, *(name for name in old if name not in new)]
+    absent = "(not set)"
+    return [
+        f"{name}: {old.get(name, absent)} → {new.get(name, absent)}"
+        for name in names
+        if name not in old or name not in new or old[name] != new[name]
+    ]
+
+
+def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Lines such as ``"photographs: a.jpg changed"`` for every kind of input that is not the same.
+
+    Args:
+        saved: Digests of the checkpoint's inputs.
+        current: Digests of what is there now.
+    """
+    lines = []
+    for kind in [*current, *(kind for kind in saved if kind not in current)]:
+        old, new = saved.get(kind), current.get(kind)
+        if old == new:
+            continue
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            lines.append(f"{kind}: {'not recorded' if old is None else 'changed'}")
+            continue
+        changed = [name for name in new if name in old and new[name] != old[name]]
+        parts = [
+            _named(changed, "changed"),
+            _named([name for name in new if name not in old], "added"),
+            _named([name for name in old if name not in new], "gone"),
+        ]
+        lines.append(f"{kind}: {', '.join(part for part in parts if part)}")
+    return lines
+
+
+def _named(names: Sequence[str], what: str) -> str:
+    more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more} {what}" if names else ""
+
+
+def scene_inputs(scene: Scene, *, photographs: bool = True) -> dict[str, dict[str, str]]:
+    """Digests of a scene's cameras, which of them are held out, and their photographs.
+
+    Args:
+        scene: The scene, at the size that is worked at.
+        photographs: Whether the photographs are read; otherwise only the cameras count.
+
+    Raises:
+        UserError: A photograph cannot be read.
+    """
+    roles = (("train", scene.train_cameras), ("test", scene.test_cameras))
+    views = [(role, camera) for role, cameras in roles for camera in cameras]
+    inputs = {"cameras": {camera.name: _camera_digest(camera, role) for role, camera in views}}
+    if photographs:
+        files = {c.name: c.source_path or c.image_path for _, c in views if c.image_path}
+        digests = file_digests(files.values())
+        inputs["photographs"] = dict(zip(files, digests, strict=True))
+    return inputs
+
+
+def points_digest(scene: Scene) -> str:
+    """Digest of the points that a scene starts from."""
+    return hashlib.sha256(scene.points.tobytes() + scene.points_rgb.tobytes()).hexdigest()[:16]
+
+
+def file_digests(paths: Iterable[Path]) -> list[str]:
+    """Digests of the contents of files, several read at a time.
+
+    Raises:
+        UserError: A file cannot be read.
+    """
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(file_digest, paths))
+
+
+def file_digest(path: Path) -> str:
+    """Digest of the content of a file; not read again while its size and time stay the same.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    try:
+        stat = path.stat()
+        return _digest_at(path, stat.st_size, stat.st_mtime_ns)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _digest_at(path: Path, size: int, mtime_ns: int) -> str:
+    """Kept, because all stages of a pipeline ask for the same photographs."""
+    return fingerprint(path)
+
+
+def _camera_digest(camera: Camera, role: str) -> str:
+    """Short text that changes with anything that a render of the camera depends on."""
+    offset = camera.translation
+    # A power of two scales without rounding.
+    unit = 2.0 ** math.ceil(math.log2(float(np.abs(offset).max()) or 1.0))
+    lens = (camera.fx, camera.fy, camera.cx, camera.cy)
+    numbers = [
+        *(value / camera.width for value in lens),
+        *camera.rotation.flatten(),
+        unit,
+        *(offset / unit),
+    ]
+    # Adding zero turns a negative zero into a positive one.
+    rounded = [round(float(value), _DIGITS) + 0.0 for value in numbers]
+    text = f"{role} {camera.width} {camera.height} {rounded} {camera.lens}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results that are files with a ``.json`` note beside them, which says what they were made from.
+
+A result that is replaced stays until the new one is complete on the disk. Several files cannot be
+renamed at once, so while they are, the note holds the digests of the new files and the note of the
+old ones: whatever moment a process is killed in, the next one can tell which of the two is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.engine.identity import Identity, file_digest
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path, check_writable, read_json, write_json_atomic
+from sugar_utils.locks import exclusive
+
+_REPLACES = "replaces"
+
+
+def note_path(result: Path) -> Path:
+    """The note of a result."""
+    return result.with_suffix(".json")
+
+
+def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
+    """The note that belongs to the files that are there, and whether they belong together.
+
+    Args:
+        files: All files of a result, the one that its note is named after last.
+
+    Returns:
+        The note, empty without one; False where a killed process left old files beside new ones.
+
+    Raises:
+        UserError: The note cannot be read.
+    """
+    path = note_path(files[-1])
+    note = read_json(path) if path.is_file() else {}
+    if not isinstance(note, dict):
+        return {}, True
+    replaced, digests = note.get(_REPLACES), note.get("files")
+    if not isinstance(replaced, dict) or not isinstance(digests, dict):
+        return note, True
+    found = [file for file in files if file.is_file()]
+    new = [file_digest(file) == digests.get(file.name) for file in found]
+    if not any(new):
+        return replaced, True
+    return note, all(new) and len(found) == len(files)
+
+
+def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag: str) -> bool:
+    """Whether a complete result of this identity exists.
+
+    Args:
+        files: All files of the result, the one that its note is named after last.
+        identity: What it should have been made from.
+        overwrite: Whether another result may be replaced.
+        flag: The flag that moves the result elsewhere, for messages.
+
+    Raises:
+        UserError: Another result exists, and it may not be replaced.
+    """
+    if not files[-1].exists():
+        return False
+    note, whole = read_note(files)
+    differences = identity.differences(note) if note else []
+    if note and not differences:
+        return whole and all(file.is_file() for file in files)
+    if not overwrite:
+        why = "has no settings beside it"
+        if differences:
+            why = f"was made with other settings or inputs ({'; '.join(differences)})"
+        raise UserError(
+            f"{files[-1]} exists and {why}; pass --overwrite True to replace it, or another {flag}"
+        )
+    return False
+
+
+@contextlib.contextmanager
+def alone_with(result: Path, flag: str) -> Iterator[None]:
+    """A context in which no other process makes the same result.
+
+    Raises:
+        UserError: Another process does.
+    """
+    advice = f"wait until it ends, stop it, or choose another {flag}"
+    folder = check_writable(result.parent)
+    with exclusive(folder, advice, name=f".{result.stem}.lock"):
+        yield
+
+
+@contextlib.contextmanager
+def publish(
+    files: Sequence[Path], identity: Identity, result: Callable[[], Mapping[str, Any]]
+) -> Iterator[dict[Path, Path]]:
+    """Write the files of a result, and its note, so that an earlier result is there until the end.
+
+    Args:
+        files: Final names, the one that the note is named after last; it appears last.
+        identity: What the result is made from.
+        result: Figures for the note, asked for when the files are written.
+
+    Yields:
+        For each final name the path to write to.
+
+    Raises:
+        UserError: A file cannot be written; the earlier files are as they were.
+    """
+    path, replaces = note_path(files[-1]), files[-1].exists()
+    old, _ = read_note(files) if replaces else ({}, True)
+    with contextlib.ExitStack() as stack:
+        # The last one to be entered takes its final name first.
+        temporary = {file: stack.enter_context(atomic_path(file)) for file in reversed(files)}
+        yield temporary
+        digests = {file.name: file_digest(temporary[file]) for file in files}
+        note = {**identity.record(), "result": dict(result()), "files": digests}
+        write_json_atomic(path, {**note, _REPLACES: old} if replaces else note)
+    if replaces:
+        _remove_others(files[-1], old, digests)
+        write_json_atomic(path, note)
+
+
+def _remove_others(result: Path, old: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+    """Remove files of the earlier result that the new one does not have, as a GLB."""
+    names = old.get("files")
+    for name in names if isinstance(names, dict) else ():
+        path = result.parent / name
+        # What a note says must not lead to other results.
+        if name not in digests and path.stem == result.stem and path.parent == result.parent:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every flag of the pipelines reaches every stage that it is for, and no other."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sugar_pipeline.flags import full_parser, train_parser
+from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
+
+STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "texture"}
+
+STAGES_OF_FLAGS = {
+    "vcmrt": "scene_path eval images resolution_factor img_resolution img_size_limit output_dir "
+    "schedule_scale vanilla_iterations overwrite",
+    # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
+    "vcrt": "white_background",
+    "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
+    "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing",
+    "vcmr": "random_seed",
+    # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
+    "cr": "vram_budget",
+    "v": "max_gaussians init_ply",
+    "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations",
+    "cmrt": "regularization_type checkpoint_path iteration_to_load",
+    "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
+    "m": "project_mesh_on_surface_points center_bbox background_mesh foreground_factor "
+    "background_factor min_background_share surface_points candidates_per_point density_factor "
+    "poisson_depth poisson_threads poisson_width poisson_scale poisson_linear_fit "
+    "vertices_density_quantile max_gap outlier_neighbors outlier_ratio min_opacity mesh_neighbors "
+    "diamond_extent ray_samples ray_reach tsdf_depth tsdf_voxel_size tsdf_truncation "
+    "meshing_backend",
+    "mr": "bboxmin bboxmax",
+    "rt": "refinement_time gaussians_per_triangle refinement_iterations",
+    "r": "export_ply",
+    "t": "square_size texture_atlas texture_source postprocess_mesh postprocess_density_threshold "
+    "postprocess_iterations export_glb",
+    # Where and by whom things are computed is tested in test_device.py.
+    "": "device gpu rasterizer neighbors stop_after export_obj gs_output_dir demo doctor",
+}
+"""Stages, by their initials, and the flags that change what they do."""
+
+VALUES = {
+    "bboxmin": "(-1,-1,-1)", "bboxmax": "(1,1,1)", "refinement_time": "medium", "resume": "none",
+    "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
+    "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
+    "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
+    "high_poly": "True", "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
+}  # fmt: skip
+"""Values that the general rule does not find."""
+
+BESIDE = {
+    "bboxmin": ["--bboxmax", "(1,1,1)"],
+    "bboxmax": ["--bboxmin", "(-1,-1,-1)"],
+    "accumulation_steps": ["--gradient_accumulation", "True"],
+    "high_poly": ["-v", "5000", "-g", "3"],
+}
+"""Flags that another one acts with only, in both plans that are compared."""
+
+SCRIPTS = {
+    "train.py": (train_parser, train_plan, ["-s", "scene", "-c", "vanilla", "-r", "density"]),
+    "train_full_pipeline.py": (full_parser, full_plan, ["-s", "scene", "-r", "density"]),
+}
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [a for a in parser._actions if a.option_strings and a.dest != "help"]
+
+
+def other_value(action: argparse.Action) -> str:
+    """A value that is not the default."""
+    default = action.default
+    if action.dest in VALUES:
+        return VALUES[action.dest]
+    if action.choices:
+        return str(next(choice for choice in action.choices if choice != default))
+    if isinstance(default, bool):
+        return str(not default)
+    if isinstance(default, int):
+        return str(default + 1)
+    if isinstance(default, float):
+        return str(default / 2 + 0.25)
+    return "other" if action.type in (Path, None) else "2"
+
+
+def declared(name: str) -> str:
+    (stages,) = [stages for stages, names in STAGES_OF_FLAGS.items() if name in names.split()]
+    return stages
+
+
+def plan_of(script: str, *words: str) -> PipelinePlan:
+    make_parser, make_plan, inputs = SCRIPTS[script]
+    return make_plan(make_parser(None).parse_args([*inputs, *words]))
+
+
+def settings_of(plan: PipelinePlan, stage: str) -> object:
+    """All that a stage is given, but for what is only said; None where it does not run."""
+    options = getattr(plan, stage)
+    silent = options is not None and hasattr(options, "notices")
+    return replace(options, notices=()) if silent else options
+
+
+CASES = [
+    pytest.param(script, action, id=f"{script} --{action.dest}")
+    for script, (make_parser, _, _) in SCRIPTS.items()
+    for action in flags_of(make_parser(None))
+    if declared("export_obj" if action.dest == "export_uv_textured_mesh" else action.dest)
+]
+
+
+@pytest.mark.parametrize(("script", "action"), CASES)
+def test_a_flag_changes_the_settings_of_the_stages_it_is_for(script, action):
+    beside = BESIDE.get(action.dest, [])
+    flag = next(flag for flag in action.option_strings if flag.startswith("--"))
+    # A box has two corners or none.
+    before = plan_of(script, *([] if action.dest.startswith("bbox") else beside))
+    after = plan_of(script, *beside, flag, other_value(action))
+    changed = {
+        initial
+        for initial, stage in STAGES.items()
+        if settings_of(after, stage) != settings_of(before, stage)
+    }
+    present = {initial for initial, stage in STAGES.items() if getattr(before, stage) is not None}
+    assert changed == set(declared(action.dest)) & present
+
+
+def test_every_flag_is_declared_once():
+    names = " ".join(STAGES_OF_FLAGS.values()).split()
+    assert len(names) == len(set(names))
+    parsers = [make_parser(None) for make_parser, _, _ in SCRIPTS.values()]
+    existing = {action.dest for parser in parsers for action in flags_of(parser)}
+    assert existing == set(names)
+
+
+def test_an_image_size_that_is_asked_for_is_that_of_all_stages():
+    plan = plan_of("train_full_pipeline.py", "--img_size_limit", "800")
+    sizes = {stage.size.target(2000, 1500) for stage in (plan.vanilla, plan.coarse, plan.refine)}
+    assert sizes == {(800, 600)}
