@@ -8,6 +8,7 @@ and the next one is decoded on a background thread while the current one is trai
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from sugar_utils.memory import available_bytes
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
 _DIVISORS = (1, 2, 4, 8)
 _NAMED_IN_ERRORS = 3
+_MAX_SEARCHED = 200_000
 _FALLBACK_BUDGET = 2 << 30
 
 
@@ -227,6 +229,12 @@ class ImageFolder:
         """All images below the root, by path and by name alone."""
         if self._tree is None:
             found = self.root.rglob("*") if self.root.is_dir() else ()
+            found = list(itertools.islice(found, _MAX_SEARCHED + 1))
+            if len(found) > _MAX_SEARCHED:
+                raise UserError(
+                    f"{self.root} holds more than {_MAX_SEARCHED:,} files; name the folder of the "
+                    "photographs with --images"
+                )
             paths = [path.relative_to(self.root).as_posix() for path in found]
             self._tree = _NameIndex(paths), _NameIndex(paths, lambda path: path.rpartition("/")[2])
         return self._tree

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from gaussian_splatting.cameras import Camera
@@ -27,9 +28,19 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
+from sugar_utils.schemas import (
+    WRITE_AGAIN,
+    Coordinate,
+    FileName,
+    PixelCount,
+    Positive,
+    conform,
+)
 
 _CLOUD_NAME = "point_cloud.ply"
-_ITERATION = re.compile(r"iteration_(\d+)")
+_ITERATION = re.compile(r"iteration_(\d{1,18})")
+_Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+_Row = tuple[_Entry, _Entry, _Entry]
 
 
 @dataclass(frozen=True)
@@ -219,6 +230,20 @@ def _choose_iteration(root: Path, iteration: int | None) -> int:
     return iteration
 
 
+class _CameraEntry(msgspec.Struct):
+    """One entry of ``cameras.json``; sizes may be written as floats, names as numbers."""
+
+    img_name: str | int
+    width: PixelCount
+    height: PixelCount
+    position: tuple[Coordinate, Coordinate, Coordinate]
+    rotation: tuple[_Row, _Row, _Row]
+    fx: Positive
+    fy: Positive
+    cx: Coordinate | None = None
+    cy: Coordinate | None = None
+
+
 def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
     """Read all entries of a ``cameras.json``.
 
@@ -231,39 +256,39 @@ def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
     return tuple(_stored_camera(path, number, entry) for number, entry in enumerate(entries))
 
 
-def _stored_camera(path: Path, number: int, entry: Any) -> StoredCamera:
-    try:
-        rotation = np.array(entry["rotation"], dtype=np.float64).reshape(3, 3).T.copy()
-        center = np.array(entry["position"], dtype=np.float64).reshape(3)
-        width, height = int(entry["width"]), int(entry["height"])
-        fx, fy = float(entry["fx"]), float(entry["fy"])
-        has_principal_point = "cx" in entry and "cy" in entry
-        camera = Camera(
-            name=str(entry["img_name"]),
-            width=width,
-            height=height,
-            fx=fx,
-            fy=fy,
-            cx=float(entry["cx"]) if has_principal_point else width / 2,
-            cy=float(entry["cy"]) if has_principal_point else height / 2,
-            rotation=rotation,
-            translation=-rotation @ center,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path}, entry {number}: {what}; write the file again") from error
-    numbers = [fx, fy, camera.cx, camera.cy, *camera.translation]
+def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
+    place = f"{path}, entry {number}"
+    entry = conform(value, _CameraEntry, place)
+    name = conform(str(entry.img_name), FileName, place)
+    rotation = np.array(entry.rotation).T.copy()
+    width, height = int(entry.width), int(entry.height)
     rigid = (
         np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
         and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0
     )
-    positive = min(width, height) > 0 and fx > 0 and fy > 0
-    if not (all(map(math.isfinite, numbers)) and rigid and positive):
-        raise UserError(
-            f"{path}, entry {number} ({camera.name}): no valid size, focal length or pose; "
-            "write the file again"
-        )
+    if not rigid:
+        raise UserError(f"{place} ({name}): rotation is no rotation; {WRITE_AGAIN}")
+    has_principal_point = entry.cx is not None and entry.cy is not None
+    camera = Camera(
+        name=name,
+        width=width,
+        height=height,
+        fx=entry.fx,
+        fy=entry.fy,
+        cx=entry.cx if has_principal_point else width / 2,
+        cy=entry.cy if has_principal_point else height / 2,
+        rotation=rotation,
+        translation=-rotation @ np.array(entry.position),
+    )
     return StoredCamera(camera, has_principal_point)
+
+
+class _Settings(msgspec.Struct):
+    """What is read of ``cfg_args``; None where it says nothing."""
+
+    images: FileName | None = None
+    eval: bool | None = None
+    white_background: bool | None = None
 
 
 def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
@@ -271,7 +296,10 @@ def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        call = ast.parse(path.read_text(encoding="utf-8").strip(), mode="eval").body
+        with warnings.catch_warnings():
+            # Folders of Windows hold what looks like unknown escapes.
+            warnings.simplefilter("ignore")
+            call = ast.parse(path.read_text(encoding="utf-8").strip(), mode="eval").body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         call = None
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
@@ -282,4 +310,10 @@ def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
         if keyword.arg is not None:
             with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError):
                 settings[keyword.arg] = ast.literal_eval(keyword.value)
-    return settings
+    for name in _Settings.__struct_fields__:
+        try:
+            conform({name: settings.get(name)}, _Settings, path, "it is not used")
+        except UserError as error:
+            notify(str(error))
+            del settings[name]
+    return {name: value for name, value in settings.items() if value is not None}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -230,7 +231,7 @@ def _read_source(
     """The scene's own cameras and points; None if the folder has no model."""
     model_path = find_model(root)
     if model_path is not None:
-        folder = ImageFolder(root / images_dir)
+        folder = _image_folder(root, images_dir)
         if not folder.root.is_dir() and not missing_ok:
             raise UserError(f"{folder.root}: no such image folder; name it with --images")
         model = read_colmap(
@@ -246,6 +247,17 @@ def _read_source(
     text = f"{root / names}: {len(scene.train_cameras) + len(scene.test_cameras)} images"
     test = scene.test_cameras if len(paths) > 1 else None
     return _Source(scene.train_cameras, test, scene.points, scene.points_rgb, text)
+
+
+def _image_folder(root: Path, images_dir: str) -> ImageFolder:
+    """The folder of the photographs.
+
+    A checkpoint may name any folder. Outside of the scene nothing is searched: photographs lie
+    where the model says, or the folder is the wrong one.
+    """
+    # Path.resolve fails at links that lead to themselves.
+    inside = Path(os.path.realpath(root / images_dir)).is_relative_to(os.path.realpath(root))
+    return ImageFolder(root / images_dir, recursive=inside)
 
 
 def _without_synthetic_test(
@@ -357,7 +369,7 @@ def _with_images(
 ) -> list[Camera]:
     """Find the photographs that are not known yet; all that are missing make one error."""
     folders = [
-        ImageFolder(root / images_dir),
+        _image_folder(root, images_dir),
         ImageFolder(root, recursive=False),
         ImageFolder(root / "train", recursive=False),
     ]

@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -21,11 +22,50 @@ from gaussian_splatting.ply import read_point_ply
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 from sugar_utils.random import generator
+from sugar_utils.schemas import Coordinate, FileName, PixelCount, conform
 
 N_RANDOM_POINTS = 100_000
 RANDOM_POINTS_HALF_SIDE = 1.3
 _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
+
+
+_Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+
+
+class _Lens(msgspec.Struct):
+    """What may be said for one frame or for all."""
+
+    w: PixelCount | None = None
+    h: PixelCount | None = None
+    fl_x: Coordinate | None = None
+    fl_y: Coordinate | None = None
+    cx: Coordinate | None = None
+    cy: Coordinate | None = None
+    camera_angle_x: Coordinate | None = None
+    camera_angle_y: Coordinate | None = None
+    k1: Coordinate | None = None
+    k2: Coordinate | None = None
+    k3: Coordinate | None = None
+    k4: Coordinate | None = None
+    p1: Coordinate | None = None
+    p2: Coordinate | None = None
+    camera_model: str | None = None
+    is_fisheye: bool | int | None = None
+
+
+class _Frame(_Lens, kw_only=True):
+    """One photograph; some programs leave the last row of its pose out."""
+
+    file_path: FileName
+    transform_matrix: Annotated[list[_Row], msgspec.Meta(min_length=3, max_length=4)]
+
+
+class _Transforms(_Lens, kw_only=True):
+    """A ``transforms*.json``."""
+
+    frames: Annotated[list[_Frame], msgspec.Meta(min_length=1)]
+    ply_file_path: FileName | None = None
 
 
 @dataclass(frozen=True)
@@ -93,18 +133,18 @@ def read_transforms(
     paths = find_transforms(root)
     if not paths:
         raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")
-    contents = [_read(path) for path in paths]
-    files = _resolve(root, paths, contents, missing_ok)
+    contents = [conform(read_json(path), _Transforms, path) for path in paths]
+    files = _resolve(root, contents, missing_ok)
     sets = [
         [
             _camera(root, path, content, frame, file)
-            for frame, file in zip(content["frames"], found, strict=True)
+            for frame, file in zip(content.frames, found, strict=True)
             if file is not None
         ]
         for path, content, found in zip(paths, contents, files, strict=True)
     ]
-    points_path = root / str(contents[0].get("ply_file_path", ""))
-    if "ply_file_path" in contents[0] and points_path.is_file():
+    points_path = root / (contents[0].ply_file_path or "")
+    if points_path.is_file():
         points, points_rgb = read_point_ply(points_path, notify)
         notify(f"starting from the {len(points)} points of {points_path}")
     else:
@@ -112,20 +152,7 @@ def read_transforms(
     return TransformsModel(sets[0], sets[1] if len(sets) > 1 else [], points, points_rgb)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    frames = content.get("frames") if isinstance(content, dict) else None
-    if not isinstance(frames, list) or not frames:
-        raise UserError(f"{path}: has no list 'frames'; it does not describe cameras")
-    for number, frame in enumerate(frames):
-        if not isinstance(frame, dict) or not isinstance(frame.get("file_path"), str):
-            raise UserError(f"{path}, frame {number}: has no 'file_path'; mend the file")
-    return content
-
-
-def _resolve(
-    root: Path, paths: list[Path], contents: list[dict[str, Any]], missing_ok: bool
-) -> list[list[Path | None]]:
+def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:
     """Image files of all frames of all files, which must all be there."""
     folders: dict[Path, ImageFolder] = {}
 
@@ -134,11 +161,11 @@ def _resolve(
         folder = folders.setdefault(target.parent, ImageFolder(target.parent, recursive=False))
         return folder.find(target.name)
 
-    files = [[find(frame["file_path"]) for frame in content["frames"]] for content in contents]
+    files = [[find(frame.file_path) for frame in content.frames] for content in contents]
     missing = [
-        frame["file_path"]
+        frame.file_path
         for content, found in zip(contents, files, strict=True)
-        for frame, file in zip(content["frames"], found, strict=True)
+        for frame, file in zip(content.frames, found, strict=True)
         if file is None
     ]
     if missing and not missing_ok:
@@ -146,25 +173,21 @@ def _resolve(
     return files
 
 
-def _camera(
-    root: Path, path: Path, content: dict[str, Any], frame: dict[str, Any], file: Path
-) -> Camera:
-    rotation, translation = _pose(path, frame)
-    values = _Values(path, content, frame)
-    _check_lens(values)
+def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: Path) -> Camera:
+    place = f"{path}, {frame.file_path}"
+    rotation, translation = _pose(place, frame)
+    values = _Values(frame, content)
+    _check_lens(place, values)
     file_width, file_height = image_size(file)
-    width = round(values.number("w") or file_width)
-    height = round(values.number("h") or file_height)
-    fx = values.number("fl_x") or _focal(values.number("camera_angle_x"), width)
-    fy = values.number("fl_y") or _focal(values.number("camera_angle_y"), height)
+    width = round(values.get("w") or file_width)
+    height = round(values.get("h") or file_height)
+    fx = values.get("fl_x") or _focal(values.get("camera_angle_x"), width)
+    fy = values.get("fl_y") or _focal(values.get("camera_angle_y"), height)
     # One focal length alone means square pixels.
     fx, fy = fx or fy, fy or fx
     if not (width > 0 and height > 0 and fx and fy and fx > 0 and fy > 0):
-        raise UserError(
-            f"{path}, {frame['file_path']}: no usable focal length or size; "
-            "it needs camera_angle_x or fl_x"
-        )
-    cx, cy = values.number("cx"), values.number("cy")
+        raise UserError(f"{place}: no usable focal length or size; it needs camera_angle_x or fl_x")
+    cx, cy = values.get("cx"), values.get("cy")
     return Camera(
         name=_name(root, file),
         width=width,
@@ -188,34 +211,25 @@ def _name(root: Path, file: Path) -> str:
 
 @dataclass(frozen=True)
 class _Values:
-    """Numbers of a frame, or of the whole file where the frame has none of its own."""
+    """What a frame says, or the whole file where the frame says nothing."""
 
-    path: Path
-    content: dict[str, Any]
-    frame: dict[str, Any]
+    frame: _Frame
+    content: _Transforms
 
-    def number(self, key: str) -> float | None:
-        value = self.frame.get(key, self.content.get(key))
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"{self.path}: {key} is no number ({value!r}); mend the file")
-        if not math.isfinite(value):
-            raise UserError(f"{self.path}: {key} is not finite; mend the file")
-        return float(value)
-
-    def text(self, key: str) -> str:
-        return str(self.frame.get(key, self.content.get(key, "")))
+    def get(self, key: str) -> Any:
+        """The value of a key; None where there is none."""
+        own = getattr(self.frame, key)
+        return getattr(self.content, key) if own is None else own
 
 
-def _check_lens(values: _Values) -> None:
-    distorted = [key for key in _DISTORTION if (values.number(key) or 0) != 0]
-    model = values.text("camera_model")
-    if model.upper() not in _PERSPECTIVE_MODELS or values.text("is_fisheye") == "True":
+def _check_lens(place: str, values: _Values) -> None:
+    distorted = [key for key in _DISTORTION if (values.get(key) or 0) != 0]
+    model = values.get("camera_model") or ""
+    if model.upper() not in _PERSPECTIVE_MODELS or values.get("is_fisheye"):
         distorted.insert(0, f"camera model {model or 'fisheye'}")
     if distorted:
         raise UserError(
-            f"{values.path}, {values.frame['file_path']}: the lens is distorted "
+            f"{place}: the lens is distorted "
             f"({', '.join(distorted)}); undistort the images first (colmap image_undistorter), or "
             "put the COLMAP model into sparse/0, which is undistorted on load"
         )
@@ -228,21 +242,14 @@ def _focal(angle: float | None, size: int) -> float | None:
     return size / (2 * math.tan(angle / 2))
 
 
-def _pose(path: Path, frame: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _pose(place: str, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
     """World-to-camera rotation and translation in COLMAP axes."""
-    try:
-        matrix = np.array(frame.get("transform_matrix"), dtype=np.float64)
-    except (TypeError, ValueError):
-        matrix = np.empty(0)
-    good = matrix.shape in ((4, 4), (3, 4)) and np.isfinite(matrix).all()
-    if good:
-        axes = matrix[:3, :3]
-        good = np.allclose(axes.T @ axes, np.eye(3), atol=1e-3) and np.linalg.det(axes) > 0
-    if not good:
-        raise UserError(
-            f"{path}, {frame['file_path']}: transform_matrix is not a 4 x 4 camera pose; "
-            "mend the file"
-        )
+    matrix = np.array(frame.transform_matrix)
+    axes = matrix[:3, :3]
+    # Numbers so large that their squares overflow are no axes either.
+    good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
+    if not good or np.linalg.det(axes) <= 0:
+        raise UserError(f"{place}: transform_matrix is no camera pose; mend the file")
     # Decimal files are orthonormal to a few digits only: take the nearest rotation.
     left, _, right = np.linalg.svd(axes)
     rotation = ((left @ right) * (1, -1, -1)).T

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
 from plyfile import PlyData, PlyParseError
@@ -29,6 +30,7 @@ from sugar_scene.mesh_io import read_mesh_ply
 from sugar_scene.meshes import TriangleMesh, component_labels, edge_keys
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
+from sugar_utils.schemas import Coordinate, Count, conform
 
 OBJECT_FILE, VISIBLE_FILE, FACTS_FILE = "gt_object.ply", "gt_visible.ply", "gt.json"
 MARGIN = 0.05
@@ -40,6 +42,16 @@ N_SAMPLES = 100_000
 _MAX_DRAWN = 40 * N_SAMPLES
 _REACH = 1.0
 _PAIRS = ("x", "y", "z"), ("nx", "ny", "nz")
+_Corner = tuple[Coordinate, Coordinate, Coordinate]
+
+
+class _Facts(msgspec.Struct):
+    """What is read of ``gt.json``."""
+
+    object_bbox: tuple[_Corner, _Corner]
+    up: Annotated[str, msgspec.Meta(pattern="^[+-]?[xyz]$")]
+    gt_visible_object_samples: Count
+    ground_bbox: tuple[_Corner, _Corner] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,24 +156,19 @@ def read_reference(scene_dir: Path) -> Reference:
                 f"{scene_dir} has no {name}: its geometry is not known, so a mesh cannot be "
                 "measured; use a rendered scene such as the one of train.py --demo"
             )
-    facts = read_json(scene_dir / FACTS_FILE)
-    try:
-        box = np.array(facts["object_bbox"], dtype=np.float64).reshape(2, 3)
-        ground = facts.get("ground_bbox")
-        if ground is not None:
-            ground = np.array(ground, dtype=np.float64).reshape(2, 3)
-        axis, sign = _up(facts["up"])
-        n_object = int(facts["gt_visible_object_samples"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{scene_dir / FACTS_FILE}: no valid ground truth ({error!r}); make the scene again"
-        ) from error
+    path = scene_dir / FACTS_FILE
+    facts = conform(read_json(path), _Facts, path, "make the scene again")
+    box = np.array(facts.object_bbox)
+    ground = None if facts.ground_bbox is None else np.array(facts.ground_bbox)
+    axis, sign = _up(facts.up)
+    n_object = facts.gt_visible_object_samples
     mesh = read_mesh_ply(scene_dir / OBJECT_FILE)
     points, normals = _read_visible(scene_dir / VISIBLE_FILE)
-    if not 0 < n_object <= len(points) or mesh.n_faces == 0:
+    flat = float((box[1] - box[0]).max()) <= 0
+    if flat or not 0 < n_object <= len(points) or mesh.n_faces == 0:
         raise UserError(
-            f"{scene_dir}: the ground truth has no visible sample or no triangle of the object; "
-            "make the scene again"
+            f"{scene_dir}: the ground truth has no size, no visible sample or no triangle of the "
+            "object; make the scene again"
         )
     return make_reference(mesh, points[:n_object], normals[:n_object], box, ground, axis, sign)
 

@@ -18,7 +18,6 @@ from sugar_extractors.texturing import TextureOptions, extract_textured_mesh
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json
 from sugar_utils.html import (
     PICTURE_WIDTH,
     Page,
@@ -28,6 +27,7 @@ from sugar_utils.html import (
     write_page,
 )
 from sugar_utils.memory import format_bytes
+from sugar_utils.schemas import ResultNote, read_checked
 
 _INSIDE_NOTE = "Brown is a surface seen from its inner side."
 
@@ -111,10 +111,9 @@ def mesh_note(path: Path) -> dict[str, Any]:
     """What the ``.json`` beside a mesh says; empty where there is none."""
     note = path.with_suffix(".json")
     try:
-        saved = read_json(note) if note.is_file() else {}
+        return read_checked(note, ResultNote) if note.is_file() else {}
     except UserError:
         return {}
-    return saved if isinstance(saved, dict) else {}
 
 
 def _add_mesh(page: Page, path: Path, views: Sequence[Camera]) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, file_digest, read_json, write_json_atomic
+from sugar_utils.files import atomic_path, check_writable, file_digest, write_json_atomic
 from sugar_utils.locks import exclusive
+from sugar_utils.schemas import ResultNote, read_checked
 
 _REPLACES = "replaces"
 
@@ -39,9 +40,7 @@ def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
         UserError: The note cannot be read.
     """
     path = note_path(files[-1])
-    note = read_json(path) if path.is_file() else {}
-    if not isinstance(note, dict):
-        return {}, True
+    note = read_checked(path, ResultNote) if path.is_file() else {}
     replaced, digests = note.get(_REPLACES), note.get("files")
     if not isinstance(replaced, dict) or not isinstance(digests, dict):
         return note, True

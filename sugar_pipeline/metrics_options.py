@@ -6,6 +6,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from gaussian_splatting.compute import add_device_flags, compute_options
 from gaussian_splatting.images import SugarSize
@@ -26,6 +29,9 @@ from sugar_utils.flags import (
     non_negative_float,
     positive_int,
 )
+from sugar_utils.schemas import FileName, conform
+
+_SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
 
 
 def metrics_parser(description: str | None) -> argparse.ArgumentParser:
@@ -131,11 +137,10 @@ def read_scene_config(text: str | None) -> dict[Path, Path]:
     if text.lstrip().startswith("{"):
         try:
             config = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"--scene_config is not JSON ({error}); {advice}") from error
+        text = "the given JSON"
     else:
         config = read_json(Path(text))
-    pairs = config.items() if isinstance(config, dict) else ()
-    if not pairs or not all(isinstance(value, str) for _, value in pairs):
-        raise UserError(f"--scene_config {text} does not map scenes to checkpoints; {advice}")
-    return {Path(scene): Path(checkpoint) for scene, checkpoint in pairs}
+    pairs = conform(config, _SceneConfig, f"--scene_config {text}", advice)
+    return {Path(scene): Path(checkpoint) for scene, checkpoint in pairs.items()}

@@ -32,8 +32,8 @@ from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_training import train_refined
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json
 from sugar_utils.ranks import Ranks
+from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 
 TITLE = "SuGaR of"
 """Beginning of the title by which a pipeline's report is told from a single run's."""
@@ -154,7 +154,7 @@ def _stages(
 
 def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:
     """Record of a training stage, from what its folder tells."""
-    recorded: dict[str, Any] = read_json(directory / RUN_FILE)
+    recorded: dict[str, Any] = read_checked(directory / RUN_FILE, RunRecord)
     phases = recorded.get("timings", {}).values()
     return StageRecord(
         name=name,
@@ -167,8 +167,8 @@ def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> Stag
 
 def file_record(name: str, path: Path) -> StageRecord:
     """Record of a stage that writes its figures beside its result."""
-    recorded: dict[str, Any] = read_json(path.with_suffix(".json"))
-    figures = dict(recorded["result"])
+    recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
+    figures = dict(recorded.get("result", {}))
     seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
     beside = sorted(p for p in path.parent.iterdir() if p.stem == path.stem and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]

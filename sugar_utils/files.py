@@ -169,7 +169,8 @@ def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
         UserError: The file cannot be written.
     """
     with atomic_path(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8"))
+        # Names of files may be bytes that are no UTF-8. In JSON the escapes are read back as such.
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def _json_value(value: object) -> str:
@@ -216,6 +217,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file; write it again") from error
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or brackets of thousands of levels.
+        raise UserError(
+            f"{path}: a number too long or values nested too deep; the file is damaged, write it "
+            "again"
+        ) from error
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:

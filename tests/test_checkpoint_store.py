@@ -95,6 +95,7 @@ def test_views_parameters_and_subclasses_are_stored_small_and_plain(tmp_path):
     payload["state_dict"] = OrderedDict(
         view=big[10:13], transposed=torch.arange(6.0).view(2, 3).t(), p=torch.nn.Parameter(big[:2])
     )
+    payload["optimizer_state_dict"] = {}
     payload["resume"] = {"mode": Mode.FAST, "x": np.float64(0.1), "flag": True, "none": None}
     save_payload(tmp_path / "1.pt", payload)
     assert (tmp_path / "1.pt").stat().st_size < 10_000

@@ -242,7 +242,7 @@ def test_scenes_without_ground_truth_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"has no gt_object\.ply"):
         read_reference(tmp_path)
     scene = write_scene(tmp_path, sphere(rings=10), up="sideways")
-    with pytest.raises(UserError, match=r"gt\.json: no valid ground truth"):
+    with pytest.raises(UserError, match=r"gt\.json: Expected str"):
         read_reference(scene)
     write_scene(tmp_path, sphere(rings=10), gt_visible_object_samples=0)
     with pytest.raises(UserError, match="no visible sample"):

@@ -145,11 +145,12 @@ def test_a_report_that_cannot_be_written_is_only_told(run):
     assert len(said) == 2
 
 
-def test_a_damaged_record_costs_no_result(run):
+def test_a_damaged_record_costs_no_report(run):
     said: list[str] = []
     (run / "run.json").write_text('{"timings": {"a": {}}}')
-    assert write_run_report(run, said.append) is None
-    assert "no report" in said[0]
+    page = write_run_report(run, said.append)
+    assert "run.json: Object missing required field" in page.read_text(encoding="utf-8")
+    assert not said
 
 
 def test_links_lead_from_where_the_page_is(run):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaussian_splatting.engine.payload import check_payload
 from sugar_utils.errors import UserError
 from sugar_utils.files import (
     atomic_path,
@@ -28,11 +30,11 @@ from sugar_utils.files import (
     remove_stale_temporaries,
     require_regular_file,
 )
+from sugar_utils.memory import out_of_memory
 
 PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_state_dict")
 RESUME_KEY = "resume"
 
-_ARCHIVE_FAULTS = ("PytorchStreamReader", "inline_container")
 _DOS_DIRECTORY = 0x10
 _FILE_NAME = re.compile(r"^(\d+)\.pt$")
 
@@ -125,7 +127,7 @@ class CheckpointStore:
                 self._broken.add(iteration)
                 notify(f"{error}; the checkpoint before it is tried")
                 continue
-            if not isinstance(payload.get(RESUME_KEY), dict):
+            if not isinstance(payload.get(RESUME_KEY), dict) or not payload["optimizer_state_dict"]:
                 notify(f"{path}: has no data to resume from; the checkpoint before it is tried")
                 continue
             return path, payload
@@ -196,33 +198,36 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
         map_location: Device for the tensors.
 
     Returns:
-        The payload; it has all of ``PAYLOAD_KEYS``.
+        The payload; it has all of ``PAYLOAD_KEYS``, and they are what they should be.
 
     Raises:
-        UserError: The file is missing, truncated, damaged, would execute code, or is no checkpoint.
+        UserError: The file is missing, truncated, damaged, would execute code, is no checkpoint or
+            one that makes no sense.
     """
     path = require_regular_file(path, missing_ok=True)
     _verify_archive(path)
     try:
-        payload = torch.load(path, map_location=map_location, weights_only=True)
+        with warnings.catch_warnings():
+            # Of storages that a file of somebody else may use; what is wrong with it is said below.
+            warnings.simplefilter("ignore")
+            payload = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path}: holds objects other than tensors and primitives and is not loaded, because "
             "loading them can execute code; use a checkpoint that this program or SuGaR wrote"
         ) from error
-    except (EOFError, KeyError, ValueError, TypeError, OSError, UnicodeDecodeError) as error:
+    except Exception as error:
+        # Whatever else an unpickler trips over is the file's fault; a lack of memory is not.
+        if out_of_memory(error):
+            raise
         raise _damaged(path, error) from error
-    except RuntimeError as error:
-        # Others, above all running out of memory, do not speak against the file.
-        if any(word in str(error) for word in _ARCHIVE_FAULTS):
-            raise _damaged(path, error) from error
-        raise
     missing = [key for key in PAYLOAD_KEYS if not isinstance(payload, dict) or key not in payload]
     if missing:
         raise UserError(
             f"{path}: not a training checkpoint ({', '.join(missing)} missing); "
             "pass a .pt file that a training run wrote"
         )
+    check_payload(path, payload)
     return payload
 
 

@@ -125,10 +125,10 @@ class TrainableModel(ABC):
         saved = payload["optimizer_state_dict"]
         groups = [
             {**group, "name": own_names.get(group["name"], group["name"])}
-            for group in saved["param_groups"]
+            for group in saved.get("param_groups", ())
         ]
         try:
-            self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+            self.optimizer.load_state_dict({"state": saved.get("state"), "param_groups": groups})
         except (ValueError, KeyError) as error:
             raise UserError(f"the checkpoint's optimiser state does not fit: {error}") from error
         # Saved groups bring the rates they were saved with; the flags of this run count.

@@ -18,12 +18,8 @@ from typing import Any
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    check_writable,
-    read_json,
-    remove_stale_temporaries,
-    write_json_atomic,
-)
+from sugar_utils.files import check_writable, remove_stale_temporaries, write_json_atomic
+from sugar_utils.schemas import RunRecord, read_checked
 
 RUN_FILE = "run.json"
 _LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
@@ -235,10 +231,10 @@ class RunDirectory:
         if not path.is_file():
             return None
         try:
-            recorded = read_json(path)
+            recorded = read_checked(path, RunRecord)
         except UserError:
             return None
-        return recorded if isinstance(recorded, dict) else None
+        return recorded
 
     def _occupied(self) -> bool:
         if self._recorded() is not None or self._checkpoints():

@@ -14,9 +14,9 @@ from typing import Any
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_utils.charts import Chart, Point, Series
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json
 from sugar_utils.html import Page, Picture, duration_text, flattened, write_page
 from sugar_utils.memory import format_bytes
+from sugar_utils.schemas import RunRecord, read_checked
 
 REPORT_FILE = "report.html"
 _MAX_RECORD_BYTES = 1024
@@ -143,11 +143,10 @@ def _small_records(path: Path) -> bytes:
 
 def _record(run_directory: Path, page: Page) -> dict[str, Any]:
     try:
-        record = read_json(run_directory / RUN_FILE)
+        return read_checked(run_directory / RUN_FILE, RunRecord)
     except UserError as error:
         page.paragraph(str(error), note=True)
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What files must hold: one schema for each kind of file, checked where the file is read.
+
+A schema is a ``msgspec`` type. Numbers have bounds, which also keep out what is no number; keys
+that nobody asks for are let through, because other programs write more than we read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from sugar_utils.errors import UserError
+from sugar_utils.files import read_json
+
+WRITE_AGAIN = "the file is damaged, write it again"
+FAR = 1e15
+"""Beyond it, squares do not fit into float32."""
+
+MAX_DEPTH = 50
+"""Nested containers in settings; beyond it somebody is playing."""
+
+Coordinate = Annotated[float, Meta(ge=-FAR, le=FAR)]
+Positive = Annotated[float, Meta(gt=0, le=FAR)]
+PixelCount = Annotated[float, Meta(ge=1, le=2**20)]
+"""Pixels of a side, which some programs write as a float."""
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=FAR)]
+FileName = Annotated[str, Meta(min_length=1, pattern=r"^[^\x00\ud800-\udc7f\udd00-\udfff]*$")]
+"""Any name that an operating system could have, bytes that are no UTF-8 included."""
+
+T = TypeVar("T")
+
+
+class Phase(msgspec.Struct):
+    """What a phase of a run took."""
+
+    seconds: Seconds
+    peak_bytes: Count
+
+
+class RunRecord(msgspec.Struct):
+    """``run.json``."""
+
+    status: str = ""
+    settings: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
+    timings: dict[str, Phase] = {}
+    obsolete: list[FileName] | None = None
+
+
+class Figures(msgspec.Struct):
+    """Of the figures of a result, those that reports count with."""
+
+    seconds: Seconds = 0.0
+    peak_bytes: Count = 0
+
+
+class ResultNote(msgspec.Struct):
+    """The ``.json`` beside a mesh."""
+
+    settings: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
+    result: Figures = msgspec.field(default_factory=Figures)
+    files: dict[FileName, Any] = {}
+    replaces: dict[str, Any] = {}
+
+
+def conform(value: Any, schema: type[T], place: object, advice: str = WRITE_AGAIN) -> T:
+    """Convert what a file holds to a schema.
+
+    Args:
+        value: Containers and primitives, as a parser gives them.
+        schema: A type.
+        place: The file, for messages.
+        advice: What to do about a file that is not so.
+
+    Raises:
+        UserError: It is not of that type; the message tells where and why.
+    """
+    try:
+        return msgspec.convert(value, schema)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{place}: {str(error).replace('`', '')}; {advice}") from error
+
+
+def read_checked(path: Path, schema: type) -> Any:
+    """Read a JSON file that must be of a schema, and return it as it is.
+
+    Raises:
+        UserError: It cannot be read, or is not so.
+    """
+    value = read_json(path)
+    conform(value, schema, path)
+    if is_deeper(value, MAX_DEPTH):
+        raise UserError(f"{path}: nested more than {MAX_DEPTH} deep; {WRITE_AGAIN}")
+    return value
+
+
+def is_deeper(value: Any, limit: int) -> bool:
+    """Whether containers are nested more than ``limit`` deep."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [holder for holder in level if isinstance(holder, (dict, list, tuple))]
+        level = [
+            item
+            for holder in level
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+    return any(isinstance(item, (dict, list, tuple)) for item in level)
