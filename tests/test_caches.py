@@ -76,14 +76,27 @@ def main():
 sys.exit(run_main(main))
 """
 
+REFUSED = """
+import os
+from sugar_utils import files
+from sugar_utils.errors import UserError
 
-def test_home_that_cannot_be_written_to_moves_the_kernels(tmp_path, shared):
-    home = tmp_path / "home"
-    home.write_text("a file")
+def refuse(folder, check=files.check_writable):
+    # Permissions do not bind the administrator, who may run the tests.
+    if str(folder).startswith(os.environ["HOME"]):
+        raise UserError("read-only")
+    return check(folder)
+
+files.check_writable = refuse
+"""
+
+
+def kernel_folder(home: Path, shared: Path, before: str = "") -> Path:
+    """Where a process with this home keeps compiled kernels, after it has said so in one line."""
     kept = {name: value for name, value in os.environ.items() if name not in UNSET}
     moved = {"HOME": str(home), "LOCALAPPDATA": str(home), "TMPDIR": str(shared)}
     done = subprocess.run(
-        [sys.executable, "-c", KERNELS],
+        [sys.executable, "-c", before + KERNELS],
         cwd=REPOSITORY,
         env={**kept, **moved},
         capture_output=True,
@@ -94,5 +107,18 @@ def test_home_that_cannot_be_written_to_moves_the_kernels(tmp_path, shared):
     said, folder = done.stdout.splitlines()
     assert said.startswith("warning: compiled kernels are kept in ")
     assert "WARP_CACHE_PATH" in said
-    assert Path(folder).is_relative_to(shared)
     assert done.stderr == ""
+    return Path(folder)
+
+
+def test_home_that_cannot_be_made_moves_the_kernels(tmp_path, shared):
+    home = tmp_path / "home"
+    home.write_text("a file")
+    assert kernel_folder(home, shared).is_relative_to(shared)
+
+
+def test_folder_of_kernels_that_cannot_be_written_to_is_left_alone(tmp_path, shared):
+    home = tmp_path / "home"
+    home.mkdir()
+    assert kernel_folder(home, shared, REFUSED).is_relative_to(shared)
+    assert not [path for path in home.rglob("*") if path.is_file()]
