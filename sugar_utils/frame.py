@@ -11,10 +11,13 @@ import contextlib
 import errno
 import io
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import IO
 
 from sugar_utils.errors import UserError
@@ -86,12 +89,48 @@ def complain(line: str) -> None:
         discard(sys.stderr)
 
 
+class _Interrupts:
+    """Notes Ctrl-C while it is in force; it still raises ``KeyboardInterrupt``.
+
+    Native modules that are loading turn it into an error of their own, as do libraries that catch
+    everything. What arrives after Ctrl-C is then a consequence of it, whatever it is called.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._ours = False
+
+    def __enter__(self) -> _Interrupts:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._ours = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
 def _guarded(main: Callable[[], int | None]) -> int:
-    try:
-        code = main() or 0
-        _leave_ranks()
-        return code
-    except UserError as error:
+    with _Interrupts() as interrupts:
+        try:
+            code = main() or 0
+            _leave_ranks()
+            return code
+        except KeyboardInterrupt:
+            return _interrupted()
+        except Exception as error:
+            return _interrupted() if interrupts.seen else _told(error)
+
+
+def _told(error: Exception) -> int:
+    """Print an error that is no defect and give its exit code; called while it is handled."""
+    if isinstance(error, UserError):
         if is_follower() if error.silent is None else error.silent:
             # Whoever started the processes ends all with the first that leaves; let the other
             # one speak before.
@@ -99,35 +138,23 @@ def _guarded(main: Callable[[], int | None]) -> int:
         else:
             complain(f"{error.label}: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        return _interrupted()
-    except ImportError as error:
-        # Native modules report whatever happens while they start as a failed import.
-        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
-            return _interrupted()
-        raise
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         discard(sys.stdout)
         return EXIT_BROKEN_PIPE
-    except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
-            raise
+    if _out_of_memory(error):
         reason = " ".join(str(error).split("\n")[0].split())
         complain(
             f"error: out of memory{f' ({reason})' if reason else ''}; close other programs, ask "
             "for less (smaller images, fewer points), or use a machine with more memory"
         )
         return 2
-    except OSError as error:
-        if error.errno not in _NO_DEFECTS:
-            raise
-        if error.filename is None:
-            # A print that failed does not say that it was one.
-            return _unwritable(error)
-        complain(
-            f"error: cannot use {error.filename}: {error.strerror}; {_NO_DEFECTS[error.errno]}"
-        )
-        return 2
+    if not isinstance(error, OSError) or error.errno not in _NO_DEFECTS:
+        raise
+    if error.filename is None:
+        # A print that failed does not say that it was one.
+        return _unwritable(error)
+    complain(f"error: cannot use {error.filename}: {error.strerror}; {_NO_DEFECTS[error.errno]}")
+    return 2
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -142,15 +169,6 @@ def _interrupted() -> int:
     if not is_follower():
         complain("stopped by Ctrl-C")
     return EXIT_INTERRUPTED
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The errors that led to one, the nearest first."""
-    found: BaseException | None = error
-    while found is not None:
-        found = found.__cause__ or found.__context__
-        if found is not None:
-            yield found
 
 
 def _leave_ranks() -> None:

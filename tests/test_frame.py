@@ -3,6 +3,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,9 +107,21 @@ def test_interrupt_while_an_entry_point_loads_is_one_line(path):
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
 
 
-def test_interrupt_that_a_native_module_turned_into_a_failed_import_is_one_line():
-    done = framed("try:\n    raise KeyboardInterrupt\nexcept BaseException:\n    raise ImportError")
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError", "UserError"])
+def test_interrupt_that_a_native_module_turned_into_another_error_is_one_line(error):
+    done = framed(
+        "import signal\n"
+        "from sugar_utils.errors import UserError\n"
+        "try:\n    signal.raise_signal(signal.SIGINT)\n"
+        f"except BaseException:\n    pass\nraise {error}('no backend')"
+    )
     assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C\n")
+
+
+def test_the_handler_of_interrupts_comes_back():
+    before = signal.getsignal(signal.SIGINT)
+    assert run_main(lambda: None) == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_failed_import_is_a_defect():
