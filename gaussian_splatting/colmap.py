@@ -32,6 +32,7 @@ from gaussian_splatting.images import (
     open_image,
 )
 from sugar_utils.caches import temporary_cache
+from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, file_digest, require_regular_file
 
@@ -130,7 +131,7 @@ def read_colmap(
 
 def _load(folder: Path) -> Any:
     """Let pycolmap read the model, from a copy with no points where the points are missing."""
-    import pycolmap
+    pycolmap = load_pycolmap()
 
     kind = _format_of(folder)
     if kind is None:
@@ -213,7 +214,7 @@ def check_binary(path: Path, part: str) -> None:
 
 
 def _skip_camera(data: mmap.mmap, at: int) -> int:
-    import pycolmap
+    pycolmap = load_pycolmap()
 
     (model,) = struct.unpack_from("<i", data, at + 4)
     known = {int(m): m for m in pycolmap.CameraModelId.__members__.values()}
@@ -307,7 +308,7 @@ def _is_pinhole(lens: Any) -> bool:
 
 
 def _undistorted(lens: Any, folder: Path) -> Any:
-    import pycolmap
+    pycolmap = load_pycolmap()
 
     try:
         return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
@@ -405,7 +406,7 @@ def _lens_text(lens: Any) -> str:
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
     """Undistort one photograph, alpha included, at the size of its file."""
-    import pycolmap
+    pycolmap = load_pycolmap()
 
     width, height = image_size(source)
     if (width, height) != (lens.width, lens.height):

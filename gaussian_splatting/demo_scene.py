@@ -30,6 +30,7 @@ from gaussian_splatting.cameras import Camera
 from gaussian_splatting.demo_geometry import DemoGeometry, make_geometry
 from gaussian_splatting.demo_render import DemoRenderer
 from gaussian_splatting.images import IMAGE_SUFFIXES
+from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.random import derive_seed, generator
@@ -355,7 +356,7 @@ def _write_model(
     folder: Path, cameras: list[Camera], points: _Samples, pictures: np.ndarray, seed: int
 ) -> None:
     """Write the COLMAP model: exact poses and observations, points with a little noise."""
-    import pycolmap
+    pycolmap = load_pycolmap()
 
     model = pycolmap.Reconstruction()
     first = cameras[0]

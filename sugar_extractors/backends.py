@@ -24,6 +24,7 @@ from plyfile import PlyData, PlyElement
 from sugar_extractors.surface_samples import SurfaceSamples
 from sugar_scene.mesh_io import read_mesh_ply
 from sugar_scene.meshes import TriangleMesh
+from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 from sugar_utils.neighbors import nearest_neighbors_of
 
@@ -186,7 +187,7 @@ class PycolmapBackend:
     @_says_what_needs_memory("--poisson_depth or --surface_points")
     def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
         """Screened Poisson surface; the cloud is scaled to a unit cube for the float32 files."""
-        pycolmap = importlib.import_module("pycolmap")
+        pycolmap = load_pycolmap()
         options = pycolmap.PoissonMeshingOptions()
         options.depth, options.point_weight = solver.depth, POINT_WEIGHT
         options.num_threads = solver.threads or -1
@@ -206,7 +207,7 @@ class PycolmapBackend:
         """Quadric decimation; colours are those of the nearest vertex before."""
         if mesh.n_faces <= n_faces:
             return mesh
-        pycolmap = importlib.import_module("pycolmap")
+        pycolmap = load_pycolmap()
         options = pycolmap.MeshSimplificationOptions()
         options.target_face_ratio = max(n_faces / mesh.n_faces, _MIN_RATIO)
         middle, size = _cube_of(mesh.vertices)

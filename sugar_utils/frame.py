@@ -18,13 +18,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from sugar_utils.errors import UserError
 from sugar_utils.text import printable
 from sugar_utils.torchrun import is_follower
 
-EXIT_INTERRUPTED = 130
+EXIT_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 EXIT_BROKEN_PIPE = 141
 _SPACE, _ACCESS = "free some space", "mend the permissions or choose another place"
 _NO_DEFECTS = {
@@ -54,8 +54,8 @@ def run_main(main: Callable[[], int | None]) -> int:
         main: Parses its flags and does the work; its result is the exit code, None means 0.
 
     Returns:
-        The exit code: the error's own, 130 after Ctrl-C, 141 when the reader of the output left,
-        2 where the output could not be written.
+        The exit code: the error's own, 130 after Ctrl-C, 143 when it was terminated, 141 when the
+        reader of the output left, 2 where the output could not be written.
     """
     _open_missing_streams()
     _print_any_character()
@@ -90,29 +90,35 @@ def complain(line: str) -> None:
 
 
 class _Interrupts:
-    """Notes Ctrl-C while it is in force; it still raises ``KeyboardInterrupt``.
+    """Notes Ctrl-C and requests to terminate while it is in force; all raise ``KeyboardInterrupt``.
 
-    Native modules that are loading turn it into an error of their own, as do libraries that catch
-    everything. What arrives after Ctrl-C is then a consequence of it, whatever it is called.
+    So what is half-written is removed on the way out. Native modules that are loading turn it into
+    an error of their own, as do libraries that catch everything. What arrives after a signal is
+    then a consequence of it, whatever it is called.
+
+    Attributes:
+        seen: Name of the last signal; None before.
     """
 
     def __init__(self) -> None:
-        self.seen = False
-        self._ours = False
+        self.seen: str | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Interrupts:
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._note)
-            self._ours = True
+        if threading.current_thread() is threading.main_thread():
+            for name in EXIT_OF_SIGNAL:
+                number = getattr(signal, name, None)
+                usual = (signal.default_int_handler, signal.SIG_DFL)
+                if number is not None and signal.getsignal(number) in usual:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
+        self.seen = signal.Signals(number).name
         raise KeyboardInterrupt
 
 
@@ -123,9 +129,9 @@ def _guarded(main: Callable[[], int | None]) -> int:
             _leave_ranks()
             return code
         except KeyboardInterrupt:
-            return _interrupted()
+            return _interrupted(interrupts.seen or "SIGINT")
         except Exception as error:
-            return _interrupted() if interrupts.seen else _told(error)
+            return _interrupted(interrupts.seen) if interrupts.seen else _told(error)
 
 
 def _told(error: Exception) -> int:
@@ -165,10 +171,10 @@ def _out_of_memory(error: BaseException) -> bool:
     return out_of_memory(error)
 
 
-def _interrupted() -> int:
+def _interrupted(name: str) -> int:
     if not is_follower():
-        complain("stopped by Ctrl-C")
-    return EXIT_INTERRUPTED
+        complain(f"stopped by {'Ctrl-C' if name == 'SIGINT' else name}")
+    return EXIT_OF_SIGNAL[name]
 
 
 def _leave_ranks() -> None:

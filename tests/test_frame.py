@@ -12,11 +12,19 @@ import pytest
 
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.frame import run_main
-from tests.test_house import entry_points, name_of, parametrize_files
+from tests.test_house import entry_points, name_of, parametrize_files, production_files
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FULL = Path("/dev/full")
 needs_full_device = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+
+TERMINATED = """
+import os, signal
+from sugar_utils.colmap_library import load_pycolmap
+{preparation}
+os.kill(os.getpid(), signal.SIGTERM)
+signal.pause()
+"""
 
 INTERRUPTED_IMPORT = """
 import runpy, sys
@@ -99,6 +107,20 @@ def test_reader_that_leaves_early_causes_no_traceback():
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait(timeout=20) == 141
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM between processes")
+@pytest.mark.parametrize("preparation", ["", "load_pycolmap()", "load_pycolmap().Reconstruction()"])
+def test_a_request_to_terminate_ends_in_one_line_whatever_is_loaded(preparation):
+    done = framed(TERMINATED.format(preparation=preparation))
+    assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")
+
+
+def test_pycolmap_is_loaded_in_one_place():
+    found = [
+        path.name for path in production_files() if "import pycolmap" in path.read_text("utf-8")
+    ]
+    assert found == ["colmap_library.py"]
 
 
 @parametrize_files(entry_points())

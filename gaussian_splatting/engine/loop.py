@@ -24,13 +24,12 @@ from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.images import ImageStore
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.ranks import ALONE, Ranks
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
-
-SIGNAL_EXIT = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 
 
 class Interrupted(UserError):
@@ -40,7 +39,7 @@ class Interrupted(UserError):
 
     def __init__(self, message: str, signal_name: str) -> None:
         super().__init__(message)
-        self.exit_code = SIGNAL_EXIT.get(signal_name, 130)
+        self.exit_code = EXIT_OF_SIGNAL.get(signal_name, 130)
 
 
 @dataclass(frozen=True)
