@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from sugar_extractors.mesh_report import extract_and_report
-from sugar_extractors.options import mesh_options, mesh_parser
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 
 
 def main() -> None:
     """Parse the flags and extract."""
+    from sugar_extractors.mesh_report import extract_and_report
+    from sugar_extractors.options import mesh_options, mesh_parser
+
     extract_and_report(mesh_options(mesh_parser(__doc__).parse_args()))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from sugar_extractors.mesh_report import texture_and_report
-from sugar_extractors.texture_options import texture_options, texture_parser
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 
 
 def main() -> None:
     """Parse the flags and extract."""
+    from sugar_extractors.mesh_report import texture_and_report
+    from sugar_extractors.texture_options import texture_options, texture_parser
+
     texture_and_report(texture_options(texture_parser(__doc__).parse_args()))
 
 

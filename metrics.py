@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from sugar_pipeline.metrics import measure
-from sugar_pipeline.metrics_options import metrics_options, metrics_parser
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 
 
 def main() -> None:
     """Parse the flags and measure."""
+    from sugar_pipeline.metrics import measure
+    from sugar_pipeline.metrics_options import metrics_options, metrics_parser
+
     measure(metrics_options(metrics_parser(__doc__).parse_args()))
 
 

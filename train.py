@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from sugar_pipeline.commands import run_train
-from sugar_pipeline.flags import train_parser
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 
 
 def main() -> None:
     """Parse the flags and run the stages."""
+    from sugar_pipeline.commands import run_train
+    from sugar_pipeline.flags import train_parser
+
     run_train(train_parser(__doc__).parse_args())
 
 

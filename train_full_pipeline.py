@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from sugar_pipeline.commands import run_full
-from sugar_pipeline.flags import full_parser
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 
 
 def main() -> None:
     """Parse the flags and run all stages, the vanilla one included."""
+    from sugar_pipeline.commands import run_full
+    from sugar_pipeline.flags import full_parser
+
     run_full(full_parser(__doc__).parse_args())
 
 

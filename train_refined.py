@@ -3,13 +3,14 @@
 
 import sys
 
-from sugar_trainers.refine_options import refine_options, refine_parser
-from sugar_trainers.refine_training import train_refined
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 
 
 def main() -> None:
     """Parse the flags and train."""
+    from sugar_trainers.refine_options import refine_options, refine_parser
+    from sugar_trainers.refine_training import train_refined
+
     train_refined(refine_options(refine_parser(__doc__).parse_args()))
 
 

@@ -38,7 +38,8 @@ from sugar_scene.meshes import open_edge_share
 from sugar_trainers.capture import load_capture
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, read_json, write_json_atomic
-from sugar_utils.flags import Parser, integer, positive_float, run_main
+from sugar_utils.flags import Parser, integer, positive_float
+from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"

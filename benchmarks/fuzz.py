@@ -41,7 +41,8 @@ from benchmarks.fuzz_world import copy_parts, make_world, run_command, warm_up
 from benchmarks.rasterizer import print_table
 from sugar_utils.errors import UserError
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, integer, positive_float, positive_int, run_main
+from sugar_utils.flags import Parser, integer, positive_float, positive_int
+from sugar_utils.frame import run_main
 
 INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", "mesh.ply",
           "scenes.json")  # fmt: skip

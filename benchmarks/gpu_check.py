@@ -55,7 +55,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu_runner import FAILED, OK, ROOT, SKIPPED, Row, Runner, Section
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, positive_float, run_main
+from sugar_utils.flags import Parser, positive_float
+from sugar_utils.frame import run_main
 
 SECTIONS = (
     Section("environment", "benchmarks.gpu_environment", 0.04),

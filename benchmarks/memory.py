@@ -74,7 +74,8 @@ from sugar_trainers.memory import sampling_candidates
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, boolean, positive_int, run_main
+from sugar_utils.flags import Parser, boolean, positive_int
+from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
 EXTENT = 5.0

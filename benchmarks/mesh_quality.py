@@ -32,7 +32,8 @@ from sugar_extractors.mesh_quality import (
     read_reference,
 )
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, integer, positive_int, run_main
+from sugar_utils.flags import Parser, integer, positive_int
+from sugar_utils.frame import run_main
 
 
 def names_of(paths: list[Path]) -> list[str]:

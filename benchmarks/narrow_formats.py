@@ -28,7 +28,8 @@ from gaussian_splatting.engine.run_report import last_value, read_curves
 from sugar_trainers.coarse_training import train_coarse
 from sugar_trainers.options import coarse_options, coarse_parser
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, integer, positive_float, positive_int, run_main
+from sugar_utils.flags import Parser, integer, positive_float, positive_int
+from sugar_utils.frame import run_main
 
 RUNS = {
     "fp32": [],

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from benchmarks.live_bytes import weigh
 from benchmarks.rasterizer import print_machine
-from sugar_utils.flags import Parser, positive_int, run_main
+from sugar_utils.flags import Parser, positive_int
+from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes
 from sugar_utils.neighbors import nearest_neighbors
 

@@ -38,7 +38,8 @@ from gaussian_splatting.schedule import LearningRates
 from gaussian_splatting.training import CHECKPOINT_FOLDER, VanillaOptions, train_vanilla
 from gaussian_splatting.vanilla import VanillaConfig
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, positive_float, positive_int, run_main
+from sugar_utils.flags import Parser, positive_float, positive_int
+from sugar_utils.frame import run_main
 
 FORMATS = {
     "fp32": OptimizerConfig(),

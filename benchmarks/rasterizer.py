@@ -63,7 +63,8 @@ from gaussian_splatting.rasterization.view import (
     TRANSMITTANCE_MIN,
     n_tiles,
 )
-from sugar_utils.flags import Parser, positive_int, run_main
+from sugar_utils.flags import Parser, positive_int
+from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage
 
 REPOSITORY = Path(__file__).resolve().parent.parent

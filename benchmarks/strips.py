@@ -40,7 +40,8 @@ from gaussian_splatting.rasterization import rasterize
 from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import IntList, Parser, positive_int, run_main
+from sugar_utils.flags import IntList, Parser, positive_int
+from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes
 
 EXTENT = 5.0

@@ -45,7 +45,8 @@ from sugar_extractors.textured_rendering import render_textured
 from sugar_extractors.texturing import face_colors, photo_source, refined_file, render_source
 from sugar_scene.mesh_bound import BoundCloud, face_normals
 from sugar_scene.trainable_bound import bound_cloud_from_state
-from sugar_utils.flags import Parser, integer, positive_float, positive_int, run_main
+from sugar_utils.flags import Parser, integer, positive_float, positive_int
+from sugar_utils.frame import run_main
 
 METHODS = ("original", "scatter", "gather")
 

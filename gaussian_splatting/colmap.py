@@ -7,7 +7,6 @@ any other camera model are undistorted once, into a cache beside the originals.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import mmap
 import os
@@ -24,13 +23,23 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.cameras import Camera
-from gaussian_splatting.images import ImageFolder, find_images, image_size, missing_images
+from gaussian_splatting.images import (
+    ImageFolder,
+    colors_of,
+    find_images,
+    image_size,
+    missing_images,
+    open_image,
+)
+from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable
+from sugar_utils.files import atomic_path, check_writable, file_digest, require_regular_file
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 _CACHE_FOLDER = "undistorted_cache"
+_CACHE_VERSION = 2
+"""Counts the ways in which copies were made; those of an earlier way are made again."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,8 @@ def _load(folder: Path) -> Any:
         raise UserError(
             f"{folder}: no COLMAP model; it needs cameras.bin and images.bin, or the same as .txt"
         )
+    for part in _PARTS:
+        require_regular_file(folder / f"{part}.{kind}", missing_ok=True)
     if kind == "bin":
         for part in _PARTS:
             check_binary(folder / f"{part}.bin", part)
@@ -241,8 +252,16 @@ def _skip_frame(data: mmap.mmap, at: int) -> int:
 
 def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:
     """Name, lens, rotation and translation of every registered image, by name."""
+    try:
+        image_ids = reconstruction.reg_image_ids()
+    except Exception as error:  # frames may name images that are not there
+        detail = " ".join(str(error).split())
+        raise UserError(
+            f"{folder}: frames and images of the COLMAP model do not belong together ({detail}); "
+            "export it again"
+        ) from error
     poses = []
-    for image_id in reconstruction.reg_image_ids():
+    for image_id in image_ids:
         try:
             image = reconstruction.images[image_id]
             name, lens = image.name, reconstruction.cameras[image.camera_id]
@@ -343,13 +362,8 @@ def _cache_folder(scene_root: Path) -> Path:
     try:
         return check_writable(scene_root / _CACHE_FOLDER)
     except UserError:
-        key = hashlib.blake2b(str(scene_root.resolve()).encode(), digest_size=8).hexdigest()
-        try:
-            user = getpass.getuser()
-        except (OSError, KeyError, ImportError):
-            user = "user"
-        base = Path(tempfile.gettempdir()) / f"sugar-{_CACHE_FOLDER}-{user}"
-        return check_writable(base / key)
+        key = hashlib.blake2b(os.fsencode(scene_root.resolve()), digest_size=8).hexdigest()
+        return check_writable(temporary_cache(_CACHE_FOLDER) / key)
 
 
 def _undistort_photographs(
@@ -374,11 +388,14 @@ def _undistort_photographs(
 
 
 def _cache_name(name: str, lens: Any, source: Path) -> str:
-    """Name of a copy, which changes with the lens and with the file."""
+    """Name of a copy, which changes with the lens and with what is in the file.
+
+    Not with its place, so that a scene that was moved needs no new copies, and not with its time,
+    which copies of other files may keep.
+    """
     lens_key = hashlib.blake2b(_lens_text(lens).encode(), digest_size=8).hexdigest()
-    stat = source.stat()
-    file_text = f"{source.resolve()} {name} {stat.st_size} {stat.st_mtime_ns}"
-    file_key = hashlib.blake2b(file_text.encode(), digest_size=8).hexdigest()
+    file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
+    file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
     return f"{lens_key}/{source.stem}-{file_key}.png"
 
 
@@ -400,15 +417,11 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
             )
         lens = pycolmap.Camera(lens.todict())
         lens.rescale(width, height)
-    try:
-        with Image.open(source) as image:
-            has_alpha = "A" in image.getbands() or "transparency" in image.info
-            pixels = np.asarray(image.convert("RGBA" if has_alpha else "RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"cannot read the image {source}: {error}; replace the file") from error
+    with open_image(source) as image:
+        pixels = np.asarray(colors_of(image))
     options = pycolmap.UndistortCameraOptions()
     planes = [np.ascontiguousarray(pixels[..., :3])]
-    if has_alpha:
+    if pixels.shape[2] == 4:
         planes.append(np.ascontiguousarray(pixels[..., 3]))
     flat = [
         pycolmap.undistort_image(options, pycolmap.Bitmap.from_array(plane), lens)[0].to_array()

@@ -15,7 +15,8 @@ from sugar_utils.errors import UserError
 from sugar_utils.flags import integer
 from sugar_utils.neighbor_backends import NEIGHBOR_SEARCHES, NeighborSearch, choose_neighbor_search
 from sugar_utils.neighbors import nearest_neighbors
-from sugar_utils.ranks import ALONE, Launch, Ranks
+from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.torchrun import Launch
 
 
 @dataclass(frozen=True)

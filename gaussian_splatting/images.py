@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from sugar_utils.errors import UserError
+from sugar_utils.files import require_regular_file
 from sugar_utils.memory import available_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
@@ -109,15 +110,32 @@ def image_size(path: Path) -> tuple[int, int]:
     Raises:
         UserError: The file is not an image that can be read.
     """
+    with open_image(path) as image:
+        return image.size
+
+
+@contextlib.contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image file; nothing is decoded yet.
+
+    Yields:
+        The image, closed afterwards.
+
+    Raises:
+        UserError: The file is no image, no plain file, or what the body decodes is damaged.
+    """
+    require_regular_file(path, missing_ok=True)
     try:
         with Image.open(path) as image:
-            return image.size
+            yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+        raise UserError(f"cannot read the image {path}: {error}; replace the file") from error
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"cannot read the image {path}: {error}; replace the file")
+def colors_of(image: Image.Image) -> Image.Image:
+    """An image of any mode and depth as 8-bit RGB, or RGBA where something may be transparent."""
+    image = _to_8_bit(image)
+    return image.convert("RGBA" if _has_alpha(image) else "RGB")
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -137,10 +155,10 @@ def _has_alpha(image: Image.Image) -> bool:
 
 def _flatten(image: Image.Image, white_background: bool) -> Image.Image:
     """RGB from any mode; alpha is composited in integers, truncating to 8 bits."""
-    image = _to_8_bit(image)
-    if not _has_alpha(image):
-        return image.convert("RGB")
-    rgba = np.asarray(image.convert("RGBA")).astype(np.uint32)
+    image = colors_of(image)
+    if image.mode == "RGB":
+        return image
+    rgba = np.asarray(image).astype(np.uint32)
     rgb, alpha = rgba[..., :3], rgba[..., 3:]
     background = 255 * (255 - alpha) if white_background else 0
     return Image.fromarray(((rgb * alpha + background) // 255).astype(np.uint8))
@@ -164,14 +182,11 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
     Raises:
         UserError: The file is damaged or not an image.
     """
-    try:
-        with Image.open(path) as image:
-            flat = _flatten(image, white_background)
-            if flat.size != (width, height):
-                flat = flat.resize((width, height), Image.Resampling.BICUBIC)
-            return np.array(flat)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+    with open_image(path) as image:
+        flat = _flatten(image, white_background)
+        if flat.size != (width, height):
+            flat = flat.resize((width, height), Image.Resampling.BICUBIC)
+        return np.array(flat)
 
 
 class ImageFolder:

@@ -24,7 +24,7 @@ from sugar_utils.flags import (
     positive_float,
     positive_int,
 )
-from sugar_utils.ranks import Launch
+from sugar_utils.torchrun import Launch
 
 ACCUMULATION_STEPS = 4
 _RATES = LearningRates()

@@ -17,12 +17,14 @@ from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import GaussianCloud
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
+from sugar_utils.files import atomic_path, require_regular_file
+from sugar_utils.memory import format_bytes
 
 MAX_SH_DEGREE = 3
 _N_REST = 3 * ((MAX_SH_DEGREE + 1) ** 2 - 1)
 _REQUIRED = {"f_dc": 3, "scale": 3, "rot": 4}
 _CHUNK_ROWS = 16_384
+_HEADER_BYTES = 1 << 16
 
 GAUSSIAN_PROPERTIES = (
     *("x", "y", "z", "nx", "ny", "nz"),
@@ -132,16 +134,19 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
 
 def _read_vertices(path: Path) -> np.ndarray:
     """The vertex element of a PLY file. (N,) structured"""
-    if not path.is_file():
-        raise UserError(f"{path}: no such PLY file; check the path")
+    require_regular_file(path, missing_ok=True)
     try:
         data = PlyData.read(str(path))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such PLY file; check the path") from error
     except PlyParseError as error:
         raise UserError(
             f"{path}: damaged or truncated PLY ({error}); copy or export the file again"
         ) from error
     # plyfile trusts the header: numbers that make no sense surface as any of these.
-    except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+    except MemoryError as error:
+        raise does_not_fit(path) from error
+    except (OSError, ValueError, TypeError, OverflowError) as error:
         raise UserError(
             f"{path}: cannot be read as PLY ({error}); export the file again"
         ) from error
@@ -149,6 +154,27 @@ def _read_vertices(path: Path) -> np.ndarray:
         found = ", ".join(element.name for element in data.elements) or "none"
         raise UserError(f"{path}: has no element 'vertex' (it has: {found}); use another file")
     return data["vertex"].data
+
+
+def does_not_fit(path: Path) -> UserError:
+    """The error for a PLY that there is no memory for, unless its header asks for the impossible.
+
+    Args:
+        path: A file that exists.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES).split(b"end_header")[0]
+    rows = sum(int(count) for count in re.findall(rb"(?m)^element \S+ (\d+)\s*$", header))
+    if rows > size:
+        return UserError(
+            f"{path}: damaged PLY (its header promises {rows} rows in {size} bytes); "
+            "copy or export the file again"
+        )
+    return UserError(
+        f"{path}: out of memory reading its {format_bytes(size)}; close other programs, or use a "
+        "machine with more memory"
+    )
 
 
 def _numbered(vertices: np.ndarray, prefix: str) -> list[str]:

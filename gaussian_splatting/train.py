@@ -9,13 +9,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gaussian_splatting.options import add_vanilla_flags, vanilla_options
-from gaussian_splatting.training import train_vanilla
-from sugar_utils.flags import HelpFormatter, Parser, run_main
+from sugar_utils.flags import HelpFormatter, Parser
+from sugar_utils.frame import run_main
 
 
 def parser() -> argparse.ArgumentParser:
     """All flags of the vanilla trainer."""
+    from gaussian_splatting.options import add_vanilla_flags
+
     result = Parser(description=__doc__, formatter_class=HelpFormatter)
     add_vanilla_flags(result)
     return result
@@ -23,6 +24,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Parse the flags and train."""
+    from gaussian_splatting.options import vanilla_options
+    from gaussian_splatting.training import train_vanilla
+
     train_vanilla(vanilla_options(parser().parse_args()))
 
 

@@ -13,15 +13,14 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.engine.identity import (
     Identity,
-    file_digest,
     points_digest,
     scene_inputs,
 )
-from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_report import write_run_report
-from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore, SugarSize, VanillaSize, shared_or_own_store
+from gaussian_splatting.engine.runner import StageRun, run_stage
+from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.images import ImageStore, SugarSize, VanillaSize
 from gaussian_splatting.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.reference_layout import (
     point_cloud_path,
@@ -32,6 +31,8 @@ from gaussian_splatting.reference_layout import (
 )
 from gaussian_splatting.scene import Scene, load_scene
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage, initial_cloud
+from sugar_utils.console import Console
+from sugar_utils.files import file_digest
 
 CHECKPOINT_FOLDER = "checkpoints"
 
@@ -112,13 +113,20 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
     Raises:
         UserError: For anything the user can mend.
     """
-    with options.compute.ranks.together():
-        return _train(options, images)
+    return run_stage(
+        lambda notices: _prepared(options, notices),
+        compute=options.compute,
+        options=options.run,
+        notices=options.notices,
+        white_background=options.config.white_background,
+        images=images,
+    )
 
 
-def _train(options: VanillaOptions, images: ImageStore | None) -> Path:
-    compute, config, ranks = options.compute, options.config, options.compute.ranks
-    notices = Notices([*compute.reasons, *options.notices])
+def _prepared(
+    options: VanillaOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    config = options.config
     scene = load_scene(
         options.scene_path,
         size_rule=_size_rule(options),
@@ -128,44 +136,23 @@ def _train(options: VanillaOptions, images: ImageStore | None) -> Path:
         seed=config.seed,
         notify=notices,
     )
-    cloud = _start(scene, options, notices)
-    run = RunDirectory(
+
+    def export(iteration: int, trained: GaussianCloud) -> None:
+        _write_layout(scene, options)
+        write_point_cloud(options.output, iteration, trained)
+
+    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
+        return VanillaStage(cloud, config, scene.extent, export, options.compute.rasterizer)
+
+    directory = RunDirectory(
         options.output / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
         output_flag="-m/--model_path",
         products=(options.output / "point_cloud",),
     )
-    result = point_cloud_path(options.output, config.iterations)
-    title = "vanilla 3DGS"
-    with open_session(run, options.run, config.iterations, notices, title, ranks) as session:
-        console = session.console
-        console.info(scene.description)
-        if ranks.from_first(session.plan.finished and result.is_file()):
-            console.info(f"finished already: {result}")
-            return result
-
-        def export(iteration: int, trained: GaussianCloud) -> None:
-            _write_layout(scene, options)
-            write_point_cloud(options.output, iteration, trained)
-
-        stage = VanillaStage(cloud, config, scene.extent, export, compute.rasterizer)
-        # The stage has its own copy.
-        del cloud
-        with shared_or_own_store(images, config.white_background, ranks.size) as store:
-            Trainer(
-                stage,
-                _loop(options),
-                scene.train_cameras,
-                scene.test_cameras,
-                store,
-                run,
-                console,
-                ranks,
-            ).run(session.plan)
-        if ranks.is_first:
-            write_run_report(run.path, console.warn)
-        console.info(f"finished: {result}")
-    return result
+    results = (point_cloud_path(options.output, config.iterations),)
+    run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results)
+    return run, _start(scene, options, notices)
 
 
 def _size_rule(options: VanillaOptions) -> SugarSize | VanillaSize:

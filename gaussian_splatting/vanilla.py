@@ -21,7 +21,7 @@ from gaussian_splatting.densification import (
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import StepResult
+from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
@@ -130,7 +130,7 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
     )
 
 
-class VanillaStage:
+class VanillaStage(Stage):
     """Colour loss, densification, pruning and opacity reset.
 
     Args:
@@ -244,10 +244,6 @@ class VanillaStage:
             sh_degree=self._config.sh_degree,
             rasterizer=self._rasterizer,
         )
-
-    def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
-        """None beyond the usual ones."""
-        return {}
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics."""

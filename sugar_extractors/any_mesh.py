@@ -12,6 +12,7 @@ from sugar_scene.mesh_io import read_mesh_ply
 from sugar_scene.meshes import TriangleMesh
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.errors import UserError
+from sugar_utils.files import require_regular_file
 
 _GREY = 128
 MESH_SUFFIXES = (".ply", ".pt", ".obj")
@@ -29,8 +30,9 @@ def read_any_mesh(path: Path) -> TriangleMesh:
     path, suffix = Path(path), Path(path).suffix.lower()
     if suffix not in MESH_SUFFIXES:
         raise UserError(f"{path}: not a mesh; pass one of {', '.join(MESH_SUFFIXES)}")
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{path}: no such mesh file; check the path")
+    require_regular_file(path)
     if suffix == ".ply":
         return read_mesh_ply(path)
     return _refined_mesh(path) if suffix == ".pt" else _obj_mesh(path)
@@ -42,7 +44,7 @@ def _refined_mesh(path: Path) -> TriangleMesh:
         cloud = bound_cloud_from_state(payload["state_dict"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return _grey(cloud.vertices.double().numpy(), cloud.faces.numpy())
+    return _grey(path, cloud.vertices.double().numpy(), cloud.faces.numpy())
 
 
 def _obj_mesh(path: Path) -> TriangleMesh:
@@ -64,8 +66,10 @@ def _obj_mesh(path: Path) -> TriangleMesh:
     rows = np.where(rows > 0, rows - 1, rows + len(points))
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):
         raise UserError(f"{path}: a face refers to a vertex that is not there; write it again")
-    return _grey(points, rows)
+    return _grey(path, points, rows)
 
 
-def _grey(vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
+def _grey(path: Path, vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
+    if not np.isfinite(vertices).all():
+        raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
     return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))

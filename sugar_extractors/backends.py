@@ -9,12 +9,13 @@ Kazhdan and Hoppe (ACM Trans. Graph. 2013), and both tell a density per vertex.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ POINT_WEIGHT = 2.0
 
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
+
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,26 @@ def choose_backend(name: str = "auto") -> MeshingBackend:
         return PycolmapBackend()
 
 
+def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
+    """Make lack of memory in a step one line that names the flags which ask for less."""
+
+    def decorate(step: Step) -> Step:
+        @functools.wraps(step)
+        def guarded(*args: Any) -> Any:
+            try:
+                return step(*args)
+            # Native code throws bad_alloc, which arrives as this, too.
+            except MemoryError as error:
+                raise UserError(
+                    f"out of memory in mesh extraction ({step.__name__}); lower {flags}, close "
+                    "other programs, or use a machine with more memory"
+                ) from error
+
+        return guarded
+
+    return decorate
+
+
 class Open3dBackend:
     """Open3D, in memory.
 
@@ -114,6 +137,7 @@ class Open3dBackend:
         self._o3d = open3d
         open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
 
+    @_says_what_needs_memory("--poisson_depth or --surface_points")
     def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
         """Screened Poisson surface."""
         o3d = self._o3d
@@ -131,6 +155,7 @@ class Open3dBackend:
         )
         return PoissonMesh(self._from_open3d(mesh), np.asarray(densities).copy())
 
+    @_says_what_needs_memory("--poisson_depth")
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
         """Quadric decimation; colours are carried along."""
         if mesh.n_faces <= n_faces:
@@ -158,6 +183,7 @@ class PycolmapBackend:
 
     name = "pycolmap"
 
+    @_says_what_needs_memory("--poisson_depth or --surface_points")
     def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
         """Screened Poisson surface; the cloud is scaled to a unit cube for the float32 files."""
         pycolmap = importlib.import_module("pycolmap")
@@ -175,6 +201,7 @@ class PycolmapBackend:
         mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
         return PoissonMesh(mesh, np.asarray(densities, dtype=np.float64))
 
+    @_says_what_needs_memory("--poisson_depth")
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
         """Quadric decimation; colours are those of the nearest vertex before."""
         if mesh.n_faces <= n_faces:

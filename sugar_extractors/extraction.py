@@ -13,7 +13,7 @@ import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
+from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.trainable import cloud_from_state
 from gaussian_splatting.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scene import Scene
@@ -35,6 +35,7 @@ from sugar_scene.meshes import TriangleMesh, open_edge_share
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest
 from sugar_utils.flags import require_box
 from sugar_utils.memory import memory_usage, reset_peak
 

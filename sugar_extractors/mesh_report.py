@@ -128,7 +128,8 @@ def _add_mesh(page: Page, path: Path, views: Sequence[Camera]) -> None:
         page.pictures(
             Picture(image, camera.name) for image, camera in zip(textured, views, strict=True)
         )
-    page.pairs(flattened(note.get("settings", {})), folded="Settings of this mesh")
+    chosen = {**note.get("sources", {}), **note.get("settings", {})}
+    page.pairs(flattened(chosen), folded="Settings of this mesh")
 
 
 def _fact(name: str, value: object) -> tuple[str, object]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.identity import Identity, file_digest
+from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, write_json_atomic
+from sugar_utils.files import atomic_path, check_writable, file_digest, write_json_atomic
 from sugar_utils.locks import exclusive
 from sugar_utils.schemas import ResultNote, read_checked
 

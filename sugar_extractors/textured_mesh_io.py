@@ -22,10 +22,11 @@ from PIL import Image
 from torch import Tensor
 
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
+from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
 _PNG_LEVEL = 4
+_FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
 
@@ -252,13 +253,15 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     """
     path = Path(path)
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
         vertices = _table(lines, b"v ", 3, np.float64)
         points = _table(lines, b"vt ", 2, np.float64)
         rows = _table(lines, b"f ", 6, np.int64).reshape(-1, 3, 2) - 1
         material = _value(lines, b"mtllib ", path)
-        picture = _value((path.parent / material).read_bytes().split(b"\n"), b"map_Kd ", path)
-        with Image.open(path.parent / picture) as image:
+        material_path = require_regular_file(path.parent / material, missing_ok=True)
+        picture = _value(material_path.read_bytes().split(b"\n"), b"map_Kd ", path)
+        picture_path = require_regular_file(path.parent / picture, missing_ok=True)
+        with Image.open(picture_path) as image:
             texture = np.array(image.convert("RGB"))
     except FileNotFoundError as error:
         raise UserError(
@@ -269,6 +272,9 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
         ) from error
+    # Written so that it is false of NaN; what float32 cannot hold would become infinite below.
+    if not all((np.abs(table) <= _FLOAT32_MAX).all() for table in (vertices, points)):
+        raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
     for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
         if values.size and not 0 <= values.min() <= values.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")

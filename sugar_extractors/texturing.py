@@ -14,7 +14,7 @@ from torch import Tensor
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
+from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.rendering import render_view
 from gaussian_splatting.images import ImageStore, shared_or_own_store
 from gaussian_splatting.scene import Scene
@@ -42,7 +42,7 @@ from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
-from sugar_utils.files import remove_stale_temporaries
+from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.spherical_harmonics import SH_C0
 

@@ -10,7 +10,7 @@ from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.flags import DEMO_FLAGS, changed_flags, train_parser
 from sugar_pipeline.plan import full_plan, train_plan
 from sugar_pipeline.run import PipelineResult, run_stages
-from sugar_utils.ranks import Launch
+from sugar_utils.torchrun import Launch
 
 
 def run_train(args: argparse.Namespace) -> PipelineResult | None:

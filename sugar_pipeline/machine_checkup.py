@@ -29,7 +29,7 @@ LITTLE_MEMORY, LITTLE_DISK = 4 * 2**30, 10 * 2**30
 REQUIRED = ("numpy", "pycolmap", "plyfile", "pillow", "rich", "msgspec")
 OPTIONAL = {
     "tensorboard": "curves of a run",
-    "xatlas": "--atlas xatlas",
+    "xatlas": "--texture_atlas xatlas",
     "lpips": "LPIPS in metrics.py",
 }
 BACKENDS = {

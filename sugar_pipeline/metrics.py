@@ -41,7 +41,7 @@ from sugar_trainers.naming import (
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
-from sugar_utils.files import write_json_atomic
+from sugar_utils.files import remove_stale_temporaries, write_json_atomic
 
 SH_DEGREE = 3
 PAPER_ITERATION = 30_000
@@ -141,6 +141,7 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
     console = console or Console()
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
+    remove_stale_temporaries(options.result_path.parent)
     perceptual = load_perceptual(console.info)
     results: dict[str, dict[str, Scores]] = {}
     for scene_path, checkpoint_path in options.scenes.items():
@@ -175,6 +176,12 @@ def _measure_scene(
             rows[key] = _score(render, scene.test_cameras, images, perceptual)
             shown = "  ".join(f"{n} {v:.4f}" for n, v in rows[key].items() if v is not None)
             console.info(f"{scene_name(scene_path)} {key}: {shown}")
+    if checkpoint.settings.get("eval") is False:
+        # The layout of the file is the original's and has no place for it.
+        console.warn(
+            f"{scene_name(scene_path)}: these figures are too good, because {checkpoint_path} was "
+            "trained on the held-out views, too (eval=False in its cfg_args); train it with --eval"
+        )
     return rows
 
 

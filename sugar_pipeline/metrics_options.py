@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from gaussian_splatting.compute import add_device_flags, compute_options
 from gaussian_splatting.images import SugarSize
+from sugar_extractors.mesh_config import EXTRACTORS, MeshVariant
 from sugar_pipeline.flags import add_preset_flags, apply_presets
 from sugar_pipeline.metrics import MetricsOptions
 from sugar_scene.mesh_bound import LAYOUTS
@@ -60,6 +61,8 @@ def metrics_parser(description: str | None) -> argparse.ArgumentParser:
         help="render the textured mesh instead of the Gaussians")  # fmt: skip
     add("--use_diffuse_color_only", type=boolean, default=False,
         help="render the view-independent part of the colours")  # fmt: skip
+    add("--mesh_extractor", choices=EXTRACTORS, default="poisson",
+        help="how the mesh was made: poisson or tsdf")  # fmt: skip
     add("--use_poisson_center", type=boolean, default=False,
         help="the mesh was made of Gaussian centres")  # fmt: skip
     add("--use_marching_cubes", type=boolean, default=False,
@@ -89,7 +92,11 @@ def metrics_options(args: argparse.Namespace) -> MetricsOptions:
             "--use_uv_texture and --use_diffuse_color_only exclude each other: a texture has no "
             "other colours"
         )
-    variant = "poissoncenters" if args.use_poisson_center else ""
+    if args.mesh_extractor != "poisson" and (args.use_poisson_center or args.use_marching_cubes):
+        raise UserError(
+            f"--mesh_extractor {args.mesh_extractor} excludes --use_poisson_center and "
+            "--use_marching_cubes: a mesh was made in one way"
+        )
     return MetricsOptions(
         scenes=read_scene_config(args.scene_config),
         iteration_to_load=args.iteration_to_load,
@@ -99,7 +106,7 @@ def metrics_options(args: argparse.Namespace) -> MetricsOptions:
         n_vertices_in_mesh=args.n_vertices_in_mesh,
         per_triangle=args.gaussians_per_triangle,
         refinement_iterations=args.refinement_iterations,
-        variant="marchingcubes" if args.use_marching_cubes else variant,
+        variant=_variant(args),
         evaluate_vanilla=args.evaluate_vanilla,
         uv_texture=args.use_uv_texture,
         diffuse_only=args.use_diffuse_color_only,
@@ -108,6 +115,14 @@ def metrics_options(args: argparse.Namespace) -> MetricsOptions:
         output_root=args.output_dir,
         compute=compute_options(args),
     )
+
+
+def _variant(args: argparse.Namespace) -> MeshVariant:
+    if args.use_marching_cubes:
+        return "marchingcubes"
+    if args.use_poisson_center:
+        return "poissoncenters"
+    return "tsdf" if args.mesh_extractor == "tsdf" else ""
 
 
 def read_scene_config(text: str | None) -> dict[Path, Path]:

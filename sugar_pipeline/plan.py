@@ -71,18 +71,20 @@ class PipelinePlan:
         return sum(stage is not None for stage in stages)
 
     def settings(self) -> dict[str, Any]:
-        """Resolved settings of each stage, as JSON values; files of earlier stages must exist."""
-        stages: dict[str, Any] = {}
-        if self.vanilla is not None:
-            stages["vanilla"] = self.vanilla.identity()
-        stages["coarse"] = self.coarse.identity()
-        if self.mesh is not None:
-            stages["mesh"] = self.mesh.identity(*self.mesh.jobs[0])
-        if self.refine is not None:
-            stages["refine"] = self.refine.identity()
-        if self.texture is not None:
-            stages["texture"] = self.texture.identity()
-        return stages
+        """Inputs and resolved settings of each stage; files of earlier stages must exist."""
+        mesh = () if self.mesh is None else self.mesh.jobs[0]
+        stages = {
+            "vanilla": (self.vanilla, ()),
+            "coarse": (self.coarse, ()),
+            "mesh": (self.mesh, mesh),
+            "refine": (self.refine, ()),
+            "texture": (self.texture, ()),
+        }
+        return {
+            name: {**options.sources(), **options.identity(*job)}
+            for name, (options, job) in stages.items()
+            if options is not None
+        }
 
 
 def train_plan(args: argparse.Namespace) -> PipelinePlan:

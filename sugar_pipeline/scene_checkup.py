@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.memory_plan import surveyed
+from gaussian_splatting.images import image_size
 from gaussian_splatting.rasterization import project
 from gaussian_splatting.scene import Scene
 from sugar_pipeline.findings import Finding
@@ -110,9 +110,8 @@ def _photographs(scene: Scene) -> Iterator[Finding]:
 def _opens(camera: Camera) -> bool:
     """Whether the file of a photograph begins as an image does; nothing is decoded."""
     try:
-        with Image.open(camera.image_path) as image:
-            return image.width > 0
-    except (OSError, ValueError, AttributeError):
+        return camera.image_path is not None and image_size(camera.image_path)[0] > 0
+    except UserError:
         return False
 
 

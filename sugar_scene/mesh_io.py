@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from plyfile import PlyData, PlyElement, PlyParseError
 
+from gaussian_splatting.ply import does_not_fit
 from sugar_scene.meshes import TriangleMesh, with_vertex_normals
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
+from sugar_utils.files import atomic_path, require_regular_file
 
 _POSITION, _NORMAL, _COLOR = ("x", "y", "z"), ("nx", "ny", "nz"), ("red", "green", "blue")
 _VERTEX = np.dtype(
@@ -68,14 +69,16 @@ def read_mesh_ply(path: Path) -> TriangleMesh:
     Polygons are split into fans.
 
     Raises:
-        UserError: The file is missing, damaged, or holds no mesh.
+        UserError: The file is missing, damaged, too large for the memory, or holds no mesh.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such mesh file; check --mesh_path")
+    path = require_regular_file(path, missing_ok=True)
     try:
         mesh = _mesh_of(path, _read(path))
-    except (PlyParseError, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such mesh file; check --mesh_path") from error
+    except MemoryError as error:
+        raise does_not_fit(path) from error
+    except (PlyParseError, OSError, ValueError, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"{path}: damaged or truncated mesh ({reason}); extract it again"

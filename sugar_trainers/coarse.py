@@ -20,7 +20,7 @@ from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import StepResult
+from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass, color_term
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
@@ -42,7 +42,7 @@ SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 SOLID_ALPHA = 0.5
 
 
-class CoarseStage:
+class CoarseStage(Stage):
     """Colour, entropy and geometric terms on free Gaussians.
 
     Args:
@@ -136,10 +136,6 @@ class CoarseStage:
         terms.update(found)
         return StepResult(self._with_sum(terms), view.radii)
 
-    def step_statistics(self) -> tuple[Tensor, ...]:
-        """None: nothing is watched but gradients."""
-        return ()
-
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
         self.model.optimizer.step()
@@ -171,9 +167,6 @@ class CoarseStage:
         """Neighbours, if there were any yet."""
         if "neighbors" in state:
             self.neighbors = state["neighbors"].to(self.model.device)
-
-    def export(self, iteration: int) -> None:
-        """Nothing: the checkpoint itself is the stage's result."""
 
     def _prune(self, iteration: int) -> None:
         opacities = self.model.cloud.detached().activate().opacities

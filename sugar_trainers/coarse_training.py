@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
-from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_report import write_run_report
-from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore, shared_or_own_store
+from gaussian_splatting.engine.runner import StageRun, run_stage
+from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.images import ImageStore
 from gaussian_splatting.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.schedule import scaled, scaled_all
 from sugar_trainers.capture import CaptureOptions, load_capture
@@ -22,7 +22,9 @@ from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.memory import plan_coarse
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest
 
 INTENDED_START = 7_000
 CHECKPOINT_INTERVAL = 1_000
@@ -92,48 +94,41 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
     Raises:
         UserError: For anything the user can mend.
     """
-    with options.compute.ranks.together():
-        return _train(options, images)
+    return run_stage(
+        lambda notices: _prepared(options, notices),
+        compute=options.compute,
+        options=options.run,
+        notices=options.notices,
+        white_background=options.config.white_background,
+        images=images,
+    )
 
 
-def _train(options: CoarseOptions, images: ImageStore | None) -> Path:
-    compute, config, ranks = options.compute, options.config, options.compute.ranks
-    notices = Notices([*compute.reasons, *options.notices])
+def _prepared(
+    options: CoarseOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    config, compute = options.config, options.compute
     checkpoint, scene = load_capture(options, config.white_background, config.seed, notices)
     _advise(options, checkpoint, notices)
-    # Read before the run's folder is touched: a damaged file must not leave one behind.
-    cloud = _start(checkpoint, notices).to(compute.device)
     inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path)}
     identity = Identity(options.identity(), inputs, options.sources())
-    run = RunDirectory(options.directory, identity)
+
+    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
+        planned = plan_coarse(cloud, config, options.memory, scene, store, console)
+        return CoarseStage(
+            cloud,
+            planned,
+            scene.extent,
+            console.info,
+            rasterizer=compute.rasterizer,
+            neighbors=compute.neighbors,
+        )
+
     title = f"coarse SuGaR, {config.regularization}"
-    last = config.schedule.last
-    with open_session(run, options.run, last, notices, title, ranks) as session:
-        console, plan = session.console, session.plan
-        console.info(scene.description)
-        if plan.finished:
-            console.info(f"finished already: {plan.source}")
-            return plan.source
-        with shared_or_own_store(images, config.white_background, ranks.size) as store:
-            config = plan_coarse(cloud, config, options.memory, scene, store, console)
-            stage = CoarseStage(
-                cloud,
-                config,
-                scene.extent,
-                console.info,
-                rasterizer=compute.rasterizer,
-                neighbors=compute.neighbors,
-            )
-            # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
-            del cloud
-            views = scene.train_cameras, scene.test_cameras
-            loop = _loop(options)
-            trainer = Trainer(stage, loop, *views, store, run, console, ranks, scene.held_out_note)
-            result = trainer.run(plan)
-        if ranks.is_first:
-            write_run_report(run.path, console.warn)
-        console.info(f"finished: {result}")
-    return result
+    directory = RunDirectory(options.directory, identity)
+    run = StageRun(title, scene, directory, _loop(options), build, (options.result,))
+    # Read before the run's folder is touched: a damaged file must not leave one behind.
+    return run, _start(checkpoint, notices).to(compute.device)
 
 
 def _advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: Notices) -> None:

@@ -19,11 +19,14 @@ def number_text(value: float) -> str:
 
 
 def scene_name(scene_path: Path) -> str:
-    """Last component of the scene path, also when it ends with a separator or is ``.``.
+    """Last component of the scene path; of ``.``, ``..`` and ``x/..`` that of the folder meant.
 
-    The root of a drive has no name and is called ``scene``.
+    It names folders below the output, so it must lead into none but its own. The root of a drive
+    has no name and is called ``scene``.
     """
-    return scene_path.name or scene_path.resolve().name or "scene"
+    if scene_path.name not in ("", ".."):
+        return scene_path.name
+    return scene_path.resolve().name or "scene"
 
 
 def coarse_directory(

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import StepResult
+from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ViewPass, color_term
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.mesh_bound import BoundCloud
@@ -21,7 +20,7 @@ from sugar_scene.trainable_bound import TrainableBoundCloud
 from sugar_trainers.refine_config import RefineConfig
 
 
-class RefineStage:
+class RefineStage(Stage):
     """Colour loss and normal consistency on mesh-bound Gaussians.
 
     Args:
@@ -92,10 +91,6 @@ class RefineStage:
             loss = loss + self._config.normal_consistency_factor * bending.detach()
         return StepResult({"loss": loss, **terms}, view.radii)
 
-    def step_statistics(self) -> tuple[Tensor, ...]:
-        """None: nothing is watched but gradients."""
-        return ()
-
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
         self.model.optimizer.step()
@@ -110,17 +105,6 @@ class RefineStage:
             sh_degree=self._config.sh_degree(max(1, self._iteration)),
             rasterizer=self._rasterizer,
         )
-
-    def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
-        """None beyond the usual ones."""
-        return {}
-
-    def extra_state(self) -> dict[str, Any]:
-        """Nothing: parameters, moments and the iteration say it all."""
-        return {}
-
-    def restore_extra(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
     def export(self, iteration: int) -> None:
         """Write the refined Gaussians for other programs."""

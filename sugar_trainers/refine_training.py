@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.identity import Identity, file_digest, scene_inputs
-from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_report import write_run_report
-from gaussian_splatting.engine.session import Notices, RunOptions, open_session
-from gaussian_splatting.images import ImageStore, shared_or_own_store
+from gaussian_splatting.engine.runner import StageRun, run_stage
+from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.images import ImageStore
 from gaussian_splatting.ply import write_gaussian_ply
 from gaussian_splatting.schedule import scaled
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
@@ -26,6 +26,8 @@ from sugar_trainers.memory import plan_refinement
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
+from sugar_utils.console import Console
+from sugar_utils.files import file_digest
 
 CHECKPOINT_INTERVAL = 1_000
 TEST_INTERVAL = 5_000
@@ -106,50 +108,35 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
     Raises:
         UserError: For anything the user can mend.
     """
-    with options.compute.ranks.together():
-        return _train(options, images)
+    return run_stage(
+        lambda notices: _prepared(options, notices),
+        compute=options.compute,
+        options=options.run,
+        notices=options.notices,
+        white_background=options.config.white_background,
+        images=images,
+    )
 
 
-def _train(options: RefineOptions, images: ImageStore | None) -> Path:
-    compute, config, ranks = options.compute, options.config, options.compute.ranks
-    notices = Notices([*compute.reasons, *options.notices])
+def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
+    config = options.config
     _, scene = load_capture(options, config.white_background, config.seed, notices)
     cloud = _start(options, scene.extent, notices)
     inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path)}
     identity = Identity(options.identity(), inputs, options.sources())
-    run = RunDirectory(options.directory, identity)
-    title = "refinement"
-    with open_session(run, options.run, config.iterations, notices, title, ranks) as session:
-        console, plan = session.console, session.plan
-        console.info(scene.description)
-        exported = options.ply_path.is_file() or not options.export_ply
-        if ranks.from_first(plan.finished and exported):
-            console.info(f"finished already: {plan.source}")
-            return plan.source
 
+    def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
         def export(refined: BoundCloud) -> None:
             write_refined_ply(options.ply_path, refined)
             console.info(f"refined Gaussians: {options.ply_path}")
 
-        with shared_or_own_store(images, config.white_background, ranks.size) as store:
-            config = plan_refinement(cloud, config, options.memory, scene, store, console)
-            stage = RefineStage(
-                cloud,
-                config,
-                scene.extent,
-                export if options.export_ply else None,
-                compute.rasterizer,
-            )
-            # The stage has its own copy.
-            del cloud
-            views = scene.train_cameras, scene.test_cameras
-            loop = _loop(options)
-            trainer = Trainer(stage, loop, *views, store, run, console, ranks, scene.held_out_note)
-            result = trainer.run(plan)
-        if ranks.is_first:
-            write_run_report(run.path, console.warn)
-        console.info(f"finished: {result}")
-    return result
+        planned = plan_refinement(cloud, config, options.memory, scene, store, console)
+        exports = export if options.export_ply else None
+        return RefineStage(cloud, planned, scene.extent, exports, options.compute.rasterizer)
+
+    results = (options.result, *([options.ply_path] if options.export_ply else []))
+    directory = RunDirectory(options.directory, identity)
+    return StageRun("refinement", scene, directory, _loop(options), build, results), cloud
 
 
 def write_refined_ply(path: Path, cloud: BoundCloud) -> None:

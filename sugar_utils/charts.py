@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from sugar_utils.text import escape
 
 MAX_POINTS = 400
 """Points drawn of a series."""

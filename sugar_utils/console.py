@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says: to the terminal in colour, to pipes in plain lines, and to ``log.txt``.
 
-One ``Console`` is made by the entry point and passed to whoever has something to say. Strings are
-printed as they are: a path such as ``scans/[old]/fox`` is not taken for markup.
+One ``Console`` is made by the entry point and passed to whoever has something to say. A string is
+one line and no more: a path such as ``scans/[old]/fox`` is not taken for markup, and a line end or
+a control character in a file's name is spelled.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sugar_utils.errors import UserError
+from sugar_utils.files import require_regular_file
+from sugar_utils.frame import complain, discard
+from sugar_utils.text import printable
 
 PLAIN_INTERVAL_SECONDS = 10.0
 _RATE_MEMORY_SECONDS = 5.0
@@ -61,7 +65,8 @@ class Console:
         if terminal is None:
             # Variables such as FORCE_COLOR ask for colours, not for bars in a log of a build.
             terminal = bool(getattr(stream, "isatty", lambda: False)())
-        self._rich = rich.console.Console(
+        self._stream = stream
+        self._rich = _Terminal(
             file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
         self._plain_seconds = plain_seconds
@@ -82,11 +87,13 @@ class Console:
 
     def info(self, message: str) -> None:
         """Print a message as it is."""
+        message = printable(message)
         self._print(Text(message))
         self._write_log(message)
 
     def warn(self, message: str) -> None:
         """Print a message after ``warning:``."""
+        message = printable(message)
         self._print(Text.assemble(("warning: ", "bold yellow"), message))
         self._write_log(f"warning: {message}")
 
@@ -97,7 +104,8 @@ class Console:
             title: Line above the table.
             rows: Name and value; values are shown by ``str``.
         """
-        texts = [(name, str(value)) for name, value in rows]
+        title = printable(title)
+        texts = [(printable(name), printable(str(value))) for name, value in rows]
         lines = _table_lines(title, texts)
         if self.is_terminal:
             table = Table(title=Text(title), title_justify="left", show_header=False)
@@ -105,7 +113,7 @@ class Console:
             table.add_column(overflow="fold")
             for name, value in texts:
                 table.add_row(Text(name), Text(value))
-            self._rich.print(table)
+            self._print(table)
         else:
             for line in lines:
                 self._print(Text(line))
@@ -126,6 +134,7 @@ class Console:
         Yields:
             The object to update once per iteration.
         """
+        description = printable(description)
         bar = _Bar(self._rich, description, first, last) if self.is_terminal else None
         progress = Progress(
             description,
@@ -163,27 +172,45 @@ class Console:
         self.close()
 
     def _progress_line(self, line: str) -> None:
+        line = printable(line)
         if not self.is_terminal:
             self._print(Text(line))
         self._write_log(line)
 
-    def _print(self, text: Text) -> None:
-        # Soft wrapping leaves long paths in one piece for whoever copies or parses them.
-        self._rich.print(text, soft_wrap=True)
+    def _print(self, what: Text | Table) -> None:
+        try:
+            # Soft wrapping leaves long paths in one piece for whoever copies or parses them.
+            self._rich.print(what, soft_wrap=isinstance(what, Text))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # A full disk under the redirected output is no reason to end a run: its files count.
+            self._rich.quiet = True
+            discard(self._stream)
+            message = f"the output is not continued: {error.strerror or error}"
+            complain(f"warning: {message}")
+            self._write_log(f"warning: {message}")
 
     def _write_log(self, message: str) -> None:
         if self._log is None:
             return
         stamp = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
         try:
-            for line in message.splitlines() or [""]:
-                self._log.write(f"{stamp} {line}\n")
+            self._log.write(f"{stamp} {message}\n")
             self._log.flush()
         except OSError as error:
             log, self._log = self._log, None
             with contextlib.suppress(OSError):
                 log.close()
             self.warn(f"{log.name} is not continued: {error.strerror or error}")
+
+
+class _Terminal(rich.console.Console):
+    """Rich's console, which leaves it to us to end the program when the reader of a pipe left."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise
 
 
 class Progress:
@@ -337,6 +364,7 @@ class _Bar(rich.progress.Progress):
             rate = _rate_text(state.rate)
             remaining = f"eta {_remaining_text(state.iteration, self._last, state.rate)}"
         words = "  ".join(f"{name} {value}" for name, value in state.fields.items())
+        words = printable(words)
         self._fields_text = Text(words, no_wrap=True, overflow="ellipsis", style="dim")
         completed = state.iteration - self._first + 1
         self.update(self._task, completed=completed, count=count, rate=rate, remaining=remaining)
@@ -364,6 +392,7 @@ def _table_lines(title: str, rows: list[tuple[str, str]]) -> list[str]:
 def _open_log(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        require_regular_file(path, missing_ok=True)
         return path.open("a", encoding="utf-8", newline="\n", errors="replace")
     except OSError as error:
         raise UserError(

@@ -9,10 +9,12 @@ name tells which process it belonged to.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
@@ -26,6 +28,13 @@ _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
 _REPLACE_ATTEMPTS = 10
 _REPLACE_PAUSE = 0.1
 FINGERPRINT_BLOCKS = 64
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def _cause(error: OSError) -> str:
@@ -37,6 +46,38 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
         f"cannot write {path}: {_cause(error)}; "
         "free some space, mend the permissions or choose another output folder"
     )
+
+
+def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
+    """Check that a path leads to a plain file, perhaps through links, before it is opened.
+
+    Whoever opens a pipe waits for another program, for ever if there is none; a device has no end.
+
+    Args:
+        path: What is to be read, or written over.
+        missing_ok: Whether there may be nothing at all; the caller then finds out.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: It is missing, cannot be looked at, or is a folder, pipe, socket or device.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if missing_ok:
+            return path
+        raise UserError(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+    except ValueError as error:  # a zero byte in the name
+        raise UserError(f"cannot read {path}: {error}; check the path") from error
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no plain file")
+        raise UserError(f"{path} is {kind}, where a file is needed; check the path")
+    return path
 
 
 def temporary_path(path: Path) -> Path:
@@ -90,7 +131,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The body writes to the yielded path. When it ends, the data are flushed to the disk and the
     file takes its final name; when it raises, the temporary is removed and an older file of the
-    final name stays as it was. Parent folders are created.
+    final name stays as it was. Parent folders are created, and what killed processes left of the
+    same file is removed.
 
     Args:
         path: Final name of the file.
@@ -99,14 +141,15 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         A path in the same folder that does not exist yet.
 
     Raises:
-        UserError: The file cannot be written (no space, no permission, read-only folder). An
-            ``OSError`` of the body that names some other file passes unchanged.
+        UserError: The file cannot be written (no space, no permission, read-only folder), or a
+            folder, pipe or device is in its place. An ``OSError`` of the body that names some
+            other file passes unchanged.
     """
-    path = Path(path)
+    path = require_regular_file(path, missing_ok=True)
     _make_directory(path.parent)
     temporary = temporary_path(path)
     try:
-        temporary.unlink(missing_ok=True)
+        _remove_leftovers(path)
         yield temporary
         _flush_file(temporary)
         _replace(temporary, path)
@@ -162,7 +205,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         UserError: The file is missing, unreadable or not JSON; a syntax error is located.
     """
-    path = Path(path)
+    path = require_regular_file(path, missing_ok=True)
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
@@ -209,8 +252,11 @@ def fingerprint(path: Path) -> str:
 
     Of files above ``FINGERPRINT_BLOCKS`` MiB, that many evenly spread MiB are read, so that a
     checkpoint of gigabytes costs no more than a second.
+
+    Raises:
+        UserError: It is missing or no plain file.
     """
-    size = path.stat().st_size
+    size = require_regular_file(path).stat().st_size
     digest = hashlib.sha256(str(size).encode())
     whole = size <= FINGERPRINT_BLOCKS << 20
     with path.open("rb") as file:
@@ -219,6 +265,26 @@ def fingerprint(path: Path) -> str:
                 file.seek((size - (1 << 20)) * block // (FINGERPRINT_BLOCKS - 1))
             digest.update(file.read(1 << 20))
     return digest.hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Digest of the content of a file; not read again while its size and times stay the same.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    try:
+        stat = path.stat()
+        # The last of them changes with every write, whatever a copy made of the others.
+        return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _digest_at(path: Path, *state: int) -> str:
+    """Kept, because all stages of a pipeline ask for the same photographs."""
+    return fingerprint(path)
 
 
 def process_is_alive(pid: int) -> bool:
@@ -254,23 +320,40 @@ def _windows_process_is_alive(pid: int) -> bool:
     return code.value == still_active
 
 
-def remove_stale_temporaries(directory: str | os.PathLike[str]) -> list[Path]:
+def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = False) -> list[Path]:
     """Remove what killed processes left half-written in a folder.
 
     A temporary that carries this process's own number is stale too: in a container every run may
     get the same number. Call it at the start of a run, before the first write.
 
+    Args:
+        directory: The folder; need not exist.
+        nested: Whether to look into the folders below it, too.
+
     Returns:
         The files removed, sorted.
     """
-    removed = []
-    for path in sorted(Path(directory).glob("*.tmp-*")):
-        match = _TEMPORARY.search(path.name)
-        if match is None or not path.is_file():
-            continue
-        pid = int(match.group(1))
-        if pid == os.getpid() or not process_is_alive(pid):
-            with contextlib.suppress(OSError):
-                path.unlink()
-                removed.append(path)
-    return removed
+    pattern = "**/*.tmp-*" if nested else "*.tmp-*"
+    return [path for path in sorted(Path(directory).glob(pattern)) if _removed_as_stale(path)]
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporaries of one file that no living process writes to."""
+    with os.scandir(path.parent) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(f"{path.name}.tmp-")]
+    for name in names:
+        _removed_as_stale(path.with_name(name))
+
+
+def _removed_as_stale(path: Path) -> bool:
+    match = _TEMPORARY.search(path.name)
+    if match is None or path.is_dir():
+        return False
+    pid = int(match.group(1))
+    if pid != os.getpid() and process_is_alive(pid):
+        return False
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True

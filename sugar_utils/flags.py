@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line values, a parser whose errors are one line, and the frame of every entry point."""
+"""Command-line values, and a parser whose errors are one line."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
-import io
 import math
-import os
 import re
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sugar_utils.errors import UserError
-from sugar_utils.ranks import Launch, leave_ranks
+from sugar_utils.text import printable
+from sugar_utils.torchrun import is_follower
 
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 _SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
-_SILENT_SECONDS = 2.0
 
 
 def boolean(text: str) -> bool:
@@ -204,7 +198,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2; of several processes the first one prints."""
-        self.exit(2, None if _is_follower() else f"error: {' '.join(message.split())}\n")
+        line = printable(" ".join(message.split()))
+        self.exit(2, None if is_follower() else f"error: {line}\n")
 
     def _underscored(self, word: str) -> str:
         if not word.startswith("--") or word == "--":
@@ -217,53 +212,3 @@ class Parser(argparse.ArgumentParser):
     def _suggestion(self, flag: str) -> str:
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
         return f"; did you mean {near[0]}?" if near else "; --help lists all flags"
-
-
-def _is_follower() -> bool:
-    """Whether another process of the run is the one that speaks."""
-    with contextlib.suppress(UserError):
-        return Launch.read().rank > 0
-    return False
-
-
-def _print_any_character() -> None:
-    """Spell what the output's encoding lacks: pipes on Windows know some 250 characters."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def run_main(main: Callable[[], int | None]) -> int:
-    """Run an entry point: ``sys.exit(run_main(main))``.
-
-    What users can put right is printed in one line without a traceback. Anything unexpected
-    propagates with its traceback, because it is a defect of the program.
-
-    Args:
-        main: Parses its flags and does the work; its result is the exit code, None means 0.
-
-    Returns:
-        The exit code: the error's own, 130 after Ctrl-C, 141 when the reader of the output left.
-    """
-    _print_any_character()
-    try:
-        code = main() or 0
-        leave_ranks()
-        sys.stdout.flush()
-        return code
-    except UserError as error:
-        if _is_follower() if error.silent is None else error.silent:
-            # Whoever started the processes ends all with the first that leaves; let the other
-            # one speak before.
-            time.sleep(_SILENT_SECONDS)
-        else:
-            print(f"{error.label}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    except KeyboardInterrupt:
-        if not _is_follower():
-            print("stopped by Ctrl-C", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The interpreter flushes once more on its way out; give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE

@@ -12,7 +12,6 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,6 +22,7 @@ from sugar_utils.charts import N_COLORS, Chart, chart_svg, number_text
 from sugar_utils.files import write_text_atomic
 from sugar_utils.html_style import page_style
 from sugar_utils.memory import format_bytes
+from sugar_utils.text import escape
 
 PICTURE_WIDTH = 640
 STRIP_WIDTH = 1600
@@ -167,7 +167,7 @@ class Link:
         except ValueError:
             # Another drive on Windows.
             return Link(escape(str(path)))
-        return Link(f'<a href="{escape(quote(relative))}">{escape(relative)}</a>')
+        return Link(f'<a href="{escape(quote(os.fsencode(relative)))}">{escape(relative)}</a>')
 
 
 def write_page(path: Path, build: Callable[[], Page], notify: Callable[[str], None]) -> Path | None:

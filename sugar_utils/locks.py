@@ -46,7 +46,7 @@ def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None
             lock.acquire(blocking=False)
     except Timeout:
         raise UserError(f"{folder}: {_holder(note)} is at work in it; {advice}") from None
-    except (OSError, NotImplementedError):
+    except OSError:
         # Two runs that are not kept apart are better than none.
         yield
         return

@@ -9,10 +9,8 @@ and one of them says why.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.memory import out_of_memory
+from sugar_utils.torchrun import Launch
 
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others: the first one may extract a mesh meanwhile."""
@@ -29,7 +28,6 @@ PATIENCE = timedelta(days=7)
 _FIRST_PATIENCE = timedelta(minutes=10)
 """How long at the start, where nobody has anything else to do."""
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _FAILURE = "first failure"
 _BITS = {2: torch.int16, 4: torch.int32}
 
@@ -40,42 +38,6 @@ class PeerLost(UserError):
     """Another process of the run is gone."""
 
     exit_code = 4
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What torchrun tells each process that it starts.
-
-    Attributes:
-        rank: Number of this process.
-        size: How many there are.
-        local_rank: Number of this process among those of its machine.
-        local_size: How many there are on this machine.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ) -> Launch:
-        """From the environment; one process where torchrun was not used.
-
-        Raises:
-            UserError: A variable is not a number.
-        """
-        if any(name not in environment for name in _VARIABLES):
-            return cls()
-        try:
-            rank, size, local = (int(environment[name]) for name in _VARIABLES[:3])
-            local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
-        except ValueError as error:
-            raise UserError(
-                f"the variables RANK, WORLD_SIZE, LOCAL_RANK do not hold numbers ({error}); start "
-                "with torchrun, or unset them"
-            ) from None
-        return cls(rank, size, local, local_size)
 
 
 class Ranks:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,10 @@ from typing import Any
 import torch
 import warp as wp
 from torch import Tensor
+
+from sugar_utils.caches import temporary_cache
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable
 
 wp.config.log_level = wp.LOG_WARNING
 
@@ -43,10 +48,28 @@ def _silent_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-# Warp's library warns of a missing CUDA driver whatever the log level; it starts at the first
-# kernel or constant that any module defines.
-with contextlib.nullcontext() if torch.cuda.is_available() else _silent_stderr():
-    wp.init()
+def _start_warp() -> None:
+    """Start Warp's library, with a folder for compiled kernels that can be used."""
+    # It warns of a missing CUDA driver whatever the log level.
+    quiet = contextlib.nullcontext if torch.cuda.is_available() else _silent_stderr
+    try:
+        with quiet():
+            wp.init()
+        check_writable(wp.config.kernel_cache_dir)
+        os.listdir(wp.config.kernel_cache_dir)
+    except (OSError, UserError) as error:
+        reason = error.args[1] if isinstance(error, OSError) else error
+        wp.config.kernel_cache_dir = str(temporary_cache("kernels"))
+        warnings.warn(
+            f"compiled kernels are kept in {wp.config.kernel_cache_dir}, because Warp's own folder "
+            f"cannot be used ({reason}); name another one in the variable WARP_CACHE_PATH"
+        )
+        with quiet():
+            wp.init()
+
+
+# Before any module defines the first kernel or constant, which would start it, too.
+_start_warp()
 
 STRIPS_PER_THREAD = 8
 """Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""

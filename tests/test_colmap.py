@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading COLMAP models: made-up ones of every kind, damaged ones, and the real test scenes."""
 
+import os
 import shutil
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.colmap import find_model, read_colmap
-from gaussian_splatting.images import ImageFolder
+from gaussian_splatting.images import ImageFolder, decode_image
+from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
 
 PINHOLE = ("PINHOLE", 40, 30, [35.0, 36.0, 18.0, 16.5])
@@ -137,7 +140,22 @@ def test_a_distorted_lens_is_undistorted_into_the_cache(tmp_path, lens):
     again = read(tmp_path, notify=messages.append).cameras[1]
     assert again.image_path == bent.image_path
     assert again.image_path.stat().st_mtime_ns == written
+    assert again.source_path == tmp_path / "images/sub/a.png"
     assert not list(tmp_path.rglob("*.tmp-*"))
+
+
+def test_a_photograph_that_was_replaced_is_undistorted_again(tmp_path):
+    make_scene(tmp_path, {"a.png": ("SIMPLE_RADIAL", 64, 48, [60.0, 30.0, 25.0, 0.2])})
+    (tmp_path / "images/a.png").unlink()
+    # Without compression, so that another picture is as long; copies may keep times as well.
+    photograph, colors = tmp_path / "images/a.bmp", []
+    for color in (40, 200):
+        Image.new("RGB", (64, 48), (color, color, color)).save(photograph)
+        os.utime(photograph, ns=(10**18, 10**18))
+        (camera,) = read(tmp_path).cameras
+        with Image.open(camera.image_path) as image:
+            colors.append(image.getpixel((32, 24))[0])
+    assert colors == [40, 200]
 
 
 def test_undistortion_puts_a_scene_point_where_the_pinhole_expects_it(tmp_path):
@@ -231,6 +249,52 @@ def test_an_unknown_camera_model_is_an_error(tmp_path):
     path.write_bytes(data)
     with pytest.raises(UserError, match="unknown camera model 99"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_frame_whose_image_is_missing_is_an_error(tmp_path, binary):
+    make_scene(tmp_path, {"a.png": PINHOLE, "b.png": PINHOLE}, binary=binary)
+    if binary:
+        path = tmp_path / "sparse/0/images.bin"
+        data = path.read_bytes()
+        # The two records have the same length, because their names have.
+        path.write_bytes(struct.pack("<Q", 1) + data[8 : 8 + (len(data) - 8) // 2])
+    else:
+        path = tmp_path / "sparse/0/images.txt"
+        lines = [x for x in path.read_text().splitlines() if not x.startswith("#")]
+        path.write_text("\n".join(lines[:2]) + "\n")
+    with pytest.raises(UserError, match="frames and images .* do not belong together") as caught:
+        read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_grey_photographs_of_any_depth_keep_their_brightness(tmp_path, depth):
+    lens = ("SIMPLE_RADIAL", 64, 48, [60.0, 32.0, 24.0, 0.01])
+    make_scene(tmp_path, {"a.png": lens, "b.png": PINHOLE})
+    levels = np.linspace(20, 105, 64 * 48).reshape(48, 64)
+    deep = (levels * 257).astype(np.uint16) if depth == 16 else levels.astype(np.uint8)
+    for name in ("a.png", "b.png"):
+        Image.fromarray(deep).save(tmp_path / "images" / name)
+    pictures = [decode_image(c.image_path, c.width, c.height) for c in read(tmp_path).cameras]
+    distorted, plain = (float(picture.mean()) for picture in pictures)
+    assert plain == pytest.approx(62.5, abs=1)
+    assert distorted == pytest.approx(plain, abs=1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="plants a link")
+def test_a_planted_link_does_not_lead_undistorted_photographs_elsewhere(tmp_path, monkeypatch):
+    make_scene(tmp_path, {"a.png": ("SIMPLE_RADIAL", 64, 48, [60.0, 32.0, 24.0, 0.1])})
+    (tmp_path / "undistorted_cache").write_text("in the way")
+    for name in ("shared", "target"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "shared"))
+    expected = temporary_cache("undistorted_cache")
+    expected.rmdir()
+    expected.symlink_to(tmp_path / "target")
+    camera = read(tmp_path, notify=ignore).cameras[0]
+    assert camera.image_path.is_file()
+    assert not any((tmp_path / "target").iterdir())
 
 
 def test_fox_keeps_its_principal_point_and_its_colours(scenes_dir):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages, tables and progress on terminals, in pipes and in the log file."""
 
+import errno
 import io
 import re
 
@@ -56,10 +57,59 @@ def test_log_has_time_stamps_no_colours_and_is_continued(tmp_path):
     assert log_lines(path) == [
         "first",
         "warning: careful",
-        "résumé → [x]",
-        "second line",
+        r"résumé → [x]\nsecond line",
         "warning: careful",
     ]
+
+
+def test_names_of_files_cannot_forge_lines_or_move_the_cursor(tmp_path):
+    forged = "fox\x1b[2J\nwarning: disk is full\r\x9b1A\u2028.png"
+    spelled = r"fox\x1b[2J\nwarning: disk is full\r\x9b1A\u2028.png"
+    for terminal in (False, True):
+        stream = io.StringIO()
+        with Console(tmp_path / "log.txt", stream=stream, terminal=terminal) as console:
+            console.info(forged)
+            console.warn(forged)
+            console.table(forged, [(forged, forged)])
+            with console.progress(forged, 1, 2) as progress:
+                progress.update(2, fields={"view": forged})
+        if not terminal:
+            assert stream.getvalue().count("\n") == 5
+        assert "\x1b[2J" not in stream.getvalue()
+        assert spelled in stream.getvalue()
+    lines = log_lines(tmp_path / "log.txt")
+    assert len(lines) == 10
+    assert all(spelled in line for line in lines)
+
+
+class FullDisk(io.StringIO):
+    """Takes nothing."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_full_output_is_said_once_and_the_log_goes_on(tmp_path, capsys):
+    with Console(tmp_path / "log.txt", stream=FullDisk()) as console:
+        for message in ("first", "second"):
+            console.info(message)
+    assert capsys.readouterr().err == (
+        "warning: the output is not continued: No space left on device\n"
+    )
+    assert log_lines(tmp_path / "log.txt") == [
+        "warning: the output is not continued: No space left on device",
+        "first",
+        "second",
+    ]
+
+
+def test_reader_that_left_is_reported_to_the_caller():
+    class Left(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Console(stream=Left()).info("x")
 
 
 def test_table_is_drawn_on_terminals_and_aligned_in_the_log(tmp_path):
@@ -152,7 +202,7 @@ def test_narrow_code_page_does_not_raise():
 
 
 def test_log_that_cannot_be_opened_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="is a folder, where a file is needed"):
         Console(tmp_path, stream=io.StringIO())
 
 

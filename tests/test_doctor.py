@@ -17,7 +17,8 @@ from gaussian_splatting.rasterization.backends import self_test
 from gaussian_splatting.scene import load_scene
 from sugar_pipeline import machine_checkup
 from sugar_pipeline.findings import Finding
-from sugar_pipeline.machine_checkup import machine_findings
+from sugar_pipeline.flags import train_parser
+from sugar_pipeline.machine_checkup import BACKENDS, machine_findings
 from sugar_pipeline.scene_checkup import gaussian_findings, scene_findings
 from sugar_utils.device import CudaFacts, Gpu
 from tests.tiny_scene import run_cli, tiny_cloud
@@ -42,6 +43,15 @@ def test_a_machine_scene_and_checkpoint_in_order_pass(scene, checkpoint, tmp_pat
         assert name in said
     assert "no problems" in said
     assert not (tmp_path / "output").exists()
+
+
+def test_flags_that_the_doctor_names_exist():
+    known = train_parser(None)._option_string_actions
+    texts = [*machine_checkup.OPTIONAL.values(), *(flag for _, flag in BACKENDS.values())]
+    named = [text for text in texts if text.startswith("--")]
+    assert len(named) == 4
+    for flag, value in map(str.split, named):
+        assert value in known[flag].choices, flag
 
 
 def test_nothing_but_the_machine_is_looked_at_without_a_scene(capsys):

@@ -154,6 +154,28 @@ def test_temporaries_of_dead_processes_are_removed_and_live_ones_kept(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([live, other, final])
 
 
+def test_temporaries_below_a_folder_are_removed_when_asked(tmp_path):
+    stale = tmp_path / "iteration_7000" / "point_cloud.ply.tmp-1048577000.ply"
+    stale.parent.mkdir()
+    stale.write_bytes(b"x")
+    assert remove_stale_temporaries(tmp_path) == []
+    assert remove_stale_temporaries(tmp_path, nested=True) == [stale]
+    assert remove_stale_temporaries(tmp_path / "absent", nested=True) == []
+
+
+def test_a_write_removes_what_killed_processes_left_of_the_same_file(tmp_path):
+    path = tmp_path / "a[1].ply"
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    dead = tmp_path / f"a[1].ply.tmp-{child.pid}.ply"
+    live = tmp_path / f"a[1].ply.tmp-{os.getppid()}.ply"
+    other = tmp_path / f"b.ply.tmp-{child.pid}.ply"
+    for left in (dead, live, other):
+        left.write_bytes(b"half")
+    write_text_atomic(path, "whole")
+    assert sorted(tmp_path.iterdir()) == sorted([path, live, other])
+
+
 def test_liveness_of_processes():
     assert process_is_alive(os.getpid())
     assert not process_is_alive(0)

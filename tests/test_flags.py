@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flag values, parser errors in one line, and the frame around entry points."""
+"""Flag values, and parser errors in one line."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.flags import (
     IntList,
     Parser,
@@ -21,7 +18,6 @@ from sugar_utils.flags import (
     parse_int_list,
     positive_float,
     positive_int,
-    run_main,
     vector3,
 )
 
@@ -159,43 +155,3 @@ def test_errors_are_one_line_that_names_the_flag(capsys):
     assert "'8k' is not a whole number" in fails(capsys, "-s", "x", "--test_iterations", "8k")
     assert "could match" in fails(capsys, "-s", "x", "--refinement", "1")
     assert "unexpected argument 'stray'" in fails(capsys, "-s", "x", "stray")
-
-
-def test_run_main_returns_codes(capsys):
-    assert run_main(lambda: None) == 0
-    assert run_main(lambda: 4) == 4
-
-    def fail(error):
-        def main():
-            raise error
-
-        return main
-
-    assert run_main(fail(UserError("no images in [x]; pass -s"))) == 2
-    assert capsys.readouterr().err == "error: no images in [x]; pass -s\n"
-    assert run_main(fail(TrainingError("loss is nan"))) == 3
-    assert run_main(fail(KeyboardInterrupt())) == 130
-    with pytest.raises(ZeroDivisionError):
-        run_main(fail(ZeroDivisionError()))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="closing a pipe early is a POSIX habit")
-def test_reader_that_leaves_early_causes_no_traceback():
-    code = (
-        "import sys\n"
-        "from sugar_utils.flags import run_main\n"
-        "def main():\n"
-        "    for i in range(200_000):\n"
-        "        print('line', i)\n"
-        "sys.exit(run_main(main))\n"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    child.stdout.readline()
-    child.stdout.close()
-    assert child.stderr.read() == b""
-    assert child.wait(timeout=20) == 141

@@ -16,7 +16,7 @@ import pytest
 from gaussian_splatting.train import parser as vanilla_parser
 from sugar_extractors.options import mesh_parser
 from sugar_extractors.texture_options import texture_parser
-from sugar_pipeline.flags import full_parser, train_parser
+from sugar_pipeline.flags import STAGES, full_parser, train_parser
 from sugar_pipeline.machine_checkup import TESTED_TORCH
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_trainers.options import coarse_parser
@@ -48,6 +48,7 @@ RUNNERS = {
     "sugar_trainers.refine_options",
     "sugar_trainers.refine_training",
     "sugar_utils.flags",
+    "sugar_utils.frame",
 }
 """All that an entry point may import of ours: parsers and runners."""
 
@@ -318,6 +319,18 @@ def test_every_flag_is_documented_with_its_default(entry):
         if action.dest != "help"
     }
     assert documented == actual
+
+
+def test_the_documents_name_all_floors_in_order():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    floors = " < ".join(f"`{floor}`" for floor in FLOORS)
+    assert f"{floors} < entry points" in " ".join(text.split())
+
+
+def test_flags_with_choices_are_documented_with_all_of_them():
+    lines = (ROOT / "DOCS" / "TRAINING.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith("| `--stop_after`")]
+    assert all(f"`{stage}`" in row for stage in STAGES)
 
 
 def test_no_section_lists_flags_of_nobody():

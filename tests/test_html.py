@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -284,3 +285,17 @@ def test_the_higher_value_is_drawn_higher():
     svg = chart_svg(Chart("c", [Series("a", [(0, 1.0), (1, 5.0)])]))
     (_, low), (_, high) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)
     assert float(high) < float(low)
+
+
+def test_controls_in_names_are_spelled_and_bytes_that_are_no_text_do_not_end_a_page(tmp_path):
+    name = "a\x1b[2J\nb\udcff.txt"
+    page = Page(name)
+    page.pairs([(name, name)])
+    page.charts([Chart(name, [Series(name, [(0, 1), (1, 2)])])])
+    if os.name != "nt":
+        (tmp_path / name).write_text("x", encoding="utf-8")
+        page.files([tmp_path / name], tmp_path)
+        assert "%1B%5B2J%0Ab%FF.txt" in page.html()
+    assert "\x1b" not in page.html()
+    assert r"a\x1b[2J\nb\udcff.txt" in Structure(page.html()).text
+    assert write_page(tmp_path / "page.html", lambda: page, pytest.fail) is not None

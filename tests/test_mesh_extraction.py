@@ -413,3 +413,22 @@ def test_a_doubled_density_is_a_halved_level(options):
 def test_constants_that_the_library_does_not_know_are_named(options, capsys):
     extract_coarse_mesh(replace(options, poisson=PoissonConfig(SolverConfig(6, scale=1.5))))
     assert "--poisson_scale: no effect without Open3D" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("step", "flags"), [(0, "--surface_points"), (1, "--poisson_depth")])
+def test_lack_of_memory_in_meshing_names_what_asks_for_less(monkeypatch, step, flags):
+    def fail(points):
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("sugar_extractors.backends._cube_of", fail)
+    points = np.zeros((64, 3), np.float32)
+    samples = SurfaceSamples(points, points, np.zeros((64, 3), np.uint8))
+    mesh = TriangleMesh(np.eye(3), np.array([[0, 1, 2], [0, 2, 1]]), np.zeros((3, 3), np.uint8))
+    backend = PycolmapBackend()
+    calls = (
+        lambda: backend.reconstruct(samples, SolverConfig()),
+        lambda: backend.decimate(mesh, 1),
+    )
+    with pytest.raises(UserError, match="out of memory in mesh extraction") as caught:
+        calls[step]()
+    assert flags in str(caught.value)

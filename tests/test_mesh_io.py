@@ -126,3 +126,25 @@ def test_vertex_normals_point_outward():
     center = mesh.vertices.mean(axis=0)
     assert ((mesh.vertices - center) * mesh.normals).sum(axis=1).min() > 0
     np.testing.assert_allclose(np.linalg.norm(mesh.normals, axis=1), 1)
+
+
+def test_lack_of_memory_is_not_blamed_on_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "mesh.ply"
+    write_mesh_ply(path, tetrahedron())
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("sugar_scene.mesh_io.PlyData.read", fail)
+    with pytest.raises(UserError, match="out of memory reading its .*; close other") as caught:
+        read_mesh_ply(path)
+    assert "damaged" not in str(caught.value)
+
+
+def test_header_that_asks_for_the_impossible_is_a_damaged_file(tmp_path):
+    path = tmp_path / "mesh.ply"
+    write_mesh_ply(path, tetrahedron())
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"element vertex 4", b"element vertex 999999999999999999"))
+    with pytest.raises(UserError, match="damaged"):
+        read_mesh_ply(path)

@@ -264,7 +264,7 @@ def test_meshes_of_all_kinds_are_read(tmp_path):
             read_any_mesh(obj)
     with pytest.raises(UserError, match="not a mesh"):
         read_any_mesh(tmp_path / "a.stl")
-    with pytest.raises(UserError, match="no such mesh file"):
+    with pytest.raises(UserError, match="no such file"):
         read_any_mesh(tmp_path / "b.ply")
     (tmp_path / "c.pt").write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"c\.pt"):
@@ -291,3 +291,11 @@ def test_the_true_bunny_measures_as_perfect(scenes_dir):
     assert quality.chamfer < 1e-5
     assert quality.f_scores == (1.0, 1.0)
     assert quality.normal_agreement > 0.99
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e999"])
+def test_an_obj_without_finite_vertices_is_not_measured(tmp_path, number):
+    obj = tmp_path / "a.obj"
+    obj.write_text(f"v 0 0 0\nv 1 0 0\nv 0 {number} 0\nf 1 2 3\n")
+    with pytest.raises(UserError, match=r"a\.obj: has vertices with NaN or infinity"):
+        read_any_mesh(obj)

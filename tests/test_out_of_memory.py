@@ -118,7 +118,7 @@ def test_where_no_plan_helps_one_line_says_so(scene, tmp_path, monkeypatch, caps
 LIMITED = """
 import resource, sys
 from gaussian_splatting import train, vanilla
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 
 room = int(sys.argv.pop()) * 2**20
 original = vanilla.VanillaStage.accumulate

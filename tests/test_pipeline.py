@@ -15,10 +15,11 @@ import metrics
 import train
 import train_full_pipeline
 from gaussian_splatting import images as image_module
+from gaussian_splatting.reference_layout import write_cfg_args
 from sugar_pipeline import commands
 from sugar_pipeline.demo import demo_plan
 from sugar_pipeline.flags import full_parser, train_parser
-from sugar_pipeline.metrics_options import read_scene_config
+from sugar_pipeline.metrics_options import metrics_options, metrics_parser, read_scene_config
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
 from sugar_utils.errors import UserError
 from tests.tiny_scene import assert_same_bits, make_tiny_checkpoint, make_tiny_scene, run_cli
@@ -246,6 +247,47 @@ def test_metrics_are_those_of_the_run(inputs, run, capsys):
     )
     assert textured["scene"]["sugar_03_300_6"]["psnr"] > 8
     assert "has no iteration 30000" in capsys.readouterr().out
+
+
+def test_metrics_of_a_model_that_saw_the_held_out_views_say_so(inputs, run, tmp_path, capsys):
+    checkpoint = tmp_path / "vanilla"
+    shutil.copytree(inputs[3], checkpoint)
+    output = tmp_path / "out"
+    shutil.copytree(run / "refined", output / "refined")
+    flags = ("-r", "dn_consistency", "-v", 300, "-f", 6, "--output_dir", output)
+
+    def said(eval_split: bool) -> str:
+        write_cfg_args(checkpoint, source_path=inputs[1], eval_split=eval_split)
+        config = json.dumps({str(inputs[1]): str(checkpoint)})
+        assert run_cli(metrics.main, "--scene_config", config, *flags) == 0
+        return capsys.readouterr().out
+
+    warnings = [line for line in said(False).splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert "held-out views" in warnings[0]
+    saved = json.loads((output / "metrics" / "results_density02_normal02.json").read_text())
+    assert set(saved) == {"scene"}
+    assert set(saved["scene"]) == {"sugar_03_300_6"}
+    assert "warning" not in said(True)
+
+
+@pytest.mark.parametrize("extractor", ["poisson", "tsdf"])
+def test_metrics_find_what_the_pipeline_writes(extractor, tmp_path):
+    way = ("--mesh_extractor", extractor, "--output_dir", tmp_path)
+    plan = plan_of(*way)
+    config = json.dumps({"scans/cup": "vanilla"})
+    words = ("--scene_config", config, "-r", "density", *way)
+    options = metrics_options(metrics_parser(None).parse_args([*map(str, words)]))
+    assert options.refined_name(Path("scans/cup")) == plan.refine.name
+    assert options.result_path.stem.endswith("_tsdf") == (extractor == "tsdf")
+
+
+def test_a_mesh_was_made_in_one_way():
+    words = ["--scene_config", '{"a": "b"}', "-r", "sdf", "--mesh_extractor", "tsdf"]
+    for other in ("--use_poisson_center", "--use_marching_cubes"):
+        args = metrics_parser(None).parse_args([*words, other, "True"])
+        with pytest.raises(UserError, match="--mesh_extractor tsdf excludes"):
+            metrics_options(args)
 
 
 def test_metrics_name_the_model_that_is_missing(inputs, tmp_path, capsys):

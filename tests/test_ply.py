@@ -232,3 +232,25 @@ def test_points_without_normals_with_float_or_no_colours(tmp_path):
     write_table(tmp_path / "c.ply", {"x": np.zeros(2)})
     with pytest.raises(UserError, match="lacks the properties y, z"):
         read_point_ply(tmp_path / "c.ply")
+
+
+def test_lack_of_memory_is_not_blamed_on_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "cloud.ply"
+    write_gaussian_ply(path, random_cloud())
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("gaussian_splatting.ply.PlyData.read", fail)
+    with pytest.raises(UserError, match="out of memory reading its") as caught:
+        read_gaussian_ply(path)
+    assert "damaged" not in str(caught.value)
+
+
+def test_header_that_asks_for_the_impossible_is_a_damaged_file(tmp_path):
+    path = tmp_path / "cloud.ply"
+    write_gaussian_ply(path, random_cloud())
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"element vertex 7", b"element vertex 99999999999999"))
+    with pytest.raises(UserError, match=r"damaged|cannot be read as PLY"):
+        read_gaussian_ply(path)

@@ -32,7 +32,8 @@ from sugar_utils.console import Console
 from sugar_utils.device import CudaFacts, Gpu
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.random import derive_seed, draw_labels
-from sugar_utils.ranks import ALONE, Launch, Ranks
+from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.torchrun import Launch
 from tests.mesh_scenes import icosahedron
 from tests.tiny_scene import (
     REPOSITORY,
@@ -210,7 +211,7 @@ def test_views_per_step_follow_the_number_of_processes(launched):
 
 
 def test_only_the_first_process_prints_errors_that_all_know(launched, monkeypatch, capsys):
-    monkeypatch.setattr("sugar_utils.flags._SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("sugar_utils.frame._SILENT_SECONDS", 0.0)
     assert run_cli(vanilla_train.main, "--no_such_flag", 1) == 2
     assert run_cli(vanilla_train.main, "-s", "a", "-m", "b", "--views_per_step", 3) == 2
     assert capsys.readouterr().err == ""

@@ -2,8 +2,10 @@
 """What is logged can be read back by TensorBoard's own reader."""
 
 import io
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image
 
 from gaussian_splatting.engine.tensorboard import MAX_HISTOGRAM_VALUES, RunLogger, subsample
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
@@ -102,6 +105,7 @@ def test_disabled_logger_writes_nothing(tmp_path):
 
 
 def test_missing_tensorboard_is_one_warning_and_no_logs(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "gaussian_splatting.engine.event_file", raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     notes = []
     with RunLogger(tmp_path / "tensorboard", notify=notes.append) as logger:
@@ -130,3 +134,63 @@ def test_full_disk_ends_logging_with_one_warning(tmp_path, monkeypatch):
     logger.scalars({"a": 1.0}, 2)
     logger.close()
     assert notes == ["TensorBoard logs are not continued: No space left on device"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("last", ["scalars", "flush", "close"])
+def test_disk_that_fills_up_is_one_warning_and_nothing_else(tmp_path, monkeypatch, capfd, last):
+    real_open, notes = Path.open, []
+
+    def full(path, *args, **kwargs):
+        inner = real_open(Path("/dev/full") if "tfevents" in path.name else path, *args, **kwargs)
+        return Later(inner) if "tfevents" in path.name else inner
+
+    class Later:
+        """A file on a disk that is full from the second flush on."""
+
+        def __init__(self, file):
+            self.file, self.room = file, io.BytesIO()
+
+        def write(self, data):
+            return (self.room or self.file).write(data)
+
+        def flush(self):
+            self.room = None
+            self.file.flush()
+
+        def close(self):
+            self.file.close()
+
+    monkeypatch.setattr(Path, "open", full)
+    logger = RunLogger(tmp_path, notify=notes.append)
+    for step in range(2000 if last == "scalars" else 1):
+        logger.scalars({"a": 1.0}, step)
+    if last == "flush":
+        logger.flush()
+    logger.close()
+    assert notes == ["TensorBoard logs are not continued: No space left on device"]
+    assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
+def test_file_that_reaches_its_limit_is_one_warning(tmp_path):
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from gaussian_splatting.engine.tensorboard import RunLogger\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "with RunLogger(Path(sys.argv[1]), notify=print) as logger:\n"
+        "    for step in range(5_000):\n"
+        "        logger.scalars({'a': 1.0}, step)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "TensorBoard logs are not continued: File too large\n"
+    assert len(read(tmp_path).Scalars("a")) > 100
+
+
+def test_names_are_shown_in_one_line(tmp_path):
+    with RunLogger(tmp_path) as logger:
+        logger.scalars({"a\nb": 1.0}, 1)
+    assert read(tmp_path).Tags()["scalars"] == [r"a\nb"]

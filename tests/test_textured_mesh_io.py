@@ -174,3 +174,16 @@ def test_damaged_files_are_one_line(tmp_path, damage, message):
     with pytest.raises(UserError, match=message) as caught:
         read_textured_mesh(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-Infinity", "1e39"])
+@pytest.mark.parametrize("kind", ["v", "vt"])
+def test_coordinates_that_are_no_numbers_are_refused(tmp_path, number, kind):
+    path = tmp_path / NAME
+    write_textured_mesh(path, textured(2), glb=False)
+    lines = path.read_text().split("\n")
+    first = next(row for row, line in enumerate(lines) if line.startswith(f"{kind} "))
+    lines[first] = " ".join([kind, number, *lines[first].split()[2:]])
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError, match="NaN or infinity"):
+        read_textured_mesh(path)

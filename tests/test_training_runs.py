@@ -105,6 +105,19 @@ def short_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", REGULARIZATIONS)
+def test_every_loss_term_has_a_weight_and_one_without_is_an_error(scene, mode):
+    config = CoarseConfig(mode)
+    stage = CoarseStage(disturbed_cloud(scene.cloud), config, 2.0, print)
+    terms = {name: torch.tensor(float(k)) for k, name in enumerate(TERMS[mode], start=1)}
+    found = stage._with_sum(terms)
+    expected = sum(config.term_weights[name] * float(value) for name, value in terms.items())
+    assert float(found["loss"]) == pytest.approx(expected)
+    assert found.keys() == {"loss", *TERMS[mode]}
+    with pytest.raises(KeyError, match="forgotten"):
+        stage._with_sum({**terms, "forgotten": torch.tensor(1.0)})
+
+
 def test_vanilla_writes_the_layout_of_the_reference(scene, vanilla_run):
     own = {path for path in files_of(vanilla_run) if not path.startswith("checkpoints/")}
     assert own == {

@@ -122,7 +122,19 @@ def test_names_of_ours_are_allowed_on_windows(value):
 
 def test_the_name_of_a_scene_is_its_last_component():
     assert scene_name(WindowsPath("D:\\scans\\Cup\\")) == "Cup"
+    assert scene_name(WindowsPath("D:\\scans\\Cup\\.")) == "Cup"
     assert scene_name(Path("/")) == "scene"
+
+
+def test_a_relative_scene_is_called_by_its_real_folder(tmp_path, monkeypatch):
+    below = tmp_path / "Cup" / "images"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    for text in ("..", "../", "../.", "../images/..", "../../Cup", "../../Cup/", "../../Cup/."):
+        assert scene_name(Path(text)) == "Cup", text
+    for text in ("", ".", "./", "../images"):
+        assert scene_name(Path(text)) == "images", text
+    assert scene_name(Path("../" * 50)) == "scene"
 
 
 def test_a_page_does_not_link_to_another_drive(monkeypatch):
@@ -158,7 +170,7 @@ def test_a_file_that_another_program_holds_open_is_named(tmp_path, monkeypatch):
 
 def test_characters_that_the_output_lacks_are_spelled():
     code = (
-        "import sys; from sugar_utils.flags import run_main; from sugar_utils.errors import *\n"
+        "import sys; from sugar_utils.frame import run_main; from sugar_utils.errors import *\n"
         "def main():\n    print('Stra\\u00dfe \\u2192'); raise UserError('\\u4e2d')\n"
         "sys.exit(run_main(main))"
     )

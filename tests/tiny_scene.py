@@ -31,7 +31,7 @@ from gaussian_splatting.reference_layout import (
     write_cfg_args,
     write_input_ply,
 )
-from sugar_utils.flags import run_main
+from sugar_utils.frame import run_main
 from sugar_utils.spherical_harmonics import SH_C0
 from tests.random_scenes import look_at
 

@@ -24,7 +24,12 @@ from torch import Tensor
 
 from gaussian_splatting.engine.payload import check_payload
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, remove_stale_temporaries
+from sugar_utils.files import (
+    atomic_path,
+    check_writable,
+    remove_stale_temporaries,
+    require_regular_file,
+)
 from sugar_utils.memory import out_of_memory
 
 PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_state_dict")
@@ -199,7 +204,7 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
         UserError: The file is missing, truncated, damaged, would execute code, is no checkpoint or
             one that makes no sense.
     """
-    path = Path(path)
+    path = require_regular_file(path, missing_ok=True)
     _verify_archive(path)
     try:
         with warnings.catch_warnings():

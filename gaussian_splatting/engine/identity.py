@@ -7,7 +7,6 @@ again or edited in its old place is not.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import os
@@ -21,8 +20,7 @@ import numpy as np
 
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.scene import Scene
-from sugar_utils.errors import UserError
-from sugar_utils.files import fingerprint, json_values
+from sugar_utils.files import file_digest, json_values
 
 _NAMED = 3
 _DIGITS = 8
@@ -150,25 +148,6 @@ def file_digests(paths: Iterable[Path]) -> list[str]:
     """
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(file_digest, paths))
-
-
-def file_digest(path: Path) -> str:
-    """Digest of the content of a file; not read again while its size and time stay the same.
-
-    Raises:
-        UserError: The file cannot be read.
-    """
-    try:
-        stat = path.stat()
-        return _digest_at(path, stat.st_size, stat.st_mtime_ns)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _digest_at(path: Path, size: int, mtime_ns: int) -> str:
-    """Kept, because all stages of a pipeline ask for the same photographs."""
-    return fingerprint(path)
 
 
 def _camera_digest(camera: Camera, role: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, write_json_atomic
+from sugar_utils.files import check_writable, remove_stale_temporaries, write_json_atomic
 from sugar_utils.schemas import RunRecord, read_checked
 
 RUN_FILE = "run.json"
@@ -109,6 +109,8 @@ class RunDirectory:
         if resume not in ("auto", "none"):
             return self._explicit(Path(resume), final, notify)
         check_writable(self.path)
+        for folder in (self.path, *self._products):
+            remove_stale_temporaries(folder, nested=True)
         if not self._occupied():
             return ResumePlan()
         if overwrite and (resume == "none" or self._differences() or not self._recorded()):

@@ -72,7 +72,8 @@ def add_run_section(
     pictures = run_directory / "views.png"
     if pictures.is_file():
         page.strip(Picture(pictures, "photograph, render, depth (white is far) and normals"))
-    page.pairs(flattened(record.get("settings", {})), folded="Settings of this run")
+    chosen = {**record.get("sources", {}), **record.get("settings", {})}
+    page.pairs(flattened(chosen), folded="Settings of this run")
     files = sorted(p for p in run_directory.iterdir() if p.name != REPORT_FILE)
     page.files((p for p in files if ".tmp-" not in p.name), root, folded="Files of this run")
 

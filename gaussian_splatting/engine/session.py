@@ -15,6 +15,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
 from sugar_utils.locks import exclusive
 from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.text import printable
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def open_session(
             plan = _agreed_plan(run, options, final, notices, ranks)
         except UserError:
             for message in notices.messages if ranks.is_first else ():
-                print(message)
+                print(printable(message))
             raise
         with Console(run.log) if ranks.is_first else Console.silent() as console:
             yield _opened(run, plan, console, notices, title)

@@ -6,9 +6,10 @@ A stage never owns a loop; :class:`gaussian_splatting.engine.loop.Trainer` does.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -31,8 +32,8 @@ class StepResult:
     radii: Tensor
 
 
-class Stage(Protocol):
-    """One optimisation, step by step.
+class Stage(ABC):
+    """One optimisation, step by step; what is not abstract does nothing unless it is overridden.
 
     Attributes:
         name: What the console calls it, for example ``"coarse dn_consistency"``.
@@ -46,14 +47,15 @@ class Stage(Protocol):
     extent: float
     memory_plan: MemoryPlan
 
+    @abstractmethod
     def phase(self, iteration: int) -> str:
         """Name of the part of the schedule an iteration belongs to; memory is reported by it."""
-        ...
 
+    @abstractmethod
     def begin(self, iteration: int) -> None:
         """Set learning rates, prune, refresh neighbours: all that comes before rendering."""
-        ...
 
+    @abstractmethod
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
     ) -> StepResult:
@@ -68,35 +70,32 @@ class Stage(Protocol):
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
             slot: Number of the view in its step; random draws depend on it.
         """
-        ...
 
     def step_statistics(self) -> Sequence[Tensor]:
         """What the views of this step added up besides gradients, and :meth:`apply` reads.
 
         Where processes share the views, each tensor becomes its sum over them, in place.
         """
-        ...
+        return ()
 
+    @abstractmethod
     def apply(self, iteration: int) -> None:
         """Change the parameters: densification where there is any, then the optimiser step."""
-        ...
 
+    @abstractmethod
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
-        ...
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
-        """Further figures of an evaluated view, rendered with geometry; may be empty."""
-        ...
+        """Further figures of an evaluated view, rendered with geometry."""
+        return {}
 
     def extra_state(self) -> dict[str, Any]:
         """What resuming needs beyond parameters and moments; tensors and primitives."""
-        ...
+        return {}
 
-    def restore_extra(self, state: dict[str, Any]) -> None:
+    def restore_extra(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Take :meth:`extra_state` back; parameters and moments are restored already."""
-        ...
 
-    def export(self, iteration: int) -> None:
+    def export(self, iteration: int) -> None:  # noqa: B027
         """Write what other programs read, at the iterations the loop was told to export."""
-        ...

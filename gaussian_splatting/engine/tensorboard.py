@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gaussian_splatting.engine.metrics import to_uint8
 from sugar_utils.random import generator
+from sugar_utils.text import printable
 
 MAX_HISTOGRAM_VALUES = 100_000
 Activation = Callable[[Tensor], Tensor]
@@ -45,12 +46,12 @@ class RunLogger:
         if not enabled:
             return
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from gaussian_splatting.engine.event_file import DirectSummaryWriter
         except ImportError as error:
             notify(f"no TensorBoard logs ({error}); pip install tensorboard to have them")
             return
         try:
-            self._writer = SummaryWriter(str(directory), purge_step=first_iteration)
+            self._writer = DirectSummaryWriter(directory, first_iteration)
         except OSError as error:
             notify(f"no TensorBoard logs: cannot write {directory}: {error.strerror or error}")
 
@@ -69,7 +70,7 @@ class RunLogger:
         if not self.enabled:
             return
         for name, value in _read_off(values).items():
-            self._write("add_scalar", name, value, iteration)
+            self._write("add_scalar", printable(name), value, iteration)
 
     def histograms(
         self,
@@ -92,7 +93,7 @@ class RunLogger:
         for name, tensor in tensors.items():
             values = subsample(tensor, name, iteration, (activations or {}).get(name))
             if values.size > 0:
-                self._write("add_histogram", name, values, iteration)
+                self._write("add_histogram", printable(name), values, iteration)
 
     def images(self, images: Mapping[str, Tensor | np.ndarray], iteration: int) -> None:
         """Add pictures.
@@ -110,7 +111,7 @@ class RunLogger:
                 pixels = torch.nan_to_num(pixels, nan=0.0)
             array = to_uint8(pixels).cpu().numpy()
             layout = "HW" if array.ndim == 2 else "HWC"
-            self._write("add_image", name, array, iteration, dataformats=layout)
+            self._write("add_image", printable(name), array, iteration, dataformats=layout)
 
     def flush(self) -> None:
         """Bring what was logged to the disk, for example before a checkpoint."""
@@ -135,7 +136,8 @@ class RunLogger:
         try:
             getattr(self._writer, method)(*args, **kwargs)
         except OSError as error:
-            self._writer = None
+            writer, self._writer = self._writer, None
+            writer.abandon()
             self._notify(f"TensorBoard logs are not continued: {error.strerror or error}")
 
 

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of any stage: read, decide about the folder, build, train, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from gaussian_splatting.compute import Compute
+from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_report import write_run_report
+from gaussian_splatting.engine.session import Notices, RunOptions, open_session
+from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.images import ImageStore, shared_or_own_store
+from gaussian_splatting.scene import Scene
+from sugar_utils.console import Console
+
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True)
+class StageRun(Generic[Model]):
+    """A run that has read its inputs and has not touched its folder yet.
+
+    Attributes:
+        title: Heading of the configuration that is printed.
+        scene: Views to learn from and to hold out.
+        directory: The folder.
+        loop: When to do what.
+        build: Makes the stage of the initial model; may plan memory, and say so.
+        results: Files of a finished run, the one that the next stage reads first.
+    """
+
+    title: str
+    scene: Scene
+    directory: RunDirectory
+    loop: LoopConfig
+    build: Callable[[Model, ImageStore, Console], Stage]
+    results: Sequence[Path]
+
+
+def run_stage(
+    prepare: Callable[[Notices], tuple[StageRun[Model], Model]],
+    *,
+    compute: Compute,
+    options: RunOptions,
+    notices: Sequence[str] = (),
+    white_background: bool = False,
+    images: ImageStore | None = None,
+) -> Path:
+    """Run a stage; a finished run of the same identity is not repeated.
+
+    Args:
+        prepare: Reads the inputs: the run, and the model that it starts from.
+        compute: Device, and who computes.
+        options: Treatment of an occupied folder.
+        notices: Lines to print at the start.
+        white_background: Whether transparent photographs are white instead of black.
+        images: Decoded photographs that other stages use, too; an own store if None.
+
+    Returns:
+        The first of the results.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    with compute.ranks.together():
+        said = Notices([*compute.reasons, *notices])
+        run, initial = prepare(said)
+        ranks, last = compute.ranks, run.loop.last
+        with open_session(run.directory, options, last, said, run.title, ranks) as session:
+            console, plan = session.console, session.plan
+            console.info(run.scene.description)
+            there = plan.finished and all(path.is_file() for path in run.results)
+            if ranks.from_first(there):
+                console.info(f"finished already: {run.results[0]}")
+                return run.results[0]
+            with shared_or_own_store(images, white_background, ranks.size) as store:
+                stage = run.build(initial, store, console)
+                # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
+                del initial
+                Trainer(
+                    stage,
+                    run.loop,
+                    run.scene.train_cameras,
+                    run.scene.test_cameras,
+                    store,
+                    run.directory,
+                    console,
+                    ranks,
+                    run.scene.held_out_note,
+                ).run(plan)
+            if ranks.is_first:
+                write_run_report(run.directory.path, console.warn)
+            console.info(f"finished: {run.results[0]}")
+    return run.results[0]

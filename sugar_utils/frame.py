@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of every entry point: errors in one line, Ctrl-C, and what becomes of the output.
+
+Entry points import it alone and load the rest inside of it, because that takes seconds in which
+Ctrl-C is pressed, too. So it imports nothing that is slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from sugar_utils.errors import UserError
+from sugar_utils.text import printable
+from sugar_utils.torchrun import is_follower
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+_SPACE, _ACCESS = "free some space", "mend the permissions or choose another place"
+_NO_DEFECTS = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: _ACCESS,
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "mend the links",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+}
+"""Why the system refuses a file, whatever program asks for it, and what helps."""
+
+_SILENT_SECONDS = 2.0
+
+
+def run_main(main: Callable[[], int | None]) -> int:
+    """Run an entry point: ``sys.exit(run_main(main))``.
+
+    What users can put right is printed in one line without a traceback. Anything unexpected
+    propagates with its traceback, because it is a defect of the program.
+
+    Args:
+        main: Parses its flags and does the work; its result is the exit code, None means 0.
+
+    Returns:
+        The exit code: the error's own, 130 after Ctrl-C, 141 when the reader of the output left,
+        2 where the output could not be written.
+    """
+    _open_missing_streams()
+    _print_any_character()
+    with _warnings_in_one_line():
+        try:
+            code = _guarded(main)
+        except SystemExit as leaving:
+            # The parser has printed its help or its error.
+            code = leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
+            leaving.code = _flushed(code)
+            raise
+        return _flushed(code)
+
+
+def discard(stream: IO[str]) -> None:
+    """Let everything that is still written to a stream go nowhere, without an error.
+
+    What its buffer holds counts as well: the interpreter flushes once more on its way out.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def complain(line: str) -> None:
+    """Print a line to the standard error, if there is one that takes it."""
+    try:
+        print(printable(line), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        discard(sys.stderr)
+
+
+def _guarded(main: Callable[[], int | None]) -> int:
+    try:
+        code = main() or 0
+        _leave_ranks()
+        return code
+    except UserError as error:
+        if is_follower() if error.silent is None else error.silent:
+            # Whoever started the processes ends all with the first that leaves; let the other
+            # one speak before.
+            time.sleep(_SILENT_SECONDS)
+        else:
+            complain(f"{error.label}: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _interrupted()
+    except ImportError as error:
+        # Native modules report whatever happens while they start as a failed import.
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            return _interrupted()
+        raise
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return EXIT_BROKEN_PIPE
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split("\n")[0].split())
+        complain(
+            f"error: out of memory{f' ({reason})' if reason else ''}; close other programs, ask "
+            "for less (smaller images, fewer points), or use a machine with more memory"
+        )
+        return 2
+    except OSError as error:
+        if error.errno not in _NO_DEFECTS:
+            raise
+        if error.filename is None:
+            # A print that failed does not say that it was one.
+            return _unwritable(error)
+        complain(
+            f"error: cannot use {error.filename}: {error.strerror}; {_NO_DEFECTS[error.errno]}"
+        )
+        return 2
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from sugar_utils.memory import out_of_memory
+
+    return out_of_memory(error)
+
+
+def _interrupted() -> int:
+    if not is_follower():
+        complain("stopped by Ctrl-C")
+    return EXIT_INTERRUPTED
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The errors that led to one, the nearest first."""
+    found: BaseException | None = error
+    while found is not None:
+        found = found.__cause__ or found.__context__
+        if found is not None:
+            yield found
+
+
+def _leave_ranks() -> None:
+    """Part from the other processes; who has not met any has not loaded what it takes, either."""
+    if "sugar_utils.ranks" in sys.modules:
+        from sugar_utils.ranks import leave_ranks
+
+        leave_ranks()
+
+
+def _flushed(code: int) -> int:
+    """Bring the output on its way; the exit code, which tells where that cannot be done."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if code:
+            discard(sys.stdout)
+            return code
+        return _unwritable(error)
+    return code
+
+
+def _unwritable(error: OSError) -> int:
+    discard(sys.stdout)
+    complain(f"error: cannot write: {error.strerror or error}; free some space for the output")
+    return 2
+
+
+def _open_missing_streams() -> None:
+    """Give closed standard streams a place where nothing is read and everything is dropped.
+
+    Without it the next file that is opened, such as a log, gets the stream's number, and whatever
+    native code prints goes into that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _print_any_character() -> None:
+    """Spell what the output's encoding lacks: pipes on Windows know some 250 characters."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print warnings of libraries as messages: once each, without the source code they came from.
+
+    They go to the standard output, because the standard error is for what ends a run.
+    """
+    said = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        line = " ".join(str(message).split())
+        if line not in said and not is_follower():
+            said.add(line)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"warning: {printable(line)}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        # Photographs of a hundred megapixels are what some cameras take.
+        warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
+        yield

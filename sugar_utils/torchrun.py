@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torchrun tells a process, read without torch: the first process speaks for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sugar_utils.errors import UserError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells each process that it starts.
+
+    Attributes:
+        rank: Number of this process.
+        size: How many there are.
+        local_rank: Number of this process among those of its machine.
+        local_size: How many there are on this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Launch:
+        """From the environment; one process where torchrun was not used.
+
+        Raises:
+            UserError: A variable is not a number.
+        """
+        if any(name not in environment for name in _VARIABLES):
+            return cls()
+        try:
+            rank, size, local = (int(environment[name]) for name in _VARIABLES[:3])
+            local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+        except ValueError as error:
+            raise UserError(
+                f"the variables RANK, WORLD_SIZE, LOCAL_RANK do not hold numbers ({error}); start "
+                "with torchrun, or unset them"
+            ) from None
+        return cls(rank, size, local, local_size)
+
+
+def is_follower() -> bool:
+    """Whether another process of the run is the one that speaks."""
+    try:
+        return Launch.read().rank > 0
+    except UserError:
+        return False
