@@ -14,16 +14,14 @@ A case follows from ``--seed`` and its number alone; ``--case`` repeats one and 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
+import functools
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import count, islice
 from pathlib import Path
 from random import Random
@@ -33,10 +31,11 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.campaign import campaign, make_base, work_folder
 from benchmarks.child import Limits, Outcome
 from benchmarks.fuzz_kinds import TURNS, expects_same_bits, kind_of, parts_of, spoil
 from benchmarks.fuzz_verdict import FAULTS, Expectation, Verdict, judge, snapshot
-from benchmarks.fuzz_world import copy_parts, make_world, run_command, warm_up
+from benchmarks.fuzz_world import copy_parts, run_command
 from benchmarks.rasterizer import print_table
 from sugar_utils.errors import UserError
 from sugar_utils.files import write_json_atomic
@@ -54,13 +53,11 @@ class Settings:
 
     Attributes:
         seed: Of everything.
-        work: Folder for the worlds.
         limits: Of each case.
         scene: A capture in place of the tiny one.
     """
 
     seed: int
-    work: Path
     limits: Limits
     scene: Path | None = None
 
@@ -92,25 +89,9 @@ class _Worker:
 
     settings: Settings
     own: Path
-    base: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self.base = self.own / "base"
-
-    def prepare(self) -> None:
-        """Make the world where cases will lie, because some results know their place; then move."""
-        limits = Limits(600.0)
-
-        def run(command, root: Path) -> None:
-            outcome = run_command(command, root, self.own / "notes", limits)
-            if outcome.code != 0:
-                said = outcome.err or outcome.out
-                raise RuntimeError(f"{command.name} fails without a fault: {said}")
-
-        root = self.own / "case"
-        root.mkdir(parents=True)
-        make_world(root, run, self.settings.scene)
-        root.rename(self.base)
+        self.base = make_base(self.own, self.settings.scene)
 
     def run(self, case: int) -> Result:
         """Spoil, run, judge."""
@@ -132,33 +113,9 @@ class _Worker:
         return Result(case, kind, plan.what, plan.command.name, verdict, outcome)
 
 
-_WORKER: list[_Worker] = []
-
-
-def _begin(settings: Settings, numbers: multiprocessing.Queue) -> None:
-    worker = _Worker(settings, settings.work / f"worker{numbers.get()}")
-    worker.prepare()
-    _WORKER.append(worker)
-
-
-def _run(case: int) -> Result:
-    return _WORKER[0].run(case)
-
-
 def cases_of(kinds: Sequence[str], first: int = 0) -> Iterator[int]:
     """Numbers of all cases of some kinds, without end."""
     return (case for case in count(first) if kind_of(case) in kinds)
-
-
-def campaign(settings: Settings, cases: Sequence[int], jobs: int) -> Iterator[Result]:
-    """Run cases in several processes, in any order."""
-    warm_up(settings.work / "warm")
-    context = multiprocessing.get_context("fork")
-    numbers = context.SimpleQueue()
-    for number in range(jobs):
-        numbers.put(number)
-    with context.Pool(jobs, _begin, (settings, numbers)) as pool:
-        yield from pool.imap_unordered(_run, cases)
 
 
 def table(results: Sequence[Result]) -> list[list[str]]:
@@ -213,10 +170,11 @@ def main() -> int:
     cases = list(islice(wanted, args.cases)) if args.case is None else [args.case]
     limits = Limits(args.limit, round(args.memory * 2**30))
     jobs = min(args.jobs, len(cases))
-    with _work_folder(args.keep) as work:
-        settings = Settings(args.seed, work, limits, scene)
+    with work_folder(args.keep) as work:
+        settings = Settings(args.seed, limits, scene)
         started, results = time.monotonic(), []
-        for result in campaign(settings, cases, jobs):
+        begin = functools.partial(_Worker, settings)
+        for result in campaign(begin, cases, jobs, work):
             results.append(result)
             if result.verdict.faults:
                 report(result, args.seed)
@@ -225,18 +183,8 @@ def main() -> int:
     print(f"\n{len(results)} cases in {time.monotonic() - started:.0f} s, seed {args.seed}")
     print_table(["kind", "cases", "refused", "accepted", "stopped", *FAULTS], table(results))
     if args.json is not None:
-        write_json_atomic(args.json, {"seed": args.seed, "results": [asdict(r) for r in results]})
+        write_json_atomic(args.json, {"seed": args.seed, "results": list(map(asdict, results))})
     return int(any(result.verdict.faults for result in results))
-
-
-@contextlib.contextmanager
-def _work_folder(kept: Path | None) -> Iterator[Path]:
-    if kept is None:
-        with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder).resolve()
-        return
-    kept.mkdir(parents=True, exist_ok=True)
-    yield kept.resolve()
 
 
 def _show(result: Result) -> None:

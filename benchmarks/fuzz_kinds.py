@@ -125,8 +125,10 @@ def _by_suffix(path: Path, draw: Random) -> str:
 _SCENE = ("vanilla", "vanilla", "vanilla eval", "doctor", "coarse")
 _RUN_FILES = tuple((f"{folder}/**/[0-9]*.pt", (name,)) for folder, name in RUNS.items())
 _RECORDS = tuple((f"{folder}/**/run.json", (name,)) for folder, name in RUNS.items())
-_REFINED = ("metrics", "metrics", "texture", "pipeline")
-_MODELS = (("out/coarse/**/[0-9]*.pt", ("mesh",)), ("out/refined/**/[0-9]*.pt", _REFINED))
+_REFINED = ("metrics", "metrics", "metrics", "texture", "pipeline")
+_REFINED_FILE = ("out/refined/**/[0-9]*.pt", _REFINED)
+# Meshing takes longest.
+_MODELS = (("out/coarse/**/[0-9]*.pt", ("mesh",)), _REFINED_FILE, _REFINED_FILE)
 _TEXTURED = tuple(
     (f"out/refined_mesh/**/sugar*.{suffix}", ("metrics texture",))
     for suffix in ("obj", "mtl", "png")

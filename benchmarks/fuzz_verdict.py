@@ -28,6 +28,7 @@ _NOISE = re.compile(
     re.MULTILINE,
 )
 _LAST_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit|Warning)\b(: |$)")
+_WARNING_LINE = re.compile(r"^warning: .*\n", re.MULTILINE)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _JOURNALS = {"log.txt", "run.json", "report.html"}
 """What a run may change although it fails: where it notes that it was tried."""
@@ -87,7 +88,7 @@ def judge(outcome: Outcome, case: Expectation) -> Verdict:
     """Look at an outcome, and at what is in the world now."""
     faults: dict[str, str] = {}
     end = _end(outcome, case, faults)
-    _look_at_texts(outcome, end, faults)
+    look_at_texts(outcome, end, faults)
     after = snapshot(case.root)
     _look_for_losses(case, after, end, faults)
     left = sorted(path for path in after if ".tmp-" in path and path not in case.before)
@@ -117,7 +118,17 @@ def _end(outcome: Outcome, case: Expectation, faults: dict[str, str]) -> str:
     return ""
 
 
-def _look_at_texts(outcome: Outcome, end: str, faults: dict[str, str]) -> None:
+def look_at_texts(
+    outcome: Outcome, end: str, faults: dict[str, str], *, warnings: bool = False
+) -> None:
+    """Find what no user should have to read.
+
+    Args:
+        outcome: What was said.
+        end: How the process ended.
+        faults: Gets what was found.
+        warnings: Whether lines of warning on the standard error are in order.
+    """
     both = outcome.out + "\n" + outcome.err
     if _TRACE.search(both):
         faults["traceback"] = last_frame(both)
@@ -128,10 +139,13 @@ def _look_at_texts(outcome: Outcome, end: str, faults: dict[str, str]) -> None:
     elif _CONTROL.search(both):
         at = _CONTROL.search(both).start()
         faults["noise"] = f"control character in {both[max(0, at - 60) : at + 20]!r}"
-    elif end == "refused" and not _is_one_line(outcome.err, REFUSED[outcome.code]):
-        faults["noise"] = f"not one line: {outcome.err[:300]!r}"
-    elif end == "accepted" and outcome.err:
-        faults["noise"] = f"on the standard error: {outcome.err[:300]!r}"
+    err = _WARNING_LINE.sub("", outcome.err) if warnings else outcome.err
+    if faults:
+        return
+    if end == "refused" and not _is_one_line(err, REFUSED[outcome.code]):
+        faults["noise"] = f"not one line: {err[:300]!r}"
+    elif end == "accepted" and err:
+        faults["noise"] = f"on the standard error: {err[:300]!r}"
 
 
 def _is_one_line(text: str, beginning: str) -> bool:

@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from plyfile import PlyData, PlyParseError
 
+from gaussian_splatting.ply import does_not_fit
 from sugar_extractors.surface_distance import AreaSamples, Surface, sample_surface
 from sugar_scene.mesh_io import read_mesh_ply
 from sugar_scene.meshes import TriangleMesh, component_labels, edge_keys
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json
+from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.schemas import Coordinate, Count, conform
 
 OBJECT_FILE, VISIBLE_FILE, FACTS_FILE = "gt_object.ply", "gt_visible.ply", "gt.json"
@@ -336,13 +337,16 @@ def _with_ground(
 
 def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Points and unit normals of a PLY. (N, 3) each"""
+    require_regular_file(path)
     try:
         table = PlyData.read(str(path))["vertex"].data
         points, normals = (
             np.stack([np.asarray(table[name], dtype=np.float64) for name in names], axis=1)
             for names in _PAIRS
         )
-    except (PlyParseError, OSError, ValueError, KeyError) as error:
+    except MemoryError as error:
+        raise does_not_fit(path) from error
+    except (PlyParseError, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: damaged ({reason}); make the scene again") from error
     length = np.linalg.norm(normals, axis=1, keepdims=True)

@@ -88,6 +88,8 @@ def conform(value: Any, schema: type[T], place: object, advice: str = WRITE_AGAI
         return msgspec.convert(value, schema)
     except msgspec.ValidationError as error:
         raise UserError(f"{place}: {str(error).replace('`', '')}; {advice}") from error
+    except UnicodeError as error:
+        raise UserError(f"{place}: holds characters that do not exist; {advice}") from error
 
 
 def read_checked(path: Path, schema: type) -> Any:

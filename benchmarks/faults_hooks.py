@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts what a process asks of the file system, and lets something happen at one of these events.
+
+An event is an ``open``, ``write``, ``fsync``, ``replace``, ``mkdir``, ``unlink`` or ``read`` that
+Python code asks for, in whatever package it lives: torch, TensorBoard, Pillow and plyfile open
+their files through Python. What native code writes by itself meets a disk that is really full, or
+really read-only, in ``faults_cases.py``. Installed in a forked child, never to be removed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Happening = Callable[[int, str, str], None]
+"""(number of the event, its kind, path) -> None; may raise what the system would."""
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT)
+_CHANGES = ("fsync", "replace", "rename", "mkdir", "unlink", "remove", "rmdir", "truncate", "link")
+
+
+class Events:
+    """The events of a process.
+
+    Args:
+        roots: Folders that count; what happens elsewhere is no event.
+        happening: Called before each event.
+    """
+
+    def __init__(self, roots: tuple[Path, ...], happening: Happening) -> None:
+        self._roots = tuple(f"{root}/" for root in roots)
+        self._happening = happening
+        self._inside = threading.local()
+        self.count = 0
+
+    def notice(self, kind: str, path: object) -> None:
+        """Count an event and let happen what was planned for it."""
+        place = self._place(path)
+        if place is None or getattr(self._inside, "busy", False):
+            return
+        self.count += 1
+        self._inside.busy = True
+        try:
+            self._happening(self.count, kind, place)
+        finally:
+            self._inside.busy = False
+
+    def _place(self, path: object) -> str | None:
+        """The path, if it counts."""
+        if isinstance(path, int):
+            try:
+                path = os.readlink(f"/proc/self/fd/{path}")
+            except OSError:
+                return None
+        try:
+            place = os.path.abspath(os.fspath(path))  # type: ignore[call-overload]
+        except (TypeError, ValueError, OSError):
+            return None
+        place = place if isinstance(place, str) else os.fsdecode(place)
+        return place if f"{place}/".startswith(self._roots) else None
+
+
+def install(events: Events) -> None:
+    """Let all file access of this process go through ``events``."""
+    _replace_open(events)
+    for name in _CHANGES:
+        setattr(os, name, _noticed(getattr(os, name), name, events))
+    original = os.open
+
+    def watched(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        events.notice("open" if writes else "read", path)
+        return original(path, flags, *arguments, **options)
+
+    os.open = watched
+
+
+def _noticed(original: Callable[..., Any], kind: str, events: Events) -> Callable[..., Any]:
+    def watched(path: Any, *arguments: Any, **options: Any) -> Any:
+        events.notice(kind, path)
+        return original(path, *arguments, **options)
+
+    return watched
+
+
+def _replace_open(events: Events) -> None:
+    original = builtins.open
+
+    class Watched(io.FileIO):
+        """A file whose writes are events; the buffers above it are Python's own."""
+
+        def __init__(self, file: Any, mode: str, closefd: bool, opener: Any) -> None:
+            events.notice("open", file)
+            super().__init__(file, mode, closefd, opener)
+
+        def write(self, data: Any) -> int:
+            events.notice("write", self.fileno())
+            return super().write(data)
+
+    def watched(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Any = None,
+    ) -> Any:
+        if not set(mode) & set("wax+"):
+            events.notice("read", file)
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        raw = Watched(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+        if buffering == 0:
+            return raw
+        buffer = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        if "b" in mode:
+            return buffer
+        text = io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
+        text.mode = mode
+        return text
+
+    builtins.open = io.open = watched
+
+
+def failing(number: int, error: int, *, for_good: bool) -> Happening:
+    """Something that makes one event fail, or all that change anything from one on."""
+
+    def happen(now: int, kind: str, path: str) -> None:
+        later = for_good and now > number and kind not in ("read", "unlink", "remove", "rmdir")
+        if now == number or later:
+            raise OSError(error, os.strerror(error), path)
+
+    return happen
+
+
+def doing(number: int, action: Callable[[], None]) -> Happening:
+    """Something that is done once, before one event."""
+
+    def happen(now: int, kind: str, path: str) -> None:
+        if now == number:
+            action()
+
+    return happen
