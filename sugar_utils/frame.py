@@ -164,8 +164,10 @@ def _told(error: Exception) -> int:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or "torch" not in sys.modules:
-        return isinstance(error, MemoryError)
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    if "torch" not in sys.modules:
+        return False
     from sugar_utils.memory import out_of_memory
 
     return out_of_memory(error)
