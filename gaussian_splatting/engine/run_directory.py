@@ -8,6 +8,7 @@ has a checkpoint: until then the new one keeps its log and its curves in a folde
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -156,11 +157,13 @@ class RunDirectory:
         old += [f"{_EVENTS}/{path.name}" for path in (self.path / _EVENTS).glob("*")]
         self.record("running", **{_OBSOLETE: old})
         self._remove_obsolete()
-        for source in (staged / _LOG, *(staged / _EVENTS).glob("*")):
-            target = self.path / source.relative_to(staged)
-            target.parent.mkdir(exist_ok=True)
-            os.replace(source, target)
-        shutil.rmtree(staged, ignore_errors=True)
+        # Log and curves are not worth the run: somebody may have deleted them, or looks at them.
+        with contextlib.suppress(OSError):
+            for source in (staged / _LOG, *(staged / _EVENTS).glob("*")):
+                target = self.path / source.relative_to(staged)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(source, target)
+            shutil.rmtree(staged)
 
     def _remove_obsolete(self) -> None:
         """Remove what is left of a run that this folder's run has replaced."""
