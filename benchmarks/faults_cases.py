@@ -202,7 +202,8 @@ def _signal(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) 
         event = _event(draw, known)
         action = doing(event, lambda: os.kill(os.getpid(), number))
         return Disturbance(f"{number.name} at event {event}", action, may_be_killed=killed)
-    seconds = draw.uniform(0, known.seconds)
+    # Not before the child is itself.
+    seconds = draw.uniform(0.04, max(0.05, known.seconds))
 
     def meanwhile(pid: int) -> None:
         time.sleep(seconds)
@@ -261,7 +262,8 @@ def _deleted(draw: Random, place: Place, scenario: Scenario, known: Undisturbed)
 
 
 def _memory(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) -> Disturbance:
-    number, room = _event(draw, known), draw.choice((0, 0, 1 << 20, 8 << 20))
+    # With nothing at all Python itself waits forever for threads that could not begin.
+    number, room = _event(draw, known), draw.choice((1 << 20, 4 << 20, 16 << 20))
 
     def action() -> None:
         limit = address_space() + room
