@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.child import Limits, Outcome, address_space, run_child
+from benchmarks.child import Limits, Outcome, address_space, limit, run_child
 from benchmarks.faults_hooks import ERRORS, Events, Happening, doing, failing, install
 from benchmarks.fuzz_world import COMMANDS, RUNS, copy_parts, words_of
 
@@ -217,11 +216,8 @@ def _signal(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) 
 def _file_limit(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) -> Disturbance:
     """Native code meets it, too: no file may become larger."""
     largest = max(p.stat().st_size for p in known.folder.rglob("*") if p.is_file())
-    limit = draw.randint(1, largest)
-    return Disturbance(
-        f"no file above {limit} bytes",
-        at_start=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, _SIZE)),
-    )
+    most = draw.randint(1, largest)
+    return Disturbance(f"no file above {most} bytes", at_start=lambda: limit("FSIZE", most))
 
 
 def _full_disk(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) -> Disturbance:
@@ -266,8 +262,7 @@ def _memory(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) 
     number, room = _event(draw, known), draw.choice((1 << 20, 4 << 20, 16 << 20))
 
     def action() -> None:
-        limit = address_space() + room
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limit("AS", address_space() + room)
 
     return Disturbance(f"{room >> 20} MiB more at event {number}", doing(number, action))
 
