@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
-import resource
 import select
 import signal
 import sys
@@ -105,7 +104,16 @@ def run_child(
 def address_space() -> int:
     """Bytes of address space that this process has."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def limit(what: str, most: int) -> None:
+    """Set a limit of this process by its name without ``RLIMIT_``."""
+    # Windows has no such module, and what imports this file is checked there, too.
+    import resource
+
+    number = getattr(resource, f"RLIMIT_{what}")
+    resource.setrlimit(number, (most, resource.getrlimit(number)[1]))
 
 
 def _be_child(
@@ -128,10 +136,9 @@ def _be_child(
             signal.signal(getattr(signal, name), number)
         stacks = (notes / STACKS).open("w", encoding="utf-8")
         faulthandler.dump_traceback_later(max(0.1, limits.seconds - 0.2), file=stacks)
-        room = address_space() + limits.memory
-        resource.setrlimit(resource.RLIMIT_AS, (room, room))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_size, limits.file_size))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit("AS", address_space() + limits.memory)
+        limit("FSIZE", limits.file_size)
+        limit("CORE", 0)
         sys.argv = [script, *words]
         if prepare is not None:
             prepare()

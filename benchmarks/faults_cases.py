@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.child import Limits, Outcome, address_space, run_child
+from benchmarks.child import Limits, Outcome, address_space, limit, run_child
 from benchmarks.faults_hooks import ERRORS, Events, Happening, doing, failing, install
 from benchmarks.fuzz_world import COMMANDS, RUNS, copy_parts, words_of
 
@@ -202,7 +201,8 @@ def _signal(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) 
         event = _event(draw, known)
         action = doing(event, lambda: os.kill(os.getpid(), number))
         return Disturbance(f"{number.name} at event {event}", action, may_be_killed=killed)
-    seconds = draw.uniform(0, known.seconds)
+    # Not before the child is itself.
+    seconds = draw.uniform(0.04, max(0.05, known.seconds))
 
     def meanwhile(pid: int) -> None:
         time.sleep(seconds)
@@ -216,11 +216,8 @@ def _signal(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) 
 def _file_limit(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) -> Disturbance:
     """Native code meets it, too: no file may become larger."""
     largest = max(p.stat().st_size for p in known.folder.rglob("*") if p.is_file())
-    limit = draw.randint(1, largest)
-    return Disturbance(
-        f"no file above {limit} bytes",
-        at_start=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, _SIZE)),
-    )
+    most = draw.randint(1, largest)
+    return Disturbance(f"no file above {most} bytes", at_start=lambda: limit("FSIZE", most))
 
 
 def _full_disk(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) -> Disturbance:
@@ -261,11 +258,11 @@ def _deleted(draw: Random, place: Place, scenario: Scenario, known: Undisturbed)
 
 
 def _memory(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) -> Disturbance:
-    number, room = _event(draw, known), draw.choice((0, 0, 1 << 20, 8 << 20))
+    # With nothing at all Python itself waits forever for threads that could not begin.
+    number, room = _event(draw, known), draw.choice((1 << 20, 4 << 20, 16 << 20))
 
     def action() -> None:
-        limit = address_space() + room
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limit("AS", address_space() + room)
 
     return Disturbance(f"{room >> 20} MiB more at event {number}", doing(number, action))
 

@@ -179,7 +179,7 @@ def does_not_fit(path: Path) -> UserError:
 
 def _numbered(vertices: np.ndarray, prefix: str) -> list[str]:
     """Properties ``prefix_0``, ``prefix_1``, ... in the order of their numbers."""
-    found = [name for name in vertices.dtype.names if re.fullmatch(rf"{prefix}_\d+", name)]
+    found = [name for name in vertices.dtype.names if re.fullmatch(rf"{prefix}_\d{{1,6}}", name)]
     return sorted(found, key=lambda name: int(name.rsplit("_", 1)[1]))
 
 
