@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many cases in several processes, each of them forked from one that has everything loaded."""
+"""Many cases in several processes, each of them forked from one that has everything loaded.
+
+Linux only.
+"""
 
 from __future__ import annotations
 

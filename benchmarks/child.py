@@ -103,7 +103,7 @@ def run_child(
 
 def address_space() -> int:
     """Bytes of address space that this process has."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     return pages * os.sysconf("SC_PAGESIZE")
 
 

@@ -4,7 +4,7 @@
 A case takes an entry point and a folder that is fresh, half done, or holds another result that is
 to be replaced. Something happens. Whatever it was, files are complete or absent, what was there is
 there or has a successor, and the same command run again ends with the very bytes of a run that
-nothing happened to.
+nothing happened to. Linux only.
 """
 
 from __future__ import annotations
@@ -166,12 +166,12 @@ def count_events(place: Place, scenario: Scenario) -> tuple[Outcome, int]:
 
     def count(now: int, kind: str, path: str) -> None:
         os.truncate(tally, 0)
-        tally.write_text(str(now))
+        tally.write_text(str(now), encoding="utf-8")
 
     place.notes.mkdir(parents=True, exist_ok=True)
-    tally.write_text("0")
+    tally.write_text("0", encoding="utf-8")
     outcome = place.run(scenario, Disturbance("counting", count))
-    return outcome, int(tally.read_text())
+    return outcome, int(tally.read_text(encoding="utf-8"))
 
 
 def draw_disturbance(

@@ -161,7 +161,9 @@ def _differs(expected: Path, found: Path) -> bool:
         except (AssertionError, RuntimeError):
             return True
         return False
-    if expected.suffix == ".json" and "files" in (note := json.loads(expected.read_text())):
-        other = json.loads(found.read_text())
+    if expected.suffix == ".json" and "files" in (
+        note := json.loads(expected.read_text(encoding="utf-8"))
+    ):
+        other = json.loads(found.read_text(encoding="utf-8"))
         return any(note[key] != other.get(key) for key in ("settings", "inputs", "files"))
     return expected.read_bytes() != found.read_bytes()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways to spoil files: bytes, numbers in text, JSON by its structure, and what lies in their place.
 
-Every function draws from the generator it is given and from nothing else.
+Every function draws from the generator it is given and from nothing else. Linux only.
 """
 
 from __future__ import annotations

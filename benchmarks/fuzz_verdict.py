@@ -212,7 +212,9 @@ def wrong_in(path: Path) -> str:
             return _wrong_columns(PlyData.read(str(path)))
         if path.suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
-        if path.suffix == ".obj" and re.search(r"\b(nan|inf)\b", path.read_text(), re.IGNORECASE):
+        if path.suffix == ".obj" and re.search(
+            r"\b(nan|inf)\b", path.read_text(encoding="utf-8"), re.IGNORECASE
+        ):
             return "not finite"
     # Whatever a reader trips over is the file's fault.
     except Exception as error:

@@ -249,7 +249,7 @@ def make_world(root: Path, run: Callable[[Command, Path], None], scene: Path | N
     write_gaussian_ply(root / "cloud.ply", tiny.cloud)
     write_point_ply(root / "points.ply", tiny.points.astype(np.float32), tiny.points_rgb)
     write_mesh_ply(root / "mesh.ply", icosahedron())
-    (root / "scenes.json").write_text(json.dumps({"scene": "vanilla"}))
+    (root / "scenes.json").write_text(json.dumps({"scene": "vanilla"}), encoding="utf-8")
     _write_text_model(tiny, root)
     _write_transforms(tiny, root)
 
@@ -282,7 +282,8 @@ def _write_text_model(scene: TinyScene, root: Path) -> None:
     (root / "text" / "sparse" / "0").mkdir(parents=True)
     model = pycolmap.Reconstruction()
     model.read_binary(str(scene.root / "sparse" / "0"))
-    model.write_text(str(root / "text" / "sparse" / "0"))
+    write_as_text = model.write_text
+    write_as_text(str(root / "text" / "sparse" / "0"))
 
 
 def _write_transforms(scene: TinyScene, root: Path) -> None:
@@ -302,14 +303,18 @@ def _write_transforms(scene: TinyScene, root: Path) -> None:
     for part in ("train", "test"):
         own = [{**f, "file_path": f"./{part}/{Path(f['file_path']).stem}"} for f in frames]
         content = {"camera_angle_x": angle, "frames": own[:2] if part == "test" else own}
-        (root / "nerf" / f"transforms_{part}.json").write_text(json.dumps(content, indent=1))
+        (root / "nerf" / f"transforms_{part}.json").write_text(
+            json.dumps(content, indent=1), encoding="utf-8"
+        )
     lens = {
         **{"w": view.width, "h": view.height, "fl_x": view.fx, "fl_y": view.fy},
         **{"cx": view.cx, "cy": view.cy, "k1": 0.0, "camera_model": "OPENCV"},
         "ply_file_path": "points.ply",
     }
     own = [{**f, "file_path": f"images/{f['file_path']}"} for f in frames]
-    (root / "ngp" / "transforms.json").write_text(json.dumps({**lens, "frames": own}, indent=1))
+    (root / "ngp" / "transforms.json").write_text(
+        json.dumps({**lens, "frames": own}, indent=1), encoding="utf-8"
+    )
     shutil.copy(root / "points.ply", root / "ngp" / "points.ply")
 
 
@@ -328,7 +333,7 @@ def _write_truth(root: Path) -> None:
         "up": "+z",
         "gt_visible_object_samples": 300,
     }
-    (root / "gt.json").write_text(json.dumps(facts))
+    (root / "gt.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def copy_parts(source: Path, target: Path, parts: Sequence[str]) -> None:

@@ -144,6 +144,8 @@ def _prepared(
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         return VanillaStage(cloud, config, scene.extent, export, options.compute.rasterizer)
 
+    # Read before the folder is touched: a damaged file must not leave one behind.
+    cloud = _start(scene, options, notices)
     directory = RunDirectory(
         options.output / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
@@ -152,7 +154,7 @@ def _prepared(
     )
     results = (point_cloud_path(options.output, config.iterations),)
     run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results)
-    return run, _start(scene, options, notices)
+    return run, cloud
 
 
 def _size_rule(options: VanillaOptions) -> SugarSize | VanillaSize:

@@ -27,6 +27,7 @@ from sugar_utils.torchrun import is_follower
 EXIT_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 EXIT_BROKEN_PIPE = 141
 _SPACE, _ACCESS = "free some space", "mend the permissions or choose another place"
+_GONE = "it was moved or removed meanwhile; put it back, or start again"
 _NO_DEFECTS = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
@@ -38,6 +39,9 @@ _NO_DEFECTS = {
     errno.ELOOP: "mend the links",
     errno.EIO: "check the disk",
     errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: _GONE,
+    errno.ESTALE: _GONE,
 }
 """Why the system refuses a file, whatever program asks for it, and what helps."""
 
@@ -155,6 +159,8 @@ def _told(error: Exception) -> int:
         )
         return 2
     if not isinstance(error, OSError) or error.errno not in _NO_DEFECTS:
+        raise
+    if error.filename is None and _NO_DEFECTS[error.errno] == _GONE:
         raise
     if error.filename is None:
         # A print that failed does not say that it was one.

@@ -279,9 +279,17 @@ def test_files_that_the_system_refuses_are_one_line(error, words, capsys):
     assert err.count("\n") == 1
 
 
-def test_a_missing_file_that_nobody_expected_is_a_defect():
+def test_a_file_that_vanished_meanwhile_is_one_line(capsys):
     def main():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+
+    assert run_main(main) == 2
+    assert capsys.readouterr().err.startswith("error: cannot use x: No such file; it was moved or")
+
+
+def test_a_missing_thing_without_a_name_is_a_defect():
+    def main():
+        raise FileNotFoundError(errno.ENOENT, "No such file")
 
     with pytest.raises(FileNotFoundError):
         run_main(main)

@@ -248,6 +248,8 @@ class RunDirectory:
         if not self._occupied():
             return []
         recorded = self._recorded()
+        if recorded is None and (self.path / RUN_FILE).exists():
+            return [f"its {RUN_FILE} is damaged: go on with --resume {self.path}"]
         if recorded is None:
             return ["made by another program: it has results but no run.json"]
         return self.identity.differences(recorded)
