@@ -111,12 +111,14 @@ def kernel_folder(home: Path, shared: Path, before: str = "") -> Path:
     return Path(folder)
 
 
+@pytest.mark.slow
 def test_home_that_cannot_be_made_moves_the_kernels(tmp_path, shared):
     home = tmp_path / "home"
     home.write_text("a file")
     assert kernel_folder(home, shared).is_relative_to(shared)
 
 
+@pytest.mark.slow
 def test_folder_of_kernels_that_cannot_be_written_to_is_left_alone(tmp_path, shared):
     home = tmp_path / "home"
     home.mkdir()

@@ -159,6 +159,7 @@ def test_a_camera_that_moved_is_named(inputs, tmp_path, capsys):
     assert_refused(code, capsys.readouterr().err, "cameras: view_02.png changed")
 
 
+@pytest.mark.slow
 def test_a_mesh_of_another_coarse_model_is_not_taken_for_this_one(inputs, tmp_path, capsys):
     flags = (
         "-s", inputs / "scene", "-c", inputs / "vanilla", "-m", "unused", "-l", 0.3, "-d", 500,

@@ -43,6 +43,7 @@ def assert_complete(output: Path) -> None:
     assert "finished" in (output / "checkpoints" / "log.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_a_run_whose_output_is_full_goes_on_and_says_so_once(scene, tmp_path):
     with FULL.open("w") as full:
@@ -52,6 +53,7 @@ def test_a_run_whose_output_is_full_goes_on_and_says_so_once(scene, tmp_path):
     assert_complete(tmp_path)
 
 
+@pytest.mark.slow
 @posix_only
 def test_a_run_without_any_stream_goes_on(scene, tmp_path):
     done = run_process(scene, tmp_path, preexec_fn=lambda: [os.close(n) for n in (0, 1, 2)])
