@@ -113,7 +113,9 @@ def limit(what: str, most: int) -> None:
     import resource
 
     number = getattr(resource, f"RLIMIT_{what}")
-    resource.setrlimit(number, (most, resource.getrlimit(number)[1]))
+    hard = resource.getrlimit(number)[1]
+    allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(number, (allowed, hard))
 
 
 def _be_child(

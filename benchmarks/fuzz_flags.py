@@ -16,8 +16,9 @@ from benchmarks.fuzz_world import COMMANDS, Command, words_of
 from gaussian_splatting.train import parser as vanilla_parser
 from sugar_extractors.options import mesh_parser
 from sugar_extractors.texture_options import texture_parser
-from sugar_pipeline.flags import train_parser
+from sugar_pipeline.flags import full_parser, train_parser
 from sugar_pipeline.metrics_options import metrics_parser
+from sugar_trainers.options import coarse_parser
 from sugar_trainers.refine_options import refine_parser
 
 _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
@@ -27,10 +28,14 @@ _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "extract_mesh.py": lambda: mesh_parser(None),
     "extract_refined_mesh_with_texture.py": lambda: texture_parser(None),
     "metrics.py": lambda: metrics_parser(None),
+    "train_full_pipeline.py": lambda: full_parser(None),
+    "train_coarse_density.py": lambda: coarse_parser(None),
+    "train_coarse_sdf.py": lambda: coarse_parser(None),
 }
 FLAG_COMMANDS = (
     "vanilla", "vanilla eval", "vanilla points", "vanilla nerf", "coarse", "doctor", "refine",
-    "mesh", "texture", "metrics", "metrics texture", "resume vanilla", "resume coarse",
+    "mesh", "texture", "metrics", "metrics texture", "resume vanilla", "resume coarse", "full",
+    "full", "coarse density", "coarse sdf",
 )  # fmt: skip
 _LEFT_OUT = {"--demo", "--help"}
 """The demo trains for minutes."""
@@ -51,7 +56,9 @@ _OUTPUTS = (
     "", ".", "new/deep/er", "/dev/null/x", "/proc/x", "/sys/x", "points.ply", "new/" + "x" * 300,
     "new/é\x1b[31m", "new/a\nb", "new/\udcff", "out", "v", "c", "/dev/full", "new/" + "x/" * 3_000,
 )  # fmt: skip
-_OUTPUT_FLAGS = {"--output_dir", "--model_path", "--mesh_output_dir", "--ply_output_dir"}
+_OUTPUT_FLAGS = {
+    *("--output_dir", "--gs_output_dir", "--model_path", "--mesh_output_dir", "--ply_output_dir"),
+}
 
 NAMES = (
     "a\nb.png", "\x1b[31mred.png", "é ü.png", "x" * 240 + ".png", " .png", "-s.png", "a/b/c.png",

@@ -34,6 +34,9 @@ import extract_mesh
 import extract_refined_mesh_with_texture
 import metrics
 import train
+import train_coarse_density
+import train_coarse_sdf
+import train_full_pipeline
 import train_refined
 from benchmarks.child import Limits, Main, Outcome, run_child
 from gaussian_splatting import train as vanilla_train
@@ -84,6 +87,7 @@ _COARSE = (
     "--sdf_samples", "50", "--checkpoint_interval", "4000", "--checkpoint_milestones", "[]",
     "--keep_checkpoints", "9",
 )  # fmt: skip
+_SINGLE = (*_INPUTS, "--schedule_scale", "0.0005", "--sdf_samples", "50")
 _RESUMED = (
     "--iterations", str(ITERATIONS), "--checkpoint_interval", str(INTERVAL),
     "--keep_checkpoints", "9",
@@ -133,6 +137,19 @@ COMMANDS = {
         Command(
             "pipeline", "train.py", train.main,
             (*_INPUTS, *SHORT, "-f", "2", "--output_dir", "out"), ("scene", "vanilla", "out"),
+        ),
+        Command(
+            "full", "train_full_pipeline.py", train_full_pipeline.main,
+            ("-s", "scene", *SHORT, "--vanilla_iterations", "7000", "--stop_after", "coarse",
+             "--init_ply", "cloud.ply", "--output_dir", "new"), ("scene", "cloud.ply"),
+        ),
+        Command(
+            "coarse density", "train_coarse_density.py", train_coarse_density.main,
+            (*_SINGLE, "--output_dir", "new"), ("scene", "vanilla"),
+        ),
+        Command(
+            "coarse sdf", "train_coarse_sdf.py", train_coarse_sdf.main,
+            (*_SINGLE, "--output_dir", "new"), ("scene", "vanilla"),
         ),
         Command(
             "mesh", "extract_mesh.py", extract_mesh.main,
