@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,6 +54,9 @@ def campaign(
 
 
 def _begin(begin: Callable[[Path], Worker], folders: multiprocessing.SimpleQueue) -> None:
+    # As every process finds them; the frame of this one answers them in a way of its own.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _WORKER.append(begin(folders.get()))
 
 
