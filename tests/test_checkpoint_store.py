@@ -307,16 +307,3 @@ def test_device_tensors_are_stored_for_the_cpu(tmp_path):
     payload["state_dict"]["_points"] = payload["state_dict"]["_points"].cuda()
     save_payload(tmp_path / "1.pt", payload)
     assert_same(load_payload(tmp_path / "1.pt"), make_payload(1))
-
-
-@pytest.mark.parametrize("made_anew", [False, True])
-def test_a_folder_that_was_removed_meanwhile_is_not_filled_again(tmp_path, made_anew):
-    folder = tmp_path / "run"
-    store = CheckpointStore(folder)
-    store.save(1, make_payload(1))
-    folder.rename(tmp_path / "elsewhere")
-    if made_anew:
-        folder.mkdir()
-    with pytest.raises(UserError, match="run was removed while the run was going on"):
-        store.save(2, make_payload(2))
-    assert not list(folder.glob("*"))

@@ -69,7 +69,6 @@ class CheckpointStore:
         self._broken: set[int] = set()
         self._last_saved: int | None = None
         remove_stale_temporaries(self.directory)
-        self._folder = _folder_number(self.directory)
 
     def path(self, iteration: int) -> Path:
         """File of an iteration's checkpoint, whether it exists or not."""
@@ -93,15 +92,9 @@ class CheckpointStore:
             The file.
 
         Raises:
-            UserError: The file cannot be written; an older file of this name stays as it was. Or
-                the folder is not the one that the run began in, and all that was in it is gone.
+            UserError: The file cannot be written; an older file of this name stays as it was.
             TypeError: The payload holds something that loading would have to execute.
         """
-        if _folder_number(self.directory) != self._folder:
-            raise UserError(
-                f"{self.directory} was removed while the run was going on, with all that was in "
-                "it; start the run again"
-            )
         path = self.path(iteration)
         save_payload(path, payload)
         self._last_saved = iteration
@@ -171,15 +164,6 @@ class CheckpointStore:
                 continue
             removed.append(path)
         return removed
-
-
-def _folder_number(directory: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one of its name; None where there is none."""
-    try:
-        stat = directory.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
