@@ -241,6 +241,7 @@ class Trainer:
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
     def _save(self, iteration: int, reporter: Reporter) -> Path:
+        self._run.check_present()
         # What the last step did is checked in the next iteration, too late for this file.
         parameters = self._stage.model.optimizer.parameters
         check_parameters(parameters, iteration, self._stepper.camera(iteration).name)
