@@ -215,6 +215,9 @@ class Trainer:
         self._compare(iteration)
         last = iteration == self._config.last
         exports = last or iteration in self._config.export_iterations
+        if exports:
+            # What is exported elsewhere must not be left without the run that made it.
+            self._run.check_present()
         if exports and self._run.replaces:
             # Exports belong to the run that has checkpoints in the folder.
             self._save(iteration, reporter)
