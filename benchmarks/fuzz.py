@@ -108,7 +108,8 @@ class _Worker:
         same_bits = expects_same_bits(plan, root, self.base)
         before = snapshot(root)
         outcome = run_command(plan.command, root, notes, limits, plan.words)
-        expected = Expectation(root, before, INPUTS, plan.lengthy, same_bits)
+        fallback = plan.same_bits == "fallback"
+        expected = Expectation(root, before, INPUTS, plan.lengthy, same_bits, fallback)
         verdict = judge(outcome, expected)
         return Result(case, kind, plan.what, plan.command.name, verdict, outcome)
 
