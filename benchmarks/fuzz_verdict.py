@@ -108,8 +108,9 @@ def judge(outcome: Outcome, case: Expectation) -> Verdict:
 
 def _end(outcome: Outcome, case: Expectation, faults: dict[str, str]) -> str:
     if outcome.late:
-        if case.lengthy and outcome.code in STOPPED:
-            return "stopped"
+        # It may also have been about to end.
+        if case.lengthy and outcome.code in (0, *STOPPED):
+            return "stopped" if outcome.code else "accepted"
         faults["hang"] = last_frame(outcome.stacks) or f"{outcome.seconds:.0f} s"
         return ""
     if outcome.code == 0:
