@@ -25,7 +25,7 @@ from sugar_utils.frame import run_main
 
 Main = Callable[[], int | None]
 OUT, ERR, STACKS = "stdout.txt", "stderr.txt", "stacks.txt"
-_GRACE = 10.0
+_GRACE = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,13 @@ class Limits:
         seconds: By the clock; then it is interrupted and, when that does not help, killed.
         memory: Bytes of address space beyond what the parent has.
         file_size: Bytes of the largest file that it may write.
+        stacks: Whether to note where it is before its time ends, which can crash it.
     """
 
     seconds: float = 30.0
     memory: int = 3 << 30
     file_size: int = 1 << 30
+    stacks: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,9 @@ def _be_child(
         os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = str(notes)
         for name, number in (("SIGINT", signal.default_int_handler), ("SIGTERM", signal.SIG_DFL)):
             signal.signal(getattr(signal, name), number)
-        stacks = (notes / STACKS).open("w", encoding="utf-8")
-        faulthandler.dump_traceback_later(max(0.1, limits.seconds - 0.2), file=stacks)
+        if limits.stacks:
+            stacks = (notes / STACKS).open("w", encoding="utf-8")
+            faulthandler.dump_traceback_later(max(0.1, limits.seconds - 0.2), file=stacks)
         limit("AS", address_space() + limits.memory)
         limit("FSIZE", limits.file_size)
         limit("CORE", 0)

@@ -164,7 +164,7 @@ def count_events(place: Place, scenario: Scenario) -> tuple[Outcome, int]:
     """Run a scenario and count its events."""
     tally = place.notes / "events"
 
-    def count(now: int, kind: str, path: str) -> None:
+    def count(now: int, kind: str, path: object) -> None:
         os.truncate(tally, 0)
         tally.write_text(str(now), encoding="utf-8")
 

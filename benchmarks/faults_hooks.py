@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Happening = Callable[[int, str, str], None]
-"""(number of the event, its kind, path) -> None; may raise what the system would."""
+Happening = Callable[[int, str, Any], None]
+"""(number of the event, its kind, path or descriptor) -> None; may raise what the system would."""
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT)
 _CHANGES = ("fsync", "replace", "rename", "mkdir", "unlink", "remove", "rmdir", "truncate", "link")
@@ -41,29 +41,24 @@ class Events:
 
     def notice(self, kind: str, path: object) -> None:
         """Count an event and let happen what was planned for it."""
-        place = self._place(path)
-        if place is None or getattr(self._inside, "busy", False):
+        if getattr(self._inside, "busy", False) or not self._counts(path):
             return
         self.count += 1
         self._inside.busy = True
         try:
-            self._happening(self.count, kind, place)
+            self._happening(self.count, kind, path)
         finally:
             self._inside.busy = False
 
-    def _place(self, path: object) -> str | None:
-        """The path, if it counts."""
-        if isinstance(path, int):
-            try:
-                path = os.readlink(f"/proc/self/fd/{path}")
-            except OSError:
-                return None
+    def _counts(self, path: Any) -> bool:
+        """Whether a path, or a descriptor's file, lies in one of the folders."""
         try:
-            place = os.path.abspath(os.fspath(path))  # type: ignore[call-overload]
+            if isinstance(path, int):
+                path = os.readlink(f"/proc/self/fd/{path}")
+            place = os.path.abspath(os.fsdecode(path))
         except (TypeError, ValueError, OSError):
-            return None
-        place = place if isinstance(place, str) else os.fsdecode(place)
-        return place if f"{place}/".startswith(self._roots) else None
+            return False
+        return f"{place}/".startswith(self._roots)
 
 
 def install(events: Events) -> None:
@@ -132,10 +127,12 @@ def _replace_open(events: Events) -> None:
 def failing(number: int, error: int, *, for_good: bool) -> Happening:
     """Something that makes one event fail, or all that change anything from one on."""
 
-    def happen(now: int, kind: str, path: str) -> None:
+    def happen(now: int, kind: str, path: Any) -> None:
         later = for_good and now > number and kind not in ("read", "unlink", "remove", "rmdir")
         if now == number or later:
-            raise OSError(error, os.strerror(error), path)
+            # What is asked of an open file fails without a name.
+            named = () if isinstance(path, int) else (path,)
+            raise OSError(error, os.strerror(error), *named)
 
     return happen
 
@@ -143,7 +140,7 @@ def failing(number: int, error: int, *, for_good: bool) -> Happening:
 def doing(number: int, action: Callable[[], None]) -> Happening:
     """Something that is done once, before one event."""
 
-    def happen(now: int, kind: str, path: str) -> None:
+    def happen(now: int, kind: str, path: Any) -> None:
         if now == number:
             action()
 

@@ -21,7 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from random import Random
@@ -104,11 +104,12 @@ class _Worker:
         plan = spoil(kind, root, draw)
         limits = self.settings.limits
         if plan.lengthy:
-            limits = Limits(_LENGTHY_SECONDS, limits.memory, limits.file_size)
+            limits = replace(limits, seconds=_LENGTHY_SECONDS, stacks=False)
         same_bits = expects_same_bits(plan, root, self.base)
         before = snapshot(root)
         outcome = run_command(plan.command, root, notes, limits, plan.words)
-        expected = Expectation(root, before, INPUTS, plan.lengthy, same_bits)
+        fallback = plan.same_bits == "fallback"
+        expected = Expectation(root, before, INPUTS, plan.lengthy, same_bits, fallback)
         verdict = judge(outcome, expected)
         return Result(case, kind, plan.what, plan.command.name, verdict, outcome)
 

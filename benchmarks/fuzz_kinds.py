@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from benchmarks.fuzz_flags import spoil_flags, spoil_names
 from benchmarks.fuzz_mutations import (
@@ -26,6 +27,7 @@ from benchmarks.fuzz_photos import spoil_photo
 from benchmarks.fuzz_world import COMMANDS, RUNS, Command, run_folder, words_of
 
 Spoil = Callable[[Path, Random], str]
+SameBits = Literal["never", "always", "fallback"]
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,15 @@ class Plan:
         words: Its flags.
         what: What was spoiled, for people.
         lengthy: Whether it may rightly take forever, so that it is enough that it can be stopped.
-        same_bits: Whether success means the result of an undisturbed run: the damage is one that
-            checksums show.
+        same_bits: Whether success means the result of an undisturbed run: ``always``, where
+            checksums show the damage; ``fallback``, where an earlier checkpoint was taken.
     """
 
     command: Command
     words: list[str]
     what: str
     lengthy: bool = False
-    same_bits: bool = False
+    same_bits: SameBits = "never"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Kind:
 
     spoil: Spoil
     reads: tuple[tuple[str, tuple[str, ...]], ...]
-    same_bits: bool = False
+    same_bits: SameBits = "never"
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -161,8 +163,8 @@ KINDS: dict[str, Kind] = {
     ),
     "mesh ply": Kind(_ply, (("mesh.ply", ("refine",)),)),
     "result ply": Kind(_ply, (("out/coarse_mesh/**/*.ply", ("pipeline",)),)),
-    "checkpoint bytes": Kind(_bytes, _RUN_FILES, same_bits=True),
-    "checkpoint crafted": Kind(spoil_payload, _RUN_FILES),
+    "checkpoint bytes": Kind(_bytes, _RUN_FILES, "always"),
+    "checkpoint crafted": Kind(spoil_payload, _RUN_FILES, "fallback"),
     "model bytes": Kind(_bytes, _MODELS),
     "model crafted": Kind(spoil_payload, _MODELS),
     "cameras json": Kind(_json, (("vanilla/cameras.json", ("coarse", "doctor", "metrics")),)),
@@ -242,7 +244,7 @@ def _target(kind: Kind, root: Path, draw: Random) -> tuple[Path, Command]:
 def expects_same_bits(plan: Plan, root: Path, base: Path) -> tuple[Path, Path] | None:
     """The final checkpoint of a continued run, and the undisturbed one that it must equal."""
     folders = [part for part, name in RUNS.items() if name == plan.command.name]
-    if not (plan.same_bits and folders):
+    if plan.same_bits == "never" or not folders:
         return None
     straight = run_folder(base / f"{folders[0]}0")
     newest = max(straight.glob("*.pt"), key=lambda path: int(path.stem))

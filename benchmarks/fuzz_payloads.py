@@ -82,6 +82,8 @@ def _junk(value: Any, draw: Random) -> Any:
 
 def _other_tensor(tensor: Tensor, draw: Random) -> Tensor:
     """Another shape, type, layout or value."""
+    if tensor.layout != torch.strided:
+        return torch.zeros(tensor.shape)
     n = tensor.shape[0] if tensor.dim() else 0
     kind = draw.randrange(16)
     if kind < 4:
@@ -98,10 +100,10 @@ def _other_tensor(tensor: Tensor, draw: Random) -> Tensor:
     if kind == 8:
         return tensor[..., None] if draw.random() < 0.5 else tensor[None]
     if kind == 9:
-        return tensor.transpose(0, -1).contiguous() if tensor.dim() > 1 else tensor[:0]
+        return tensor.transpose(0, -1).contiguous() if tensor.dim() > 1 else tensor.new_zeros(0)
     if kind == 10:
         return torch.zeros(0, *tensor.shape[1:], dtype=tensor.dtype)
-    if kind == 11 and n and not tensor.is_sparse:
+    if kind == 11 and n:
         return tensor.to_sparse()
     if kind == 12 and n:
         # One value for all rows: nothing is stored, but the shape is as it should be.
@@ -112,7 +114,7 @@ def _other_tensor(tensor: Tensor, draw: Random) -> Tensor:
     if not spoiled.is_floating_point():
         number = draw.choice((-1, 2**31 - 1, 10**6))
     if spoiled.numel() and kind == 13:
-        spoiled.view(-1)[draw.randrange(spoiled.numel())] = number
+        spoiled.reshape(-1)[draw.randrange(spoiled.numel())] = number
     elif spoiled.numel():
         spoiled.fill_(number)
     return spoiled

@@ -33,6 +33,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _JOURNALS = {"log.txt", "run.json", "report.html"}
 """What a run may change although it fails: where it notes that it was tried."""
 
+_FALLBACK = "the checkpoint before it is tried"
 _BIG = 1 << 20
 
 
@@ -46,6 +47,7 @@ class Expectation:
         inputs: Parts of it that are never written to.
         lengthy: Whether being stopped is as good as ending.
         same_bits: A checkpoint and the one that it must equal after a success.
+        if_fallback: Whether it must only if an earlier checkpoint was taken.
     """
 
     root: Path
@@ -53,6 +55,7 @@ class Expectation:
     inputs: tuple[str, ...]
     lengthy: bool = False
     same_bits: tuple[Path, Path] | None = None
+    if_fallback: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def judge(outcome: Outcome, case: Expectation) -> Verdict:
         faults["leftover"] = ", ".join(left[:3])
     if end == "accepted":
         wrong = _wrong_results(case, after)
+        if not case.if_fallback or _FALLBACK in outcome.out:
+            wrong += _other_bits(case)
         if wrong:
             faults["wrong"] = "; ".join(wrong[:3])
     return Verdict(end, faults)
@@ -103,8 +108,9 @@ def judge(outcome: Outcome, case: Expectation) -> Verdict:
 
 def _end(outcome: Outcome, case: Expectation, faults: dict[str, str]) -> str:
     if outcome.late:
-        if case.lengthy and outcome.code in STOPPED:
-            return "stopped"
+        # It may also have been about to end.
+        if case.lengthy and outcome.code in (0, *STOPPED):
+            return "stopped" if outcome.code else "accepted"
         faults["hang"] = last_frame(outcome.stacks) or f"{outcome.seconds:.0f} s"
         return ""
     if outcome.code == 0:
@@ -194,13 +200,18 @@ def _wrong_results(case: Expectation, after: dict[str, Any]) -> list[str]:
         what = wrong_in(case.root / name)
         if what:
             wrong.append(f"{name}: {what}")
-    if case.same_bits is not None:
-        own, undisturbed = case.same_bits
-        try:
-            assert_same_bits(own, undisturbed)
-        except (AssertionError, OSError) as error:
-            wrong.append(f"{own.name} differs from that of an undisturbed run ({error})")
     return wrong
+
+
+def _other_bits(case: Expectation) -> list[str]:
+    if case.same_bits is None:
+        return []
+    own, undisturbed = case.same_bits
+    try:
+        assert_same_bits(own, undisturbed)
+    except (AssertionError, OSError) as error:
+        return [f"{own.name} differs from that of an undisturbed run ({error})"]
+    return []
 
 
 def wrong_in(path: Path) -> str:

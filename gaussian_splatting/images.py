@@ -32,6 +32,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".p
 _DIVISORS = (1, 2, 4, 8)
 _NAMED_IN_ERRORS = 3
 _MAX_SEARCHED = 200_000
+_MAX_SIDE = 1 << 16
 _FALLBACK_BUDGET = 2 << 30
 
 
@@ -41,6 +42,20 @@ class SizeRule(Protocol):
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels for a file of the given size."""
         ...
+
+
+def _pixels(width: float, height: float) -> tuple[int, int]:
+    """Whole pixels, at least one a side.
+
+    Raises:
+        UserError: There are so many of them that a division must have been meant.
+    """
+    if max(width, height) > _MAX_SIDE:
+        raise UserError(
+            f"images of {width:.6g} x {height:.6g} px cannot be worked at, a side has at most "
+            f"{_MAX_SIDE:,} px; use another --resolution or --resolution_factor"
+        )
+    return max(1, round(width)), max(1, round(height))
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ class SugarSize:
             divisor = float(self.img_resolution)
             if max(width, height) > self.img_size_limit:
                 divisor *= max(width, height) / self.img_size_limit
-        return max(1, round(width / divisor)), max(1, round(height / divisor))
+        return _pixels(width / divisor, height / divisor)
 
 
 @dataclass(frozen=True)
@@ -97,11 +112,10 @@ class VanillaSize:
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels for a file of the given size."""
         if self.resolution in _DIVISORS:
-            divisor = self.resolution
-            return max(1, round(width / divisor)), max(1, round(height / divisor))
-        wanted = min(width, 1600) if self.resolution == -1 else int(self.resolution)
-        wanted = max(1, wanted)
-        return wanted, max(1, height * wanted // width)
+            return _pixels(width / self.resolution, height / self.resolution)
+        wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)
+        wanted = max(1, int(wanted))
+        return _pixels(wanted, height * wanted // width)
 
 
 def image_size(path: Path) -> tuple[int, int]:

@@ -259,3 +259,12 @@ def test_closing_lets_go_of_everything(tmp_path):
     store.close()
     assert store.statistics.n_bytes == 0
     store.close()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [SugarSize(resolution_factor=1e-30), SugarSize(resolution_factor=5e-324), VanillaSize(1e30)],
+)
+def test_sizes_that_nobody_means_are_refused(rule):
+    with pytest.raises(UserError, match="a side has at most 65,536 px"):
+        rule.target(64, 48)
