@@ -15,6 +15,8 @@ import extract_mesh
 import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine.identity import _camera_digest
 from gaussian_splatting.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.reference_layout import point_cloud_path, write_cfg_args
 from gaussian_splatting.vanilla import VanillaStage
@@ -344,6 +346,16 @@ def test_held_out_views_that_the_checkpoint_has_seen_are_named_with_their_figure
     assert f"Held-out views were {seen}." in report
     assert coarse(inputs, tmp_path / "out", "--eval", False, "--overwrite", True) == 0
     assert seen not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-300, 1.0, 1e308])
+def test_cameras_are_told_apart_at_any_scale(scale):
+    def digest(offset: tuple[float, ...]) -> str:
+        camera = Camera("a", 4, 3, 5.0, 5.0, 2.0, 1.5, np.eye(3), scale * np.array(offset))
+        return _camera_digest(camera, "train")
+
+    assert digest((1.0, 0.5, -0.3)) == digest((1.0, 0.5, -0.3 + 1e-13))
+    assert (digest((1.0, 0.5, -0.3)) == digest((1.0, 0.5, -0.2999))) == (scale == 0.0)
 
 
 def mesh_of(ball, output: Path, *flags: object) -> int:

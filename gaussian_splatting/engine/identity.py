@@ -153,8 +153,8 @@ def file_digests(paths: Iterable[Path]) -> list[str]:
 def _camera_digest(camera: Camera, role: str) -> str:
     """Short text that changes with anything that a render of the camera depends on."""
     offset = camera.translation
-    # A power of two scales without rounding.
-    unit = 2.0 ** math.ceil(math.log2(float(np.abs(offset).max()) or 1.0))
+    # A power of two scales without rounding; half of the next one is never out of range.
+    unit = math.ldexp(0.5, math.frexp(float(np.abs(offset).max()))[1])
     lens = (camera.fx, camera.fy, camera.cx, camera.cy)
     numbers = [
         *(value / camera.width for value in lens),
