@@ -275,6 +275,8 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     # Written so that it is false of NaN; what float32 cannot hold would become infinite below.
     if not all((np.abs(table) <= _FLOAT32_MAX).all() for table in (vertices, points)):
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
+    if not len(rows):
+        raise UserError(f"{path}: has no triangles; extract it again")
     for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
         if values.size and not 0 <= values.min() <= values.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")

@@ -45,6 +45,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.spherical_harmonics import SH_C0
+from sugar_utils.text import printable
 
 SOURCES = ("renders", "photos")
 SQUARE_SIZE = 8
@@ -148,6 +149,7 @@ def extract_textured_mesh(
     if options.source not in SOURCES:
         raise UserError(f"--texture_source {options.source}: choose from {', '.join(SOURCES)}")
     check_square_size(options.square_size)
+    _check_name(options.obj_path)
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     model = refined_file(options.refined_model_path)
@@ -170,6 +172,15 @@ def extract_textured_mesh(
         with shared_or_own_store(images, options.white_background) as store:
             _texture(options, identity, cloud.to(options.compute.device), scene, store, console)
     return options.obj_path
+
+
+def _check_name(path: Path) -> None:
+    """An OBJ refers to its other files in lines of text, where some names cannot stand."""
+    if printable(path.stem) != path.stem:
+        raise UserError(
+            f"{path}: control characters in a name cannot be referred to in an OBJ; rename the "
+            "refined model's folder"
+        )
 
 
 def _is_finished(options: TextureOptions, identity: Identity, console: Console) -> bool:

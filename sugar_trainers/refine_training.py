@@ -108,14 +108,7 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
     Raises:
         UserError: For anything the user can mend.
     """
-    return run_stage(
-        lambda notices: _prepared(options, notices),
-        compute=options.compute,
-        options=options.run,
-        notices=options.notices,
-        white_background=options.config.white_background,
-        images=images,
-    )
+    return run_stage(_prepared, options, images)
 
 
 def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:

@@ -217,6 +217,28 @@ def test_a_run_that_dies_before_its_first_checkpoint_replaces_nothing(
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "coarse"])
+def test_a_run_whose_folder_is_removed_meanwhile_stops_and_starts_anew(
+    inputs, tmp_path, capsys, monkeypatch, kind
+):
+    train_it, stage = {"vanilla": (vanilla, VanillaStage), "coarse": (coarse, CoarseStage)}[kind]
+    apply = stage.apply
+
+    def removed(self, iteration):
+        apply(self, iteration)
+        if iteration == LAST:
+            shutil.rmtree(tmp_path / "out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "apply", removed)
+        code = train_it(inputs, tmp_path / "out")
+    assert_refused(code, capsys.readouterr().err, "was removed while the run was going on")
+    assert train_it(inputs, tmp_path / "out") == 0
+    assert train_it(inputs, tmp_path / "straight") == 0
+    found, expected = contents(tmp_path / "out"), contents(tmp_path / "straight")
+    assert {n for n in found if "events" not in n} == {n for n in expected if "events" not in n}
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "coarse"])
 def test_a_run_that_replaces_another_leaves_what_it_leaves_alone(inputs, tmp_path, kind):
     train_it, folder = {"vanilla": (vanilla, "checkpoints"), "coarse": (coarse, COARSE)}[kind]
     longer = ("--save_iterations", 2) if kind == "vanilla" else ("--checkpoint_interval", 3_333)

@@ -92,6 +92,8 @@ FREE = {
     "no Gaussians": lambda payload: payload[STATE].update(
         {name: tensor[:0] for name, tensor in payload[STATE].items()}
     ),
+    "a tensor for the model": at(STATE, value=torch.zeros(0)),
+    "a tensor for Adam": at(ADAM, value=torch.zeros(2)),
     "epoch of text": at("epoch", value="3"),
     "epoch of True": at("epoch", value=True),
     "negative iteration": at("iteration", value=-4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -198,6 +199,16 @@ def test_wrong_models_are_one_line(inputs, tmp_path, capsys, damage, message):
     error = capsys.readouterr().err
     assert message in error
     assert "15000.pt" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_name_that_an_obj_cannot_refer_to_is_refused(inputs, tmp_path, capsys):
+    model = save_model(tmp_path, refined_state(), name="two\nlines")
+    assert texture(inputs, tmp_path / "out", model=model) == 2
+    error = capsys.readouterr().err
+    assert "two\\nlines.obj: control characters" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

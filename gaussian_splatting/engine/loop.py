@@ -215,6 +215,9 @@ class Trainer:
         self._compare(iteration)
         last = iteration == self._config.last
         exports = last or iteration in self._config.export_iterations
+        if exports:
+            # What is exported elsewhere must not be left without the run that made it.
+            self._run.check_present()
         if exports and self._run.replaces:
             # Exports belong to the run that has checkpoints in the folder.
             self._save(iteration, reporter)
@@ -241,6 +244,7 @@ class Trainer:
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
     def _save(self, iteration: int, reporter: Reporter) -> Path:
+        self._run.check_present()
         # What the last step did is checked in the next iteration, too late for this file.
         parameters = self._stage.model.optimizer.parameters
         check_parameters(parameters, iteration, self._stepper.camera(iteration).name)

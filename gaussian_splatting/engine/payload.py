@@ -23,7 +23,8 @@ from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 
 FACES, THICKNESS = "_surface_mesh_faces", "surface_mesh_thickness"
 _BANDS = (0, 3, 8, 15)
-_FAULTS = (msgspec.ValidationError, ValueError)
+_FAULTS = (msgspec.ValidationError, ValueError, AttributeError, TypeError)
+"""The last two where a tensor stands in for a container and answers to half of its methods."""
 
 
 class _Resume(msgspec.Struct):

@@ -139,6 +139,18 @@ class RunDirectory:
             record = {"status": status, **self.identity.record(), **extra}
             write_json_atomic(self.path / RUN_FILE, record)
 
+    def check_present(self) -> None:
+        """Stop where somebody removed the folder meanwhile: what is missing cannot be made up for.
+
+        Raises:
+            UserError: The record that the run began with is gone.
+        """
+        if not (self.path / RUN_FILE).is_file():
+            raise UserError(
+                f"{self.path} was removed while the run was going on, with all that was in it; "
+                "start the run again"
+            )
+
     def replace_other(self, checkpoint: Path) -> None:
         """Remove the run that was in the folder before; this one has a checkpoint now.
 

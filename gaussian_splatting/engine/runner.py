@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
@@ -42,23 +42,41 @@ class StageRun(Generic[Model]):
     results: Sequence[Path]
 
 
+class StageConfig(Protocol):
+    """What every stage's settings have."""
+
+    white_background: bool
+
+
+class StageOptions(Protocol):
+    """What every stage's options have.
+
+    Attributes:
+        config: What decides the optimisation.
+        compute: Device, and who computes.
+        run: Treatment of an occupied folder.
+        notices: Lines to print at the start.
+    """
+
+    config: StageConfig
+    compute: Compute
+    run: RunOptions
+    notices: tuple[str, ...]
+
+
+Options = TypeVar("Options", bound=StageOptions)
+
+
 def run_stage(
-    prepare: Callable[[Notices], tuple[StageRun[Model], Model]],
-    *,
-    compute: Compute,
-    options: RunOptions,
-    notices: Sequence[str] = (),
-    white_background: bool = False,
+    prepare: Callable[[Options, Notices], tuple[StageRun[Model], Model]],
+    options: Options,
     images: ImageStore | None = None,
 ) -> Path:
     """Run a stage; a finished run of the same identity is not repeated.
 
     Args:
         prepare: Reads the inputs: the run, and the model that it starts from.
-        compute: Device, and who computes.
-        options: Treatment of an occupied folder.
-        notices: Lines to print at the start.
-        white_background: Whether transparent photographs are white instead of black.
+        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:
@@ -67,18 +85,19 @@ def run_stage(
     Raises:
         UserError: For anything the user can mend.
     """
-    with compute.ranks.together():
-        said = Notices([*compute.reasons, *notices])
-        run, initial = prepare(said)
-        ranks, last = compute.ranks, run.loop.last
-        with open_session(run.directory, options, last, said, run.title, ranks) as session:
+    ranks, white = options.compute.ranks, options.config.white_background
+    with ranks.together():
+        notices = Notices([*options.compute.reasons, *options.notices])
+        run, initial = prepare(options, notices)
+        last = run.loop.last
+        with open_session(run.directory, options.run, last, notices, run.title, ranks) as session:
             console, plan = session.console, session.plan
             console.info(run.scene.description)
             there = plan.finished and all(path.is_file() for path in run.results)
             if ranks.from_first(there):
                 console.info(f"finished already: {run.results[0]}")
                 return run.results[0]
-            with shared_or_own_store(images, white_background, ranks.size) as store:
+            with shared_or_own_store(images, white, ranks.size) as store:
                 stage = run.build(initial, store, console)
                 # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
                 del initial
