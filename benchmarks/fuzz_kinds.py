@@ -137,7 +137,7 @@ _TEXTURED = tuple(
 )
 
 KINDS: dict[str, Kind] = {
-    "photo": Kind(spoil_photo, (("scene/images/*.png", (*_SCENE, "metrics")),)),
+    "photo": Kind(spoil_photo, (("scene/images/*.*", (*_SCENE, "metrics")),)),
     "nerf photo": Kind(
         spoil_photo,
         (("nerf/train/*.png", ("vanilla nerf",)), ("ngp/images/*.png", ("vanilla ngp",))),
@@ -218,6 +218,9 @@ def spoil(kind: str, root: Path, draw: Random) -> Plan:
         command, words, what = spoil_names(root, draw)
         return Plan(command, words, what)
     chosen = KINDS[kind if kind in KINDS else draw.choice(list(KINDS))]
+    if not any(any(root.glob(pattern)) for pattern, _ in chosen.reads):
+        # A capture from elsewhere may come without a known surface.
+        chosen = KINDS["photo"]
     target, command = _target(chosen, root, draw)
     words = words_of(command, root)
     shown = target.relative_to(root).as_posix()

@@ -28,6 +28,7 @@ import sugar_utils  # noqa: F401  before torch
 import numpy as np
 import pycolmap
 import torch
+from PIL import Image
 from plyfile import PlyData, PlyElement
 
 import extract_mesh
@@ -40,9 +41,18 @@ import train_full_pipeline
 import train_refined
 from benchmarks.child import Limits, Main, Outcome, run_child
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.ply import write_gaussian_ply, write_point_ply
+from gaussian_splatting.images import VanillaSize
+from gaussian_splatting.ply import read_point_ply, write_gaussian_ply, write_point_ply
+from gaussian_splatting.reference_layout import (
+    point_cloud_path,
+    write_cameras_json,
+    write_cfg_args,
+)
+from gaussian_splatting.scene import load_scene
+from gaussian_splatting.vanilla import initial_cloud
 from sugar_extractors.surface_distance import sample_surface
 from sugar_scene.mesh_io import write_mesh_ply
+from sugar_scene.meshes import TriangleMesh
 from tests.mesh_scenes import icosahedron
 from tests.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
 
@@ -55,6 +65,7 @@ SHORT = (
 
 ITERATIONS, INTERVAL = 6, 2
 _VIEWS, _POINTS = 4, 60
+_SIDE, _MANY_POINTS, _OPAQUE = 96, 500, 3.0
 
 
 @dataclass(frozen=True)
@@ -249,23 +260,25 @@ def make_world(root: Path, run: Callable[[Command, Path], None], scene: Path | N
     Args:
         root: Its folder, which results are bound to: a copy works under the same path only.
         run: Runs an entry point.
-        scene: A capture to train on in place of a tiny one, with ``images`` and ``sparse/0``.
+        scene: A capture to train on in place of a tiny one, with ``images`` and ``sparse/0``;
+            its photographs are made small.
 
     Raises:
         RuntimeError: An entry point failed on files that are in order.
     """
     tiny = make_tiny_scene(root / ("scene" if scene is None else "tiny"), _VIEWS, _POINTS)
-    if scene is not None:
-        for name in ("images", "sparse"):
-            shutil.copytree(scene / name, root / "scene" / name)
-    else:
-        _write_truth(root / "scene")
-    make_tiny_checkpoint(root / "vanilla", tiny)
-    if scene is not None:
-        (root / "vanilla" / "cameras.json").unlink()
     write_gaussian_ply(root / "cloud.ply", tiny.cloud)
     write_point_ply(root / "points.ply", tiny.points.astype(np.float32), tiny.points_rgb)
-    write_mesh_ply(root / "mesh.ply", icosahedron())
+    mesh = icosahedron()
+    if scene is None:
+        make_tiny_checkpoint(root / "vanilla", tiny)
+        _write_truth(root / "scene")
+    else:
+        _write_capture(scene, root)
+        points = read_point_ply(root / "points.ply")[0]
+        middle, size = np.median(points, axis=0), points.std(axis=0).mean()
+        mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
+    write_mesh_ply(root / "mesh.ply", mesh)
     (root / "scenes.json").write_text(json.dumps({"scene": "vanilla"}), encoding="utf-8")
     _write_text_model(tiny, root)
     _write_transforms(tiny, root)
@@ -292,6 +305,26 @@ def kill_half_way(folder: Path) -> None:
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     record["status"] = "running"
     (run / "run.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+
+
+def _write_capture(scene: Path, root: Path) -> None:
+    """A capture with small photographs, some of its points, and opaque Gaussians on them."""
+    (root / "scene" / "images").mkdir(parents=True)
+    shutil.copytree(scene / "sparse", root / "scene" / "sparse")
+    for path in sorted((scene / "images").iterdir()):
+        with Image.open(path) as image:
+            image.thumbnail((_SIDE, _SIDE))
+            image.save(root / "scene" / "images" / path.name)
+    loaded = load_scene(root / "scene", size_rule=VanillaSize(), notify=lambda _: None)
+    rows = np.linspace(0, len(loaded.points) - 1, min(len(loaded.points), _MANY_POINTS)).astype(int)
+    points, colors = loaded.points[rows], loaded.points_rgb[rows]
+    write_point_ply(root / "points.ply", points, colors)
+    cloud = initial_cloud(torch.from_numpy(points), torch.from_numpy(colors))
+    cloud.opacity_logits[:] = _OPAQUE
+    write_gaussian_ply(root / "cloud.ply", cloud)
+    write_gaussian_ply(point_cloud_path(root / "vanilla", 7000), cloud)
+    write_cameras_json(root / "vanilla", loaded.original_train_cameras, [])
+    write_cfg_args(root / "vanilla", source_path=root / "scene")
 
 
 def _write_text_model(scene: TinyScene, root: Path) -> None:
