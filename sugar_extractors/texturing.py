@@ -161,14 +161,15 @@ def extract_textured_mesh(
         require_images=options.source == "photos",
     )
     identity = Identity(options.identity(), options.inputs(scene), options.sources())
-    if _is_finished(options, identity, console):
-        return options.obj_path
-    cloud = _read_model(options, model, console)
+    # Read before the output's folder is touched, unless there is a result that makes it needless.
+    cloud = None if options.obj_path.exists() else _read_model(options, model, console)
     with alone_with(options.obj_path, OUTPUT_FLAG):
-        # Another process may have made it meanwhile.
-        if _is_finished(options, identity, console):
+        files = mesh_files(options.obj_path, options.glb)
+        if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
+            console.info(f"exists already: {options.obj_path}")
             return options.obj_path
         remove_stale_temporaries(options.obj_path.parent)
+        cloud = cloud or _read_model(options, model, console)
         with shared_or_own_store(images, options.white_background) as store:
             _texture(options, identity, cloud.to(options.compute.device), scene, store, console)
     return options.obj_path
@@ -181,14 +182,6 @@ def _check_name(path: Path) -> None:
             f"{path}: control characters in a name cannot be referred to in an OBJ; rename the "
             "refined model's folder"
         )
-
-
-def _is_finished(options: TextureOptions, identity: Identity, console: Console) -> bool:
-    files = mesh_files(options.obj_path, options.glb)
-    finished = is_finished(files, identity, options.overwrite, OUTPUT_FLAG)
-    if finished:
-        console.info(f"exists already: {options.obj_path}")
-    return finished
 
 
 def refined_file(path: Path) -> Path:

@@ -95,6 +95,14 @@ def test_other_sources_and_atlases(inputs, tmp_path, flags):
     assert not (tmp_path / f"{NAME}.glb").exists()
 
 
+def test_what_a_killed_process_left_of_its_lock_goes_with_the_next_run(inputs, tmp_path):
+    assert texture(inputs, tmp_path) == 0
+    for name in (f".{NAME}.lock", f".{NAME}.lock.json"):
+        (tmp_path / name).touch()
+    assert texture(inputs, tmp_path) == 0
+    assert not list(tmp_path.glob(".*"))
+
+
 @pytest.mark.slow
 def test_a_finished_run_is_not_repeated_and_another_is_refused(inputs, tmp_path, capsys):
     assert texture(inputs, tmp_path) == 0
