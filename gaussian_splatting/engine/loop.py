@@ -264,11 +264,20 @@ class Trainer:
                 },
             },
         )
+        self._check_kept(path)
         if self._run.replaces:
             self._replace_other(path, reporter)
         self._store.prune()
         self._console.info(f"saved {path}")
         return path
+
+    def _check_kept(self, checkpoint: Path) -> None:
+        """Take a checkpoint back that was written into a folder without a run."""
+        try:
+            self._run.check_present()
+        except UserError:
+            checkpoint.unlink(missing_ok=True)
+            raise
 
     def _record(self, status: str, timings: dict[str, dict[str, float]]) -> None:
         note = {"held_out_note": self._held_out_note} if self._held_out_note else {}
