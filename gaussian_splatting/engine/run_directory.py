@@ -145,7 +145,8 @@ class RunDirectory:
         Raises:
             UserError: The record that the run began with is gone.
         """
-        if not (self.path / RUN_FILE).is_file():
+        # A run of another program, which is to be replaced, may have no record.
+        if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(
                 f"{self.path} was removed while the run was going on, with all that was in it; "
                 "start the run again"
