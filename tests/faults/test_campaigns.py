@@ -35,24 +35,28 @@ def run(script: str, tmp_path: Path, *flags: object) -> tuple[str, list[dict]]:
     return done.stdout, results
 
 
-def test_rubbish_is_refused_in_one_line_or_does_no_harm(tmp_path):
-    _, results = run("fuzz.py", tmp_path, "--cases", 288, "--seed", 20)
-    assert len(results) == 288
-    ends = [result["verdict"]["end"] for result in results]
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory) -> list[dict]:
+    """Twelve cases of every kind."""
+    return run("fuzz.py", tmp_path_factory.mktemp("fuzz"), "--cases", 288, "--seed", 20)[1]
+
+
+def test_rubbish_is_refused_in_one_line_or_does_no_harm(fuzzed):
+    assert len(fuzzed) == 288
+    ends = [result["verdict"]["end"] for result in fuzzed]
     # Neither a harness that breaks nothing nor one that breaks everything tells anything.
     assert ends.count("refused") > 100
     assert ends.count("accepted") > 50
+
+
+def test_a_case_repeats_itself(fuzzed, tmp_path):
+    said, (again,) = run("fuzz.py", tmp_path, "--case", 9, "--seed", 20)
+    (first,) = (result for result in fuzzed if result["case"] == 9)
+    assert (first["what"], first["verdict"]) == (again["what"], again["verdict"])
+    assert "exit code" in said
 
 
 def test_a_disturbed_run_done_again_ends_with_the_same_bytes(tmp_path):
     _, results = run("faults.py", tmp_path, "--cases", 26, "--seed", 20)
     assert len(results) == 26
     assert sum(result["end"] != "accepted" for result in results) > 5
-
-
-def test_a_case_repeats_itself(tmp_path):
-    first, (one,) = run("fuzz.py", tmp_path, "--case", 4, "--seed", 20)
-    again, (two,) = run("fuzz.py", tmp_path, "--case", 4, "--seed", 20)
-    assert (one["what"], one["verdict"]) == (two["what"], two["verdict"])
-    assert "exit code" in first
-    assert "exit code" in again
