@@ -27,7 +27,7 @@ from benchmarks.faults_hooks import ERRORS, Events, Happening, doing, failing, i
 from benchmarks.fuzz_world import COMMANDS, RUNS, copy_parts, words_of
 
 STARTS = ("fresh", "half", "replace")
-_SIZE = 64 << 20
+_SIZE, _PRINTED = 64 << 20, 32 << 10
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,8 @@ def _signal(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) 
 def _file_limit(draw: Random, place: Place, scenario: Scenario, known: Undisturbed) -> Disturbance:
     """Native code meets it, too: no file may become larger."""
     largest = max(p.stat().st_size for p in known.folder.rglob("*") if p.is_file())
-    most = draw.randint(1, largest)
+    # What it prints goes into a file, too.
+    most = draw.randint(_PRINTED, max(largest, _PRINTED + 1))
     return Disturbance(f"no file above {most} bytes", at_start=lambda: limit("FSIZE", most))
 
 
