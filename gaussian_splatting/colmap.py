@@ -35,6 +35,7 @@ from sugar_utils.caches import temporary_cache
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, file_digest, require_regular_file
+from sugar_utils.schemas import FAR
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _PARTS = ("cameras", "images", "points3D", "rigs", "frames")
@@ -276,7 +277,7 @@ def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray
         # A quaternion of zeros passes through pycolmap as a matrix that is no rotation.
         if (
             not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-            or not np.isfinite(translation).all()
+            or not np.abs(translation).max() <= FAR
         ):
             raise UserError(f"{folder}: image {name} has no valid pose; export the model again")
         _check_lens(lens, name, folder)

@@ -241,6 +241,19 @@ def test_damaged_text_and_impossible_numbers_are_errors(tmp_path):
             read(tmp_path)
 
 
+@pytest.mark.parametrize("number", ["1e308", "-1e16", "nan"])
+def test_a_camera_farther_away_than_numbers_reach_is_an_error(tmp_path, number):
+    make_scene(tmp_path, {"a.png": PINHOLE}, binary=False)
+    path = tmp_path / "sparse/0/frames.txt"
+    *head, last = path.read_text().splitlines()
+    words = last.split()
+    # FRAME_ID, RIG_ID, four of the rotation, three of the translation.
+    words[6] = number
+    path.write_text("\n".join([*head, " ".join(words)]) + "\n")
+    with pytest.raises(UserError, match="sparse"):
+        read(tmp_path)
+
+
 def test_an_unknown_camera_model_is_an_error(tmp_path):
     make_scene(tmp_path, {"a.png": PINHOLE})
     path = tmp_path / "sparse/0/cameras.bin"
