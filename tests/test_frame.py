@@ -40,8 +40,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 FRAMED = """
-import sys
+import signal, sys
 from sugar_utils.frame import run_main
+
+# Whoever starts the tests in the background has Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def main():
 {body}

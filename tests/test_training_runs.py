@@ -196,6 +196,11 @@ def test_vanilla_starts_from_gaussians_of_a_ply(scene, tmp_path):
     torch.testing.assert_close(cloud.opacity_logits, scene.cloud.opacity_logits, atol=0.2, rtol=0)
 
 
+def test_a_step_of_more_views_than_there_are_is_refused(scene, tmp_path, capsys):
+    assert short_vanilla(scene, tmp_path, "--views_per_step", 2**31) == 2
+    assert "there are only 10 views to train on" in capsys.readouterr().err
+
+
 def test_vanilla_does_not_write_into_the_checkpoint_of_another_program(
     scene, checkpoint, tmp_path, capsys
 ):

@@ -126,6 +126,11 @@ class Stepper:
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
         self._n_views = stage.model.optimizer.config.views_per_step
+        if self._n_views > max(len(cameras), ranks.size):
+            raise UserError(
+                f"--views_per_step {self._n_views}: there are only {len(cameras)} views to train "
+                "on; give fewer"
+            )
         self._slots = ranks.share(self._n_views)
 
     def camera(self, iteration: int, slot: int = 0) -> Camera:
