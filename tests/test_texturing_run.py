@@ -111,7 +111,10 @@ def test_a_finished_run_is_not_repeated_and_another_is_refused(inputs, tmp_path,
     assert "exists already" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"{NAME}.*")} == stamps
     assert texture(inputs, tmp_path, "--square_size", 12) == 2
-    assert "was made with other settings; pass --overwrite True" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "was made with other settings" in error
+    assert "square_size: 10 → 12" in error
+    assert "pass --overwrite True" in error
     assert texture(inputs, tmp_path, "--square_size", 12, "--overwrite", "True") == 0
     assert read_textured_mesh(tmp_path / f"{NAME}.obj").texture.shape[0] == 12 * 4
     (tmp_path / f"{NAME}.png").unlink()
