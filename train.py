@@ -11,7 +11,7 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and run the stages."""
     from sugar_pipeline.commands import run_train
-    from sugar_pipeline.flags import train_parser
+    from sugar_pipeline.pipeline_flags import train_parser
 
     run_train(train_parser(__doc__).parse_args())
 

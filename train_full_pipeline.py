@@ -11,7 +11,7 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and run all stages, the vanilla one included."""
     from sugar_pipeline.commands import run_full
-    from sugar_pipeline.flags import full_parser
+    from sugar_pipeline.pipeline_flags import full_parser
 
     run_full(full_parser(__doc__).parse_args())
 

@@ -28,13 +28,13 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.rasterizer import describe_machine, print_table
-from gaussian_splatting.engine.run_report import last_value, read_curves
-from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.mesh_pictures import pick_views, shaded_views
-from sugar_extractors.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
-from sugar_pipeline.flags import train_parser
+from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
+from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_pictures import pick_views, shaded_views
+from sugar_extractors.quality.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
+from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import PipelinePlan, train_plan
-from sugar_scene.meshes import open_edge_share
+from sugar_scene.mesh.triangle_mesh import open_edge_share
 from sugar_trainers.capture import load_capture
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, read_json, write_json_atomic

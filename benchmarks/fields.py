@@ -28,8 +28,8 @@ from torch import Tensor
 from benchmarks.live_bytes import weigh
 from benchmarks.neighbors import reconstruction_points
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.fields import FieldSamples, evaluate_fields_reference
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import FieldSamples, evaluate_fields_reference
 from sugar_utils.flags import Parser, positive_int
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes

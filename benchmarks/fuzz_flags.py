@@ -14,11 +14,11 @@ import pycolmap
 from benchmarks.fuzz_mutations import MANY_DIGITS, NUMBERS
 from benchmarks.fuzz_world import COMMANDS, Command, words_of
 from gaussian_splatting.train import parser as vanilla_parser
-from sugar_extractors.options import mesh_parser
-from sugar_extractors.texture_options import texture_parser
-from sugar_pipeline.flags import full_parser, train_parser
+from sugar_extractors.mesh.mesh_options import mesh_parser
+from sugar_extractors.texture.texture_options import texture_parser
 from sugar_pipeline.metrics_options import metrics_parser
-from sugar_trainers.options import coarse_parser
+from sugar_pipeline.pipeline_flags import full_parser, train_parser
+from sugar_trainers.coarse_options import coarse_parser
 from sugar_trainers.refine_options import refine_parser
 
 _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {

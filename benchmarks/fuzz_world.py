@@ -41,18 +41,18 @@ import train_full_pipeline
 import train_refined
 from benchmarks.child import Limits, Main, Outcome, run_child
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.images import VanillaSize
-from gaussian_splatting.ply import read_point_ply, write_gaussian_ply, write_point_ply
-from gaussian_splatting.reference_layout import (
+from gaussian_splatting.data.images import VanillaSize
+from gaussian_splatting.data.ply import read_point_ply, write_gaussian_ply, write_point_ply
+from gaussian_splatting.data.reference_layout import (
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
 )
-from gaussian_splatting.scene import load_scene
-from gaussian_splatting.vanilla import initial_cloud
-from sugar_extractors.surface_distance import sample_surface
-from sugar_scene.mesh_io import write_mesh_ply
-from sugar_scene.meshes import TriangleMesh
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
+from sugar_extractors.quality.surface_distance import sample_surface
+from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from tests.mesh_scenes import icosahedron
 from tests.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
 

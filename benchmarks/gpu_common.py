@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.rasterizer import Case, as_cloud, make_scene
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data.cameras import Camera
 
 REPLICATED = 500_000
 """Largest scene that is drawn; larger ones consist of jittered copies, which takes no minutes."""

@@ -12,15 +12,15 @@ from benchmarks.gpu_common import Check, Finding, Setup, large_cloud, large_scen
 from benchmarks.neighbors import reconstruction_points
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optimizer_config import OptimizerConfig
-from gaussian_splatting.optimizer_state import AdamStep, moment_format
-from gaussian_splatting.photometric import color_loss
+from gaussian_splatting.losses.photometric import color_loss
+from gaussian_splatting.optim.moments import AdamStep, moment_format
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import build_tile_lists, project, rasterize
-from gaussian_splatting.rasterization.triangles import rasterize_triangles
 from sugar_scene.diamonds import diamond_faces, diamond_vertices
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_trainers.coarse import CoarseStage
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.neighbors import nearest_neighbors
 
 EXTENT = 5.0

@@ -10,8 +10,8 @@ import torch
 from benchmarks.fields import block, make_inputs
 from benchmarks.gpu_common import Check, Finding, Setup, equal, milliseconds, synchronize
 from benchmarks.neighbors import reconstruction_points
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.fields import evaluate_fields_reference
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import evaluate_fields_reference
 from sugar_utils.memory import format_bytes
 from sugar_utils.neighbors import nearest_neighbors
 

@@ -17,10 +17,10 @@ from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck, equal
 from gaussian_splatting.engine.trainable import GROUP_NAMES
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
-from sugar_trainers.refine import RefineStage
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_stage import RefineStage
 from tests.golden import golden_cameras, golden_cloud
 
 Case = dict[str, np.ndarray]

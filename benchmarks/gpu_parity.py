@@ -19,9 +19,10 @@ from torch import Tensor
 from benchmarks.gpu_common import Check, Finding, Setup, compare, equal, on_device
 from benchmarks.gpu_parity_values import adam_formats, fields, neighbors, neighbors_of_queries
 from benchmarks.gpu_parity_values import diamonds as diamond_checks
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.photometric_kernels import ColumnPhotometric
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
+from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.rasterization import (
     Projection,
     Rows,
@@ -41,8 +42,7 @@ from gaussian_splatting.rasterization.reference import (
     sh_basis_reference,
 )
 from gaussian_splatting.rasterization.tile_coverage import count_tiles
-from gaussian_splatting.rasterization.triangles import rasterize_triangles, to_camera
-from gaussian_splatting.ssim_reference import ssim_map_reference
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles, to_camera
 from sugar_utils.warp_launch import as_array, launch
 from tests.random_scenes import look_at, random_gaussians
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_common import Finding, Setup, compare, equal
-from gaussian_splatting.optimizer_state import ADAM_BETAS, ADAM_EPS, AdamStep, moment_format
+from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, AdamStep, moment_format
 from sugar_scene.diamonds import diamond_faces, diamond_vertices
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.fields import evaluate_fields_reference
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import evaluate_fields_reference
 from sugar_utils.neighbors import (
     nearest_neighbors,
     nearest_neighbors_of,

@@ -24,7 +24,7 @@ from benchmarks.gpu_common import (
     synchronize,
 )
 from benchmarks.memory import Setting
-from gaussian_splatting.optimizer_config import OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from sugar_utils.memory import format_bytes, out_of_memory, release_cached
 
 WIDTH, HEIGHT = 1920, 1244

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck
-from gaussian_splatting.demo_scene import make_demo_scene
-from gaussian_splatting.options import vanilla_options
 from gaussian_splatting.train import parser as vanilla_parser
-from gaussian_splatting.training import train_vanilla
+from gaussian_splatting.vanilla.vanilla_options import vanilla_options
+from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 from sugar_pipeline.commands import run_train
-from sugar_pipeline.flags import train_parser
-from sugar_trainers.coarse_training import train_coarse
-from sugar_trainers.options import coarse_options, coarse_parser
+from sugar_pipeline.demo.demo_scene import make_demo_scene
+from sugar_pipeline.pipeline_flags import train_parser
+from sugar_trainers.coarse_options import coarse_options, coarse_parser
+from sugar_trainers.coarse_run import train_coarse
 
 LEAST_PSNR = 15.0
 """Below this nothing was learnt, whatever the scene."""

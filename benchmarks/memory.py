@@ -42,8 +42,8 @@ from benchmarks.rasterizer import (
     print_machine,
     print_table,
 )
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine import strips
 from gaussian_splatting.engine.memory_model import (
     BOUND_ACTIVATION,
@@ -56,23 +56,23 @@ from gaussian_splatting.engine.memory_model import (
     predict,
 )
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
-from gaussian_splatting.photometric import color_loss
+from gaussian_splatting.losses.photometric import color_loss
+from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
-from sugar_scene.field_kernels import evaluate_fields
+from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.sampling import draw_samples
-from sugar_trainers import coarse, refine
-from sugar_trainers.coarse import CoarseStage
+from sugar_trainers import coarse_stage, refine_stage
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (
     better_normal_loss,
     density_estimation_loss,
     depth_normal_consistency,
 )
-from sugar_trainers.memory import sampling_candidates
-from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_memory import sampling_candidates
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, boolean, positive_int
 from sugar_utils.frame import run_main
@@ -85,13 +85,17 @@ REFINE_ITERATION = 4_000
 """Late enough for all bands of the colour."""
 
 REGIONS = {
-    "projection": [(coarse, "project"), (refine, "project"), (strips.SplatGradients, "zeros")],
+    "projection": [
+        (coarse_stage, "project"),
+        (refine_stage, "project"),
+        (strips.SplatGradients, "zeros"),
+    ],
     "tile lists": [(rasterizers, "build_tile_lists"), (rasterizers, "backpropagate_rows")],
     "pixels": [(rasterizers, "blend_rows"), (strips, "_pixel_gradients")],
     "pixel losses": [(strips, "_evaluate")],
     "sampling": [(CoarseStage, "_sampling_terms")],
     "activation": [(GaussianCloud, "activate"), (BoundCloud, "activate")],
-    "bending": [(refine, "normal_consistency")],
+    "bending": [(refine_stage, "normal_consistency")],
 }
 
 

@@ -4,8 +4,8 @@
 The scene must know its own geometry, as the rendered ones do (``gt_object.ply``,
 ``gt_visible.ply``, ``gt.json``; the demo's scene has them). A mesh is a ``.ply``, the ``.pt`` of a
 refined model, or an ``.obj`` of triangles. What is measured, and where, stands at the top of
-``sugar_extractors/mesh_quality.py``; in short: only the object, distances in % of its longest
-side.
+``sugar_extractors/quality/mesh_quality.py``; in short: only the object, distances in % of its
+longest side.
 
 The figures depend on the samples: with the default number the accuracy of one mesh changes by
 less than a hundredth of itself from seed to seed.
@@ -24,8 +24,8 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.mesh_quality import (
+from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_quality import (
     N_SAMPLES,
     MeshQuality,
     compare_surfaces,

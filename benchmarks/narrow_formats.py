@@ -24,9 +24,9 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_table
-from gaussian_splatting.engine.run_report import last_value, read_curves
-from sugar_trainers.coarse_training import train_coarse
-from sugar_trainers.options import coarse_options, coarse_parser
+from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
+from sugar_trainers.coarse_options import coarse_options, coarse_parser
+from sugar_trainers.coarse_run import train_coarse
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 from sugar_utils.frame import run_main

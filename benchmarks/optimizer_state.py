@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.rasterizer import print_machine, print_table
-from gaussian_splatting.densification import DensificationConfig
-from gaussian_splatting.engine.run_report import last_value, read_curves
-from gaussian_splatting.optimizer import GroupedAdam
-from gaussian_splatting.optimizer_config import OptimizerConfig
-from gaussian_splatting.schedule import LearningRates
-from gaussian_splatting.training import CHECKPOINT_FOLDER, VanillaOptions, train_vanilla
-from gaussian_splatting.vanilla import VanillaConfig
+from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions, train_vanilla
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, positive_float, positive_int
 from sugar_utils.frame import run_main

@@ -45,8 +45,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import (
     RenderOutput,
     TileLists,

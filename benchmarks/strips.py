@@ -33,12 +33,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.rasterizer import Case, as_cloud, make_scene, print_machine, print_table
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.rasterization import rasterize
-from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import IntList, Parser, positive_int
 from sugar_utils.frame import run_main

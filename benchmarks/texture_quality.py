@@ -31,18 +31,23 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore, SugarSize
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.metrics import to_uint8
-from gaussian_splatting.images import ImageStore, SugarSize
-from gaussian_splatting.rasterization.triangles import rasterize_triangles
-from gaussian_splatting.reference_layout import load_reference_checkpoint
-from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
-from sugar_extractors.texture_atlas import ATLASES, Atlas, make_atlas
-from sugar_extractors.texture_baking import BakingConfig, ViewSource, bake_texture
-from sugar_extractors.textured_mesh_io import TexturedMesh
-from sugar_extractors.textured_rendering import render_textured
-from sugar_extractors.texturing import face_colors, photo_source, refined_file, render_source
+from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from sugar_extractors.texture.texture_atlas import ATLASES, Atlas, make_atlas
+from sugar_extractors.texture.texture_baking import BakingConfig, ViewSource, bake_texture
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_extractors.texture.texturing import (
+    face_colors,
+    photo_source,
+    refined_file,
+    render_source,
+)
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud, face_normals
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.flags import Parser, integer, positive_float, positive_int

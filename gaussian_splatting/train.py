@@ -15,7 +15,7 @@ from sugar_utils.frame import run_main
 
 def parser() -> argparse.ArgumentParser:
     """All flags of the vanilla trainer."""
-    from gaussian_splatting.options import add_vanilla_flags
+    from gaussian_splatting.vanilla.vanilla_options import add_vanilla_flags
 
     result = Parser(description=__doc__, formatter_class=HelpFormatter)
     add_vanilla_flags(result)
@@ -24,8 +24,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Parse the flags and train."""
-    from gaussian_splatting.options import vanilla_options
-    from gaussian_splatting.training import train_vanilla
+    from gaussian_splatting.vanilla.vanilla_options import vanilla_options
+    from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 
     train_vanilla(vanilla_options(parser().parse_args()))
 

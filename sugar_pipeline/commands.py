@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 
-from sugar_pipeline.demo import run_demo
-from sugar_pipeline.doctor import run_doctor
-from sugar_pipeline.flags import DEMO_FLAGS, changed_flags, train_parser
+from sugar_pipeline.demo.demo_run import run_demo
+from sugar_pipeline.doctor.doctor import run_doctor
+from sugar_pipeline.pipeline_flags import DEMO_FLAGS, changed_flags, train_parser
+from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import full_plan, train_plan
-from sugar_pipeline.run import PipelineResult, run_stages
 from sugar_utils.torchrun import Launch
 
 

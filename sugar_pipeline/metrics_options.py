@@ -11,14 +11,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from gaussian_splatting.compute import add_device_flags, compute_options
-from gaussian_splatting.images import SugarSize
-from sugar_extractors.mesh_config import EXTRACTORS, MeshVariant
-from sugar_pipeline.flags import add_preset_flags, apply_presets
-from sugar_pipeline.metrics import MetricsOptions
+from gaussian_splatting.data.images import SugarSize
+from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant
+from sugar_pipeline.model_metrics import MetricsOptions
+from sugar_pipeline.pipeline_flags import add_preset_flags, apply_presets
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_trainers.coarse_config import REGULARIZATIONS
+from sugar_trainers.coarse_options import add_size_flags
 from sugar_trainers.naming import OUTPUT_ROOT
-from sugar_trainers.options import add_size_flags
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 from sugar_utils.flags import (

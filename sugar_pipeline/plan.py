@@ -13,31 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.densification import DensificationConfig
+from gaussian_splatting.data.images import SugarSize
 from gaussian_splatting.engine.session import RunOptions
-from gaussian_splatting.images import SugarSize
-from gaussian_splatting.options import (
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.schedule import scaled
+from gaussian_splatting.vanilla.vanilla_options import (
     budget_notices,
     image_split,
     memory_options,
     optimizer_config,
     run_options,
 )
-from gaussian_splatting.schedule import scaled
-from gaussian_splatting.training import CHECKPOINT_FOLDER, VanillaOptions
-from gaussian_splatting.vanilla import VanillaConfig
-from sugar_extractors.mesh_config import MeshOptions
-from sugar_extractors.options import check_ray_samples, mesh_settings
-from sugar_extractors.texture_atlas import check_square_size
-from sugar_extractors.texture_options import texture_settings
-from sugar_extractors.texturing import TextureOptions
-from sugar_pipeline.flags import apply_presets, notices, runs_stage
+from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.mesh.mesh_options import check_ray_samples, mesh_settings
+from sugar_extractors.texture.texture_atlas import check_square_size
+from sugar_extractors.texture.texture_options import texture_settings
+from sugar_extractors.texture.texturing import TextureOptions
+from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage
 from sugar_trainers.coarse_config import REGULARIZATIONS
-from sugar_trainers.coarse_training import CoarseOptions
+from sugar_trainers.coarse_options import coarse_options, required_inputs
+from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.naming import scene_name
-from sugar_trainers.options import coarse_options, required_inputs
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.refine_training import RefineOptions
+from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_box
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from gaussian_splatting.engine.model import TrainableModel
-from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.schedule import LearningRates
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates
 from sugar_scene.mesh_bound import BoundCloud, triangle_layout
 from sugar_utils.errors import UserError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.images import SugarSize
-from gaussian_splatting.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
-from gaussian_splatting.scene import Scene, load_scene_for_checkpoint
+from gaussian_splatting.data.images import SugarSize
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
+from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from sugar_utils.errors import UserError
 
 

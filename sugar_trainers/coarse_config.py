@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
-from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.schedule import LearningRates, scaled
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates, scaled
 from sugar_utils.errors import UserError
 
 Regularization = Literal["density", "sdf", "dn_consistency"]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
-from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.schedule import LearningRates, scaled
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates, scaled
 from sugar_scene.mesh_bound import triangle_layout
 
 MAX_SH_DEGREE = 3

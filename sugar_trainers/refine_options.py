@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from gaussian_splatting.compute import add_backend_flags, compute_options
-from gaussian_splatting.images import SugarSize
-from gaussian_splatting.options import (
+from gaussian_splatting.data.images import SugarSize
+from gaussian_splatting.vanilla.vanilla_options import (
     add_optimizer_flags,
     add_run_flags,
     add_split_flags,
@@ -19,9 +19,9 @@ from gaussian_splatting.options import (
     split_notices,
 )
 from sugar_scene.mesh_bound import LAYOUTS
-from sugar_trainers.options import add_scene_flags, required_inputs
+from sugar_trainers.coarse_options import add_scene_flags, required_inputs
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.refine_training import CHECKPOINT_INTERVAL, RefineOptions
+from sugar_trainers.refine_run import CHECKPOINT_INTERVAL, RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     HelpFormatter,

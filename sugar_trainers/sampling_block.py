@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.fields import FieldSamples, sample_points, sdf_from_density
+from gaussian_splatting.data.cameras import Camera
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import FieldSamples, sample_points, sdf_from_density
 from sugar_scene.geometry import std_along_view
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.losses import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
 
 GOLDEN_DIR = Path(__file__).parent / "data" / "golden"
 

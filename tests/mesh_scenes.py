@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.checkpoint import save_payload
-from gaussian_splatting.engine.trainable import STATE_NAMES
-from gaussian_splatting.reference_layout import (
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.reference_layout import (
     write_cameras_json,
     write_cfg_args,
     write_point_cloud,
 )
-from sugar_scene.meshes import TriangleMesh
+from gaussian_splatting.engine.checkpoint import save_payload
+from gaussian_splatting.engine.trainable import STATE_NAMES
+from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.quaternions import quaternions_of
 from sugar_utils.spherical_harmonics import SH_C0
 from tests.random_scenes import look_at

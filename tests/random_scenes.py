@@ -4,8 +4,8 @@
 import numpy as np
 import torch
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 
 
 def look_at(

@@ -13,7 +13,7 @@ from PIL import Image
 import train
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.reference_layout import point_cloud_path
+from gaussian_splatting.data.reference_layout import point_cloud_path
 from tests.tiny_scene import (
     TinyScene,
     finish,

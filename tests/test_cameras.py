@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from gaussian_splatting.cameras import Camera, camera_extent
+from gaussian_splatting.data.cameras import Camera, camera_extent
 from tests.golden import load_golden
 
 

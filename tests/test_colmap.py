@@ -12,8 +12,8 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.colmap import find_model, read_colmap
-from gaussian_splatting.images import ImageFolder, decode_image
+from gaussian_splatting.data.colmap import find_model, read_colmap
+from gaussian_splatting.data.images import ImageFolder, decode_image
 from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
 

@@ -9,8 +9,8 @@ import re
 import pytest
 import warp as wp
 
-from gaussian_splatting.rasterization.block_kernels import block_kernels
-from sugar_scene.field_adjoint import sample_gradients_kernel
+from gaussian_splatting.rasterization.blend_cuda import block_kernels
+from sugar_scene.fields.field_adjoint import sample_gradients_kernel
 from sugar_utils.neighbors import _query_kernel
 from tests.test_house import FLOORS, ROOT
 
@@ -21,13 +21,13 @@ CHANNELS = (3, 4, 6)
 """Colour; with depth; with normals. Any other number compiles like these."""
 
 CPU_ONLY = {
-    "gaussian_splatting/photometric_native.py",
-    "gaussian_splatting/rasterization/tile_kernels.py",
-    "sugar_scene/field_native.py",
+    "gaussian_splatting/losses/photometric_cpu.py",
+    "gaussian_splatting/rasterization/blend_cpu.py",
+    "sugar_scene/fields/field_cpu.py",
 }
 """Bodies in C++ with CPU vectors, which no launch on a GPU reaches."""
 
-MADE_ON_DEMAND = {"gaussian_splatting/rasterization/block_kernels.py"}
+MADE_ON_DEMAND = {"gaussian_splatting/rasterization/blend_cuda.py"}
 """All of whose kernels are made for a number of channels."""
 
 

@@ -14,16 +14,16 @@ from PIL import Image
 from plyfile import PlyData
 from scipy.spatial import cKDTree
 
-from gaussian_splatting.demo_geometry import (
+from gaussian_splatting.data.images import SugarSize
+from gaussian_splatting.data.scene import load_scene
+from sugar_pipeline.demo.demo_scene import DemoScene, make_demo_scene
+from sugar_pipeline.demo.object_geometry import (
     N_ALONG,
     N_AROUND,
     make_geometry,
     rope_knot,
 )
-from gaussian_splatting.demo_render import DemoRenderer
-from gaussian_splatting.demo_scene import DemoScene, make_demo_scene
-from gaussian_splatting.images import SugarSize
-from gaussian_splatting.scene import load_scene
+from sugar_pipeline.demo.ray_tracer import DemoRenderer
 from sugar_utils.errors import UserError
 
 SMALL = {"n_views": 6, "width": 64, "height": 48}
@@ -231,7 +231,7 @@ def test_a_damaged_scene_is_not_reused(copied, damage, monkeypatch):
     (copied / damage).write_bytes(b"{}")
     built = []
     monkeypatch.setattr(
-        "gaussian_splatting.demo_scene._build", lambda *_: built.append(1) or fail()
+        "sugar_pipeline.demo.demo_scene._build", lambda *_: built.append(1) or fail()
     )
     with pytest.raises(UserError, match="cannot write the demo scene"):
         make_demo_scene(copied, **SMALL, notify=ignore)

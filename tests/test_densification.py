@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.densification import (
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.densification import (
     SPLIT_SHRINK,
     DensificationConfig,
     DensificationStats,
     densify_and_prune,
     reset_opacity,
 )
-from gaussian_splatting.optimizer import GroupedAdam
-from gaussian_splatting.schedule import LearningRates
+from gaussian_splatting.optim.schedule import LearningRates
 from tests.random_scenes import look_at
 
 EXTENT = 10.0

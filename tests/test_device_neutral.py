@@ -18,23 +18,23 @@ import train_full_pipeline
 from gaussian_splatting import compute
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.images import ImageStore
-from gaussian_splatting.ply import write_gaussian_ply
-from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
-from sugar_extractors.backends import SolverConfig
-from sugar_extractors.extraction import extract_coarse_mesh
-from sugar_extractors.mesh_config import MeshOptions
-from sugar_extractors.poisson import PoissonConfig
-from sugar_extractors.texturing import TextureOptions, extract_textured_mesh
-from sugar_extractors.tsdf import TsdfConfig
-from sugar_pipeline.metrics import MetricsOptions, measure
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.mesh.meshing_backends import SolverConfig
+from sugar_extractors.mesh.poisson import PoissonConfig
+from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
+from sugar_pipeline.model_metrics import MetricsOptions, measure
+from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.mesh_io import read_mesh_ply
-from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
-from sugar_trainers.refine import RefineStage
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_stage import RefineStage
 from sugar_utils.device import DeviceChoice, upload
 from sugar_utils.files import read_json
 from tests.mesh_scenes import ITERATION as MESH_ITERATION

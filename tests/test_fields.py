@@ -8,9 +8,9 @@ import pytest
 import torch
 import warp as wp
 
-from sugar_scene import field_adjoint, field_device, field_kernels
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.fields import (
+from sugar_scene.fields import field_adjoint, field_device, field_kernels
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import (
     FieldSamples,
     density_at,
     evaluate_fields_reference,

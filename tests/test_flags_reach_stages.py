@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sugar_pipeline.flags import full_parser, train_parser
+from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
 
 STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "texture"}

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cameras import camera_extent
+from gaussian_splatting.data.cameras import camera_extent
 from gaussian_splatting.engine.trainable import GROUP_NAMES
-from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
+from sugar_trainers.coarse_stage import CoarseStage
 from tests.golden import GOLDEN_DIR, golden_cameras, golden_cloud, load_golden
 
 

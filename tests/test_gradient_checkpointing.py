@@ -9,12 +9,12 @@ import torch
 
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass, color_term
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
-from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
-from sugar_trainers.refine import RefineStage
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling_block import SurfaceSampler
 from tests.mesh_scenes import icosahedron
 from tests.random_scenes import look_at, random_gaussians
@@ -115,7 +115,7 @@ def test_no_projection_lives_beside_the_samples(again, kept, camera, target, mon
         alive.append(projections[0]() is not None)
         return original(self, *args)
 
-    monkeypatch.setattr("sugar_trainers.coarse.project", watched)
+    monkeypatch.setattr("sugar_trainers.coarse_stage.project", watched)
     monkeypatch.setattr(SurfaceSampler, "backward", backward)
     step(coarse_stage("sdf", True, ImageSplit(2, again)), 9_100, camera, target)
     assert alive == [kept]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from gaussian_splatting.train import parser as vanilla_parser
-from sugar_extractors.options import mesh_parser
-from sugar_extractors.texture_options import texture_parser
-from sugar_pipeline.flags import STAGES, full_parser, train_parser
-from sugar_pipeline.machine_checkup import TESTED_TORCH
+from sugar_extractors.mesh.mesh_options import mesh_parser
+from sugar_extractors.texture.texture_options import texture_parser
+from sugar_pipeline.doctor.machine_checkup import TESTED_TORCH
 from sugar_pipeline.metrics_options import metrics_parser
-from sugar_trainers.options import coarse_parser
+from sugar_pipeline.pipeline_flags import STAGES, full_parser, train_parser
+from sugar_trainers.coarse_options import coarse_parser
 from sugar_trainers.refine_options import refine_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,19 +34,19 @@ FLOORS = (
 """From the ground up; a file imports from its own floor and from those below."""
 
 RUNNERS = {
-    "gaussian_splatting.options",
-    "gaussian_splatting.training",
-    "sugar_extractors.mesh_report",
-    "sugar_extractors.options",
-    "sugar_extractors.texture_options",
+    "gaussian_splatting.vanilla.vanilla_options",
+    "gaussian_splatting.vanilla.vanilla_run",
+    "sugar_extractors.quality.mesh_report",
+    "sugar_extractors.mesh.mesh_options",
+    "sugar_extractors.texture.texture_options",
     "sugar_pipeline.commands",
-    "sugar_pipeline.flags",
-    "sugar_pipeline.metrics",
+    "sugar_pipeline.pipeline_flags",
+    "sugar_pipeline.model_metrics",
     "sugar_pipeline.metrics_options",
-    "sugar_trainers.coarse_training",
-    "sugar_trainers.options",
+    "sugar_trainers.coarse_run",
+    "sugar_trainers.coarse_options",
     "sugar_trainers.refine_options",
-    "sugar_trainers.refine_training",
+    "sugar_trainers.refine_run",
     "sugar_utils.flags",
     "sugar_utils.frame",
 }

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.cameras import Camera
-from gaussian_splatting.images import (
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import (
     ImageFolder,
     ImageStore,
     SugarSize,

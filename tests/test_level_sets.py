@@ -9,16 +9,16 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.triangles import rasterize_camera_triangles
-from sugar_extractors.level_sets import (
+from sugar_extractors.mesh.level_sets import (
     LevelSetPoints,
     build_model,
     diamond_hits,
     march_rays,
     pixel_centers,
 )
-from sugar_scene.fields import neighbor_opacities
+from sugar_scene.fields.reference_fields import neighbor_opacities
 from sugar_scene.geometry import inverse_square_roots, std_along_view
+from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
 from tests.golden import golden_cameras, golden_cloud, load_golden
 
 LEVELS = {"01": 0.1, "03": 0.3, "05": 0.5}

@@ -8,6 +8,7 @@ import torch
 
 import train
 from benchmarks.memory import Setting, weigh_setting
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.memory_model import (
     MemoryPlan,
     ModelLoad,
@@ -17,8 +18,7 @@ from gaussian_splatting.engine.memory_model import (
 )
 from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, cheaper, choose
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.images import ImageStore
-from gaussian_splatting.optimizer_config import OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_utils.errors import UserError
 from tests.tiny_scene import run_cli, tiny_cameras, tiny_cloud

@@ -7,8 +7,8 @@ import torch
 
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.geometry import covariances
+from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
 from sugar_scene.mesh_bound import LAYOUTS, bind_to_mesh, face_frames, face_normals
-from sugar_scene.mesh_normals import adjacent_face_pairs, normal_consistency
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
 from tests.golden import golden_cameras, load_golden

@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors.backends import PycolmapBackend, SolverConfig, choose_backend
-from sugar_extractors.extraction import extract_coarse_mesh
-from sugar_extractors.marching_cubes import SparseField, extract_surface
-from sugar_extractors.mesh_config import MeshOptions
-from sugar_extractors.options import mesh_options, mesh_parser
-from sugar_extractors.poisson import (
+from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.mesh.mesh_options import mesh_options, mesh_parser
+from sugar_extractors.mesh.meshing_backends import PycolmapBackend, SolverConfig, choose_backend
+from sugar_extractors.mesh.poisson import (
     PoissonConfig,
     cell_size,
     gaps,
     outlier_mask,
     reconstruct_region,
 )
-from sugar_extractors.surface_samples import Box, SurfaceSamples
-from sugar_extractors.tsdf import TsdfConfig
-from sugar_scene.mesh_io import read_mesh_ply
-from sugar_scene.meshes import (
+from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples
+from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     doubled_area_normals,
     merge_meshes,
@@ -420,7 +420,7 @@ def test_lack_of_memory_in_meshing_names_what_asks_for_less(monkeypatch, step, f
     def fail(points):
         raise MemoryError("std::bad_alloc")
 
-    monkeypatch.setattr("sugar_extractors.backends._cube_of", fail)
+    monkeypatch.setattr("sugar_extractors.mesh.meshing_backends._cube_of", fail)
     points = np.zeros((64, 3), np.float32)
     samples = SurfaceSamples(points, points, np.zeros((64, 3), np.uint8))
     mesh = TriangleMesh(np.eye(3), np.array([[0, 1, 2], [0, 2, 1]]), np.zeros((3, 3), np.uint8))

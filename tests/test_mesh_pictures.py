@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sugar_extractors.mesh_pictures import (
+from sugar_extractors.quality.mesh_pictures import (
     BACKGROUND,
     at_most,
     pick_views,
     shaded_views,
 )
-from sugar_scene.meshes import TriangleMesh
+from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from tests.random_scenes import look_at
 from tests.test_mesh_quality import mesh_of, sphere
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.errors import UserError
 from sugar_utils.neighbor_backends import Pytorch3dNeighbors, choose_neighbor_search
 from sugar_utils.neighbors import nearest_neighbors

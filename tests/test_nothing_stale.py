@@ -15,13 +15,13 @@ import extract_mesh
 import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.cameras import Camera
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.data.reference_layout import point_cloud_path, write_cfg_args
 from gaussian_splatting.engine.identity import _camera_digest
-from gaussian_splatting.ply import read_gaussian_ply, write_gaussian_ply
-from gaussian_splatting.reference_layout import point_cloud_path, write_cfg_args
-from gaussian_splatting.vanilla import VanillaStage
-from sugar_scene.mesh_io import write_mesh_ply
-from sugar_trainers.coarse import CoarseStage
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils import files as file_writing
 from tests.mesh_scenes import (
     ITERATION,

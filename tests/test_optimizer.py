@@ -9,8 +9,8 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.trainable import TrainableCloud
-from gaussian_splatting.optimizer import ADAM_EPS, GroupedAdam
-from gaussian_splatting.schedule import LearningRates
+from gaussian_splatting.optim.adam import ADAM_EPS, GroupedAdam
+from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
 from tests.golden import GOLDEN_DIR
 

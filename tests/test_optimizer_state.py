@@ -10,10 +10,10 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.trainable import TrainableCloud
-from gaussian_splatting.optimizer import GroupedAdam
-from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
-from gaussian_splatting.optimizer_state import ADAM_BETAS, AdamStep, moment_format
-from gaussian_splatting.schedule import LearningRates
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.moments import ADAM_BETAS, AdamStep, moment_format
+from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.trainable_bound import TrainableBoundCloud
 from sugar_utils.errors import UserError

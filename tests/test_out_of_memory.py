@@ -12,10 +12,10 @@ import torch
 
 import train
 from gaussian_splatting.engine.memory_plan import cheaper
-from gaussian_splatting.engine.report import Reporter
+from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.rasterization import rasterizers
 from gaussian_splatting.train import main as train_vanilla
-from sugar_trainers.coarse import CoarseStage
+from sugar_trainers.coarse_stage import CoarseStage
 from tests.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
 
 ERRORS = (

@@ -14,12 +14,12 @@ import torch
 import metrics
 import train
 import train_full_pipeline
-from gaussian_splatting import images as image_module
-from gaussian_splatting.reference_layout import write_cfg_args
+from gaussian_splatting.data import images as image_module
+from gaussian_splatting.data.reference_layout import write_cfg_args
 from sugar_pipeline import commands
-from sugar_pipeline.demo import demo_plan
-from sugar_pipeline.flags import full_parser, train_parser
+from sugar_pipeline.demo.demo_run import demo_plan
 from sugar_pipeline.metrics_options import metrics_options, metrics_parser, read_scene_config
+from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
 from sugar_utils.errors import UserError
 from tests.tiny_scene import assert_same_bits, make_tiny_checkpoint, make_tiny_scene, run_cli

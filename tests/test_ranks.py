@@ -23,10 +23,10 @@ from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.stepping import Stepper
-from gaussian_splatting.optimizer import GroupedAdam
-from gaussian_splatting.optimizer_config import OptimizerConfig
-from gaussian_splatting.options import optimizer_config
-from sugar_scene.mesh_io import write_mesh_ply
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.vanilla.vanilla_options import optimizer_config
+from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_utils import device
 from sugar_utils.console import Console
 from sugar_utils.device import CudaFacts, Gpu

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaussian_splatting.cameras import Camera
-from gaussian_splatting.ply import read_gaussian_ply, read_point_ply
-from gaussian_splatting.reference_layout import (
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply
+from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     read_cameras_json,

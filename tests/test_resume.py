@@ -19,10 +19,10 @@ import torch
 import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.vanilla import VanillaStage
-from sugar_scene.mesh_io import write_mesh_ply
-from sugar_trainers.coarse import CoarseStage
-from sugar_trainers.refine import RefineStage
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.refine_stage import RefineStage
 from tests.mesh_scenes import icosahedron
 from tests.tiny_scene import (
     TinyScene,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.engine.run_report import (
+from gaussian_splatting.engine.reporting.run_report import (
     REPORT_FILE,
     _small_records,
     add_run_section,
@@ -20,7 +20,7 @@ from gaussian_splatting.engine.run_report import (
     read_curves,
     write_run_report,
 )
-from gaussian_splatting.engine.tensorboard import RunLogger
+from gaussian_splatting.engine.reporting.tensorboard import RunLogger
 from sugar_utils.html import Page
 
 pytest.importorskip("tensorboard")

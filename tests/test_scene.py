@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaussian_splatting.cameras import camera_extent
-from gaussian_splatting.images import ImageStore, SugarSize, VanillaSize
-from gaussian_splatting.reference_layout import (
+from gaussian_splatting.data.cameras import camera_extent
+from gaussian_splatting.data.images import ImageStore, SugarSize, VanillaSize
+from gaussian_splatting.data.reference_layout import (
     ReferenceCheckpoint,
     load_reference_checkpoint,
     read_cameras_json,
     write_cameras_json,
 )
-from gaussian_splatting.scene import load_scene, load_scene_for_checkpoint
+from gaussian_splatting.data.scene import load_scene, load_scene_for_checkpoint
 from sugar_utils.errors import UserError
 from tests.golden import GOLDEN_DIR, load_golden
 from tests.test_colmap import PINHOLE, make_scene

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaussian_splatting import images
-from gaussian_splatting.cameras import Camera
-from gaussian_splatting.images import ImageFolder, SugarSize
-from gaussian_splatting.reference_layout import (
+from gaussian_splatting.data import images
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageFolder, SugarSize
+from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     write_cameras_json,
 )
-from gaussian_splatting.scene import load_scene_for_checkpoint
+from gaussian_splatting.data.scene import load_scene_for_checkpoint
 from sugar_pipeline.metrics_options import read_scene_config
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic

@@ -9,13 +9,13 @@ import torch
 
 import train
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting import vanilla
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.engine import strips
-from gaussian_splatting.ply import write_gaussian_ply
-from gaussian_splatting.reference_layout import point_cloud_path
-from gaussian_splatting.vanilla import VanillaStage
-from sugar_trainers import coarse
-from sugar_trainers.coarse import CoarseStage
+from gaussian_splatting.vanilla import vanilla_stage
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_trainers import coarse_stage
+from sugar_trainers.coarse_stage import CoarseStage
 from tests.tiny_scene import (
     TinyScene,
     disturbed_cloud,
@@ -129,8 +129,8 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
     ("module", "function", "term", "iteration"),
     [
         (strips, "color_loss", "color", FIRST),
-        (coarse, "opacity_entropy", "entropy", FIRST + 1),
-        (coarse, "depth_normal_consistency", "dn", PRUNED),
+        (coarse_stage, "opacity_entropy", "entropy", FIRST + 1),
+        (coarse_stage, "depth_normal_consistency", "dn", PRUNED),
     ],
 )
 def test_loss_term_that_is_not_a_number(
@@ -154,13 +154,13 @@ def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys,
         )
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:
-        original = vanilla.l1_and_ssim
+        original = vanilla_stage.l1_and_ssim
 
         def infinite(*arguments, **options):
             l1, ssim = original(*arguments, **options)
             return l1 * torch.inf, ssim
 
-        monkeypatch.setattr(vanilla, "l1_and_ssim", infinite)
+        monkeypatch.setattr(vanilla_stage, "l1_and_ssim", infinite)
         code, iteration, term = run_vanilla(scene, tmp_path), 1, "l1"
     assert_stopped(code, capsys.readouterr().err, iteration, f"{term} is inf")
 

@@ -17,8 +17,7 @@ from gaussian_splatting.engine.strips import (
     ViewPass,
     color_term,
 )
-from gaussian_splatting.options import vanilla_config
-from gaussian_splatting.photometric import SSIM_HALO, color_loss, l1_and_ssim
+from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss, l1_and_ssim
 from gaussian_splatting.rasterization import (
     Rows,
     blend_rows,
@@ -28,16 +27,17 @@ from gaussian_splatting.rasterization import (
     rasterize,
     rasterizers,
 )
-from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_options import vanilla_config
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.mesh_io import write_mesh_ply
-from sugar_trainers.coarse import CoarseStage, depth_normal_term
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
+from sugar_trainers.coarse_options import coarse_options, coarse_parser
+from sugar_trainers.coarse_stage import CoarseStage, depth_normal_term
 from sugar_trainers.losses import depth_normal_consistency
-from sugar_trainers.options import coarse_options, coarse_parser
-from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_options import refine_options, refine_parser
+from sugar_trainers.refine_stage import RefineStage
 from tests.mesh_scenes import icosahedron
 from tests.random_scenes import look_at, random_gaussians
 from tests.tiny_scene import disturbed_cloud, run_cli, tiny_cloud

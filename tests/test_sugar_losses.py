@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.fields import evaluate_fields_reference, sdf_from_density
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import evaluate_fields_reference, sdf_from_density
 from sugar_scene.geometry import std_along_view
 from sugar_trainers.losses import (
     MIN_VIEW_Z,

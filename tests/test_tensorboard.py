@@ -12,7 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.engine.tensorboard import MAX_HISTOGRAM_VALUES, RunLogger, subsample
+from gaussian_splatting.engine.reporting.tensorboard import (
+    MAX_HISTOGRAM_VALUES,
+    RunLogger,
+    subsample,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytest.importorskip("tensorboard")
@@ -105,7 +109,9 @@ def test_disabled_logger_writes_nothing(tmp_path):
 
 
 def test_missing_tensorboard_is_one_warning_and_no_logs(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "gaussian_splatting.engine.event_file", raising=False)
+    monkeypatch.delitem(
+        sys.modules, "gaussian_splatting.engine.reporting.event_file", raising=False
+    )
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     notes = []
     with RunLogger(tmp_path / "tensorboard", notify=notes.append) as logger:
@@ -176,7 +182,7 @@ def test_disk_that_fills_up_is_one_warning_and_nothing_else(tmp_path, monkeypatc
 def test_file_that_reaches_its_limit_is_one_warning(tmp_path):
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from gaussian_splatting.engine.tensorboard import RunLogger\n"
+        "from gaussian_splatting.engine.reporting.tensorboard import RunLogger\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "with RunLogger(Path(sys.argv[1]), notify=print) as logger:\n"

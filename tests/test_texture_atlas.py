@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors.texture_atlas import (
+from sugar_extractors.texture.texture_atlas import (
     MAX_SIDE,
     make_atlas,
     squares_atlas,

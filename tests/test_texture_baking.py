@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.rasterization.triangles import rasterize_triangles
-from sugar_extractors.texture_atlas import make_atlas
-from sugar_extractors.texture_baking import BYTES_PER_TEXEL, BakingConfig, bake_texture, count_bands
-from sugar_extractors.textured_mesh_io import TexturedMesh
-from sugar_extractors.textured_rendering import render_textured, sample_texture
+from sugar_extractors.texture.texture_atlas import make_atlas
+from sugar_extractors.texture.texture_baking import (
+    BYTES_PER_TEXEL,
+    BakingConfig,
+    bake_texture,
+    count_bands,
+)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_extractors.texture.textured_rendering import render_textured, sample_texture
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from tests.mesh_scenes import cameras_around
 from tests.random_scenes import look_at
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sugar_extractors import textured_mesh_io
-from sugar_extractors.textured_mesh_io import (
+from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     glb_chunks,
     png_bytes,

@@ -13,10 +13,14 @@ import torch
 
 import extract_refined_mesh_with_texture as script
 from gaussian_splatting.engine.checkpoint import save_payload
-from sugar_extractors import textured_mesh_io
-from sugar_extractors.texture_options import add_texture_flags, texture_options, texture_parser
-from sugar_extractors.textured_mesh_io import read_textured_mesh
-from sugar_extractors.textured_rendering import render_textured
+from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture.texture_options import (
+    add_texture_flags,
+    texture_options,
+    texture_parser,
+)
+from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.trainable_bound import FACES, STATE_NAMES, THICKNESS
 from sugar_utils.flags import Parser

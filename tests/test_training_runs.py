@@ -15,18 +15,18 @@ import train
 import train_coarse_density
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.data.images import SugarSize
+from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
+from gaussian_splatting.data.reference_layout import point_cloud_path
+from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.trainable import cloud_from_state
-from gaussian_splatting.images import SugarSize
-from gaussian_splatting.photometric import color_loss
-from gaussian_splatting.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
+from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.reference_layout import point_cloud_path
-from gaussian_splatting.scene import load_scene
-from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.fields import sdf_from_density
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import sdf_from_density
 from sugar_scene.sampling import draw_samples
-from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaussian_splatting.ply import write_point_ply
-from gaussian_splatting.transforms_json import find_transforms, random_points, read_transforms
+from gaussian_splatting.data.ply import write_point_ply
+from gaussian_splatting.data.transforms_json import find_transforms, random_points, read_transforms
 from sugar_utils.errors import UserError
 
 ANGLE = 0.7

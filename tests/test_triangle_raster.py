@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cameras import Camera
-from gaussian_splatting.rasterization import triangles
-from gaussian_splatting.rasterization.triangles import (
+from gaussian_splatting.data.cameras import Camera
+from sugar_scene.mesh import triangle_rasterizer
+from sugar_scene.mesh.triangle_rasterizer import (
     rasterize_camera_triangles,
     rasterize_triangles,
     to_camera,
@@ -105,8 +105,8 @@ def test_ties_go_to_the_lowest_face_and_order_of_work_does_not_matter(monkeypatc
     twice = rasterize_triangles(vertices, doubled, cam)
     assert torch.equal(once.face, twice.face)
     assert torch.equal(once.depth, twice.depth)
-    monkeypatch.setattr(triangles, "MAX_PAIRS", 50)
-    monkeypatch.setattr(triangles, "_CPU_CELL", 4)
+    monkeypatch.setattr(triangle_rasterizer, "MAX_PAIRS", 50)
+    monkeypatch.setattr(triangle_rasterizer, "_CPU_CELL", 4)
     chunked = rasterize_triangles(vertices, doubled, cam)
     assert torch.equal(once.face, chunked.face)
     assert torch.equal(once.depth, chunked.depth)

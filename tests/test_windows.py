@@ -15,8 +15,8 @@ import pytest
 
 from gaussian_splatting.engine.identity import Identity
 from gaussian_splatting.engine.run_directory import RunDirectory
-from sugar_extractors.mesh_config import mesh_name
-from sugar_pipeline.flags import full_parser
+from sugar_extractors.mesh.mesh_config import mesh_name
+from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.plan import full_plan
 from sugar_trainers.naming import coarse_directory, refined_name, scene_name
 from sugar_utils.errors import UserError

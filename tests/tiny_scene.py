@@ -21,16 +21,16 @@ import pycolmap
 import torch
 from PIL import Image
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.ply import write_gaussian_ply
-from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.reference_layout import (
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.reference_layout import (
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
     write_input_ply,
 )
+from gaussian_splatting.rasterization import rasterize
 from sugar_utils.frame import run_main
 from sugar_utils.spherical_harmonics import SH_C0
 from tests.random_scenes import look_at

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from gaussian_splatting.cameras import Camera
-from gaussian_splatting.scene import Scene
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.scene import Scene
 from sugar_utils.files import file_digest, json_values
 
 _NAMED = 3

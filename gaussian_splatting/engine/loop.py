@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.cameras import Camera
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
-from gaussian_splatting.engine.report import Reporter
+from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.signals import StopRequest
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper
-from gaussian_splatting.images import ImageStore
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL

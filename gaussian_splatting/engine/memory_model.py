@@ -17,8 +17,8 @@ from typing import Literal
 from torch import Tensor
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
-from gaussian_splatting.optimizer_config import OptimizerConfig
-from gaussian_splatting.photometric import SSIM_HALO
+from gaussian_splatting.losses.photometric import SSIM_HALO
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import Projection, Rows, build_tile_lists
 from gaussian_splatting.rasterization.view import TILE
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_model import (
     MemoryBreakdown,
     MemoryPlan,
@@ -22,7 +22,7 @@ from gaussian_splatting.engine.memory_model import (
     predict,
 )
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optimizer_config import STATE_FORMATS, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes

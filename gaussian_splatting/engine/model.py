@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting.optimizer import GroupedAdam
-from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from sugar_utils.errors import UserError
 
 SHOWN_VALUES = {"opacity": torch.sigmoid, "scales": torch.exp}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.trainable import GROUP_NAMES, STATE_NAMES
-from gaussian_splatting.optimizer_state import MOMENTS, SCALES
+from gaussian_splatting.optim.moments import MOMENTS, SCALES
 from sugar_utils.errors import UserError
 from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, rasterize
 
 

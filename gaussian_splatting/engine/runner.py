@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.images import ImageStore, shared_or_own_store
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.reporting.run_report import write_run_report
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_report import write_run_report
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.images import ImageStore, shared_or_own_store
-from gaussian_splatting.scene import Scene
 from sugar_utils.console import Console
 
 Model = TypeVar("Model")

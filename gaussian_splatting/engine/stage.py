@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.rasterization import RenderOutput

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.guard import check_parameters, check_step
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.order import CameraOrder
 from gaussian_splatting.engine.signals import SIGNALS
 from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.images import ImageStore
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import TrainingError, UserError

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.graph import cut
-from gaussian_splatting.photometric import SSIM_HALO, color_loss
+from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss
 from gaussian_splatting.rasterization import (
     WARP,
     BlendedRows,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableModel
-from gaussian_splatting.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.schedule import LearningRates
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
 
 STATE_NAMES = {

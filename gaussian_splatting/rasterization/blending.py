@@ -15,9 +15,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.rasterization.block_kernels import BLOCK_DIM, block_kernels
+from gaussian_splatting.rasterization.blend_cpu import tile_kernels
+from gaussian_splatting.rasterization.blend_cuda import BLOCK_DIM, block_kernels
 from gaussian_splatting.rasterization.projection import MIN_STRIP, Projection
-from gaussian_splatting.rasterization.tile_kernels import tile_kernels
 from gaussian_splatting.rasterization.tile_lists import TileLists
 from gaussian_splatting.rasterization.view import TILE
 from sugar_utils.warp_launch import as_array, launch, launch_blocks

@@ -9,8 +9,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection_kernels import (
     PROJECT_BACKWARD,
     PROJECT_FORWARD,

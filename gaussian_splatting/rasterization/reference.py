@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.render import RenderOutput, complete_normals
 from gaussian_splatting.rasterization.view import (
     ALPHA_MAX,

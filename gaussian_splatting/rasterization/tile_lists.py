@@ -14,9 +14,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.rasterization.blend_cpu import sort_pairs, sort_splats
 from gaussian_splatting.rasterization.projection import MIN_STRIP, Projection
 from gaussian_splatting.rasterization.tile_coverage import list_tiles, name_splats, place_pairs
-from gaussian_splatting.rasterization.tile_kernels import sort_pairs, sort_splats
 from gaussian_splatting.rasterization.view import n_tiles
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch, on_stream_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import warp as wp
 
-from gaussian_splatting.cameras import Camera
+from gaussian_splatting.data.cameras import Camera
 
 NEAR = 0.2
 """Gaussians whose centre is not farther than this along the view axis are culled. World units"""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization.backends.graph import GraphRasterizer
+from gaussian_splatting.rasterization.backends.graph_rasterizer import GraphRasterizer
 from gaussian_splatting.rasterization.blending import Rows
 from gaussian_splatting.rasterization.projection import Projection
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.blending import Rows, SplatGradients
 from gaussian_splatting.rasterization.projection import project
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer

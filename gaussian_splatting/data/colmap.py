@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""COLMAP models: cameras, poses and points, read through ``pycolmap``.
+
+Models without lens distortion are taken as they are, with their principal point. Photographs of
+any other camera model are undistorted once, into a cache beside the originals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import (
+    ImageFolder,
+    colors_of,
+    find_images,
+    image_size,
+    missing_images,
+    open_image,
+)
+from sugar_utils.caches import temporary_cache
+from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path, check_writable, file_digest, require_regular_file
+from sugar_utils.schemas import FAR
+
+_MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
+_PARTS = ("cameras", "images", "points3D", "rigs", "frames")
+_CACHE_FOLDER = "undistorted_cache"
+_CACHE_VERSION = 2
+"""Counts the ways in which copies were made; those of an earlier way are made again."""
+
+
+@dataclass(frozen=True)
+class ColmapModel:
+    """What a COLMAP model says.
+
+    Attributes:
+        cameras: One undistorted camera per registered image, in the order of the image names.
+        points: Points, ordered by their COLMAP number. (P, 3) float32 world units
+        points_rgb: Their colours. (P, 3) uint8
+        n_undistorted: How many of the cameras had a lens distortion.
+    """
+
+    cameras: list[Camera]
+    points: np.ndarray
+    points_rgb: np.ndarray
+    n_undistorted: int
+
+
+def find_model(root: Path) -> Path | None:
+    """Folder of the COLMAP model of a scene: ``sparse/0``, ``sparse`` or below ``colmap/``.
+
+    Where ``sparse`` holds numbered models but no ``0``, the lowest number is taken.
+    """
+    for name in _MODEL_FOLDERS:
+        if _format_of(root / name):
+            return root / name
+    for sparse in (root / "sparse", root / "colmap" / "sparse"):
+        numbered = [p for p in sparse.glob("*") if p.name.isdigit() and _format_of(p)]
+        if numbered:
+            return min(numbered, key=lambda p: int(p.name))
+    return None
+
+
+def _format_of(folder: Path) -> str | None:
+    """``bin`` or ``txt``, whichever has the cameras and the images; binary first."""
+    for suffix in ("bin", "txt"):
+        if all((folder / f"{part}.{suffix}").is_file() for part in ("cameras", "images")):
+            return suffix
+    return None
+
+
+def read_colmap(
+    folder: Path,
+    images: ImageFolder,
+    *,
+    cache_root: Path | None = None,
+    missing_ok: bool = False,
+    notify: Callable[[str], None] = print,
+) -> ColmapModel:
+    """Read a COLMAP model and find its photographs.
+
+    Args:
+        folder: Folder with ``cameras``, ``images`` and perhaps ``points3D``, binary or text.
+        images: Where the photographs are.
+        cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
+            None uses the folder that holds the photographs' folder.
+        missing_ok: Leave ``image_path`` empty where a photograph is missing.
+        notify: Is told about undistortion.
+
+    Returns:
+        The model; cameras have the size that COLMAP stored, or that undistortion gave.
+
+    Raises:
+        UserError: The model is damaged or photographs are missing.
+    """
+    reconstruction = _load(folder)
+    poses = _poses(reconstruction, folder)
+    paths = find_images([name for name, *_ in poses], [images])
+    missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
+    if missing and not missing_ok:
+        raise missing_images(missing, len(poses), images.root)
+
+    cameras, distorted = [], []
+    for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
+        plain = lens if _is_pinhole(lens) else _undistorted(lens, folder)
+        cameras.append(_camera(name, plain, rotation, translation, path))
+        if plain is not lens:
+            distorted.append((len(cameras) - 1, lens))
+    if distorted:
+        jobs = [(index, lens) for index, lens in distorted if cameras[index].image_path]
+        cache = _cache_folder(cache_root or images.root.parent)
+        _notify_distortion(distorted, cache, notify)
+        _undistort_photographs(cameras, jobs, cache)
+    points, points_rgb = _points(reconstruction, folder)
+    return ColmapModel(cameras, points, points_rgb, len(distorted))
+
+
+def _load(folder: Path) -> Any:
+    """Let pycolmap read the model, from a copy with no points where the points are missing."""
+    pycolmap = load_pycolmap()
+
+    kind = _format_of(folder)
+    if kind is None:
+        raise UserError(
+            f"{folder}: no COLMAP model; it needs cameras.bin and images.bin, or the same as .txt"
+        )
+    for part in _PARTS:
+        require_regular_file(folder / f"{part}.{kind}", missing_ok=True)
+    if kind == "bin":
+        for part in _PARTS:
+            check_binary(folder / f"{part}.bin", part)
+    reconstruction = pycolmap.Reconstruction()
+    read = reconstruction.read_binary if kind == "bin" else reconstruction.read_text
+    try:
+        if (folder / f"points3D.{kind}").is_file():
+            read(str(folder))
+        else:
+            with tempfile.TemporaryDirectory() as copy:
+                for part in _PARTS:
+                    if (folder / f"{part}.{kind}").is_file():
+                        shutil.copy(folder / f"{part}.{kind}", copy)
+                empty = struct.pack("<Q", 0) if kind == "bin" else b""
+                (Path(copy) / f"points3D.{kind}").write_bytes(empty)
+                read(copy)
+    except Exception as error:  # pycolmap raises whatever the C++ library does
+        detail = " ".join(str(error).split())
+        raise UserError(
+            f"{folder}: the COLMAP model (.{kind}) is damaged or incomplete ({detail}); "
+            "export it again"
+        ) from error
+    return reconstruction
+
+
+def check_binary(path: Path, part: str) -> None:
+    """Check that the counts in a binary COLMAP file agree with its length.
+
+    pycolmap does not notice the end of a file: it makes cameras of what was in memory before, or
+    never comes back. So the records are walked here first, which reads only their lengths.
+
+    Args:
+        path: The file; a missing one is left to the caller.
+        part: ``cameras``, ``images``, ``points3D``, ``rigs`` or ``frames``.
+
+    Raises:
+        UserError: The file is truncated or damaged.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise UserError(f"{path}: truncated ({size} bytes); export the model again")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            (count,) = struct.unpack_from("<Q", data, 0)
+            skip = {
+                "cameras": _skip_camera,
+                "images": _skip_image,
+                "points3D": _skip_point,
+                "rigs": _skip_rig,
+                "frames": _skip_frame,
+            }[part]
+            end = 8
+            record = 0
+            try:
+                while record < count and end <= size:
+                    end = skip(data, end)
+                    record += 1
+            except struct.error:
+                end = size + 1
+            except ValueError as error:
+                raise UserError(
+                    f"{path}: damaged at record {record + 1} of {count} ({error}); "
+                    "export the model again"
+                ) from error
+    if end != size:
+        what = "truncated" if end > size else f"{size - end} bytes too long"
+        raise UserError(
+            f"{path}: {what} (record {record} of {count}, {size} bytes); export the model again"
+        )
+
+
+def _skip_camera(data: mmap.mmap, at: int) -> int:
+    pycolmap = load_pycolmap()
+
+    (model,) = struct.unpack_from("<i", data, at + 4)
+    known = {int(m): m for m in pycolmap.CameraModelId.__members__.values()}
+    if model < 0 or model not in known:
+        raise ValueError(f"unknown camera model {model}")
+    n_params = len(pycolmap.Camera.create_from_model_id(1, known[model], 1.0, 2, 2).params)
+    return at + 24 + 8 * n_params
+
+
+def _skip_image(data: mmap.mmap, at: int) -> int:
+    name_end = data.find(b"\0", at + 64)
+    if name_end < 0:
+        raise ValueError("image name without an end")
+    (n_points,) = struct.unpack_from("<Q", data, name_end + 1)
+    return name_end + 9 + 24 * n_points
+
+
+def _skip_point(data: mmap.mmap, at: int) -> int:
+    (track_length,) = struct.unpack_from("<Q", data, at + 43)
+    return at + 51 + 8 * track_length
+
+
+def _skip_rig(data: mmap.mmap, at: int) -> int:
+    (n_sensors,) = struct.unpack_from("<I", data, at + 4)
+    at += 8 + (8 if n_sensors else 0)
+    for _ in range(n_sensors - 1):
+        has_pose = struct.unpack_from("<B", data, at + 8)[0]
+        at += 9 + (56 if has_pose else 0)
+    return at
+
+
+def _skip_frame(data: mmap.mmap, at: int) -> int:
+    (n_data,) = struct.unpack_from("<I", data, at + 64)
+    return at + 68 + 16 * n_data
+
+
+def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:
+    """Name, lens, rotation and translation of every registered image, by name."""
+    try:
+        image_ids = reconstruction.reg_image_ids()
+    except Exception as error:  # frames may name images that are not there
+        detail = " ".join(str(error).split())
+        raise UserError(
+            f"{folder}: frames and images of the COLMAP model do not belong together ({detail}); "
+            "export it again"
+        ) from error
+    poses = []
+    for image_id in image_ids:
+        try:
+            image = reconstruction.images[image_id]
+            name, lens = image.name, reconstruction.cameras[image.camera_id]
+            matrix = np.array(image.cam_from_world().matrix(), dtype=np.float64)
+        except Exception as error:  # a bad number or a name that is no text
+            raise UserError(
+                f"{folder}: image {image_id} of the COLMAP model cannot be used ({error}); "
+                "export the model again"
+            ) from error
+        rotation, translation = matrix[:, :3], matrix[:, 3]
+        # A quaternion of zeros passes through pycolmap as a matrix that is no rotation.
+        if (
+            not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
+            or not np.abs(translation).max() <= FAR
+        ):
+            raise UserError(f"{folder}: image {name} has no valid pose; export the model again")
+        _check_lens(lens, name, folder)
+        poses.append((name, lens, rotation, translation))
+    if not poses:
+        raise UserError(
+            f"{folder}: the COLMAP model has no registered images; run the mapper again"
+        )
+    return sorted(poses, key=lambda pose: pose[0])
+
+
+def _check_lens(lens: Any, name: str, folder: Path) -> None:
+    valid = np.isfinite(lens.params).all() and lens.verify_params()
+    valid = valid and 0 < lens.width < 1 << 20 and 0 < lens.height < 1 << 20
+    if not valid or (lens.is_perspective() and min(_focal(lens)) <= 0):
+        raise UserError(
+            f"{folder}: camera {lens.camera_id} ({lens.model_name}, image {name}) has an "
+            "impossible size, focal length or distortion; export the model again"
+        )
+
+
+def _focal(lens: Any) -> tuple[float, float]:
+    return lens.focal_length_x, lens.focal_length_y
+
+
+def _is_pinhole(lens: Any) -> bool:
+    """Whether the lens maps as a pinhole does; fisheye models never do, not even at zero."""
+    return lens.is_perspective_pinhole() and lens.is_undistorted()
+
+
+def _undistorted(lens: Any, folder: Path) -> Any:
+    pycolmap = load_pycolmap()
+
+    try:
+        return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
+    except Exception as error:
+        raise UserError(
+            f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted; "
+            "convert the images to a perspective camera model first"
+        ) from error
+
+
+def _camera(
+    name: str, lens: Any, rotation: np.ndarray, translation: np.ndarray, path: Path | None
+) -> Camera:
+    fx, fy = _focal(lens)
+    return Camera(
+        name=name,
+        width=int(lens.width),
+        height=int(lens.height),
+        fx=float(fx),
+        fy=float(fy),
+        cx=float(lens.principal_point_x),
+        cy=float(lens.principal_point_y),
+        rotation=rotation,
+        translation=translation,
+        image_path=path,
+    )
+
+
+def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Points and colours ordered by number, so that they do not depend on hash tables."""
+    points = reconstruction.points3D
+    ids = sorted(points)
+    xyz = np.array([points[i].xyz for i in ids], dtype=np.float32).reshape(-1, 3)
+    rgb = np.array([points[i].color for i in ids], dtype=np.uint8).reshape(-1, 3)
+    if not np.isfinite(xyz).all():
+        raise UserError(f"{folder}: points3D has points that are no numbers; export it again")
+    return xyz, rgb
+
+
+def _notify_distortion(
+    distorted: Sequence[tuple[int, Any]], cache: Path, notify: Callable[[str], None]
+) -> None:
+    models = sorted({lens.model_name for _, lens in distorted})
+    notify(
+        f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
+        f"undistorted copies in {cache}; the originals stay as they are"
+    )
+
+
+def _cache_folder(scene_root: Path) -> Path:
+    """Folder for undistorted copies: in the scene, or in a temporary place of this user."""
+    try:
+        return check_writable(scene_root / _CACHE_FOLDER)
+    except UserError:
+        key = hashlib.blake2b(os.fsencode(scene_root.resolve()), digest_size=8).hexdigest()
+        return check_writable(temporary_cache(_CACHE_FOLDER) / key)
+
+
+def _undistort_photographs(
+    cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cache: Path
+) -> None:
+    """Point the cameras of ``jobs`` at undistorted copies, making those that are not there yet."""
+
+    def work(job: tuple[int, Any]) -> Path:
+        index, lens = job
+        source = cameras[index].image_path
+        target = cache / _cache_name(cameras[index].name, lens, source)
+        if not target.is_file():
+            _undistort_file(source, lens, cameras[index].name, target)
+        return target
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for (index, lens), target in zip(jobs, pool.map(work, jobs), strict=True):
+            source = cameras[index].image_path
+            cameras[index] = replace(
+                cameras[index], image_path=target, source_path=source, lens=_lens_text(lens)
+            )
+
+
+def _cache_name(name: str, lens: Any, source: Path) -> str:
+    """Name of a copy, which changes with the lens and with what is in the file.
+
+    Not with its place, so that a scene that was moved needs no new copies, and not with its time,
+    which copies of other files may keep.
+    """
+    lens_key = hashlib.blake2b(_lens_text(lens).encode(), digest_size=8).hexdigest()
+    file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
+    file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
+    return f"{lens_key}/{source.stem}-{file_key}.png"
+
+
+def _lens_text(lens: Any) -> str:
+    return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
+
+
+def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
+    """Undistort one photograph, alpha included, at the size of its file."""
+    pycolmap = load_pycolmap()
+
+    width, height = image_size(source)
+    if (width, height) != (lens.width, lens.height):
+        if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
+            raise UserError(
+                f"camera {name} is {lens.width} x {lens.height} px, but its image {source} is "
+                f"{width} x {height} px, another aspect ratio; use the images that the cameras "
+                "were computed from"
+            )
+        lens = pycolmap.Camera(lens.todict())
+        lens.rescale(width, height)
+    with open_image(source) as image:
+        pixels = np.asarray(colors_of(image))
+    options = pycolmap.UndistortCameraOptions()
+    planes = [np.ascontiguousarray(pixels[..., :3])]
+    if pixels.shape[2] == 4:
+        planes.append(np.ascontiguousarray(pixels[..., 3]))
+    flat = [
+        pycolmap.undistort_image(options, pycolmap.Bitmap.from_array(plane), lens)[0].to_array()
+        for plane in planes
+    ]
+    with atomic_path(target) as temporary:
+        Image.fromarray(np.dstack(flat)).save(temporary, compress_level=1)

@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photographs: at which size to train on them, where they lie, and keeping them decoded.
+
+Images stay 8-bit until the device needs them. They are decoded once, at the size of their camera,
+and the next one is decoded on a background thread while the current one is trained on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from sugar_utils.errors import UserError
+from sugar_utils.files import require_regular_file
+from sugar_utils.memory import available_bytes
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
+_DIVISORS = (1, 2, 4, 8)
+_NAMED_IN_ERRORS = 3
+_MAX_SEARCHED = 200_000
+_MAX_SIDE = 1 << 16
+_FALLBACK_BUDGET = 2 << 30
+
+
+class SizeRule(Protocol):
+    """Chooses the size at which an image is trained on."""
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels for a file of the given size."""
+        ...
+
+
+def _pixels(width: float, height: float) -> tuple[int, int]:
+    """Whole pixels, at least one a side.
+
+    Raises:
+        UserError: There are so many of them that a division must have been meant.
+    """
+    if max(width, height) > _MAX_SIDE:
+        raise UserError(
+            f"images of {width:.6g} x {height:.6g} px cannot be worked at, a side has at most "
+            f"{_MAX_SIDE:,} px; use another --resolution or --resolution_factor"
+        )
+    return max(1, round(width)), max(1, round(height))
+
+
+@dataclass(frozen=True)
+class SugarSize:
+    """The size rule of SuGaR's stages: a divisor, and a cap on the long side.
+
+    As in the original, the cap is compared with the size of the file and multiplies the divisor:
+    a 5187 px image with divisor 2 and cap 1920 is trained on at 960 px.
+    """
+
+    img_resolution: int = 1
+    """Divisor of both sides: 1, 2, 4 or 8."""
+    img_size_limit: int = 1920
+    """Files whose long side exceeds this many pixels are shrunk to it."""
+    resolution_factor: float | None = None
+    """Divisor of any size that replaces the two settings above; None leaves them in force."""
+
+    def __post_init__(self) -> None:
+        if self.img_resolution not in _DIVISORS:
+            raise UserError(
+                f"--img_resolution must be 1, 2, 4 or 8, not {self.img_resolution}; "
+                "use --resolution_factor for other divisors"
+            )
+        if self.img_size_limit < 1:
+            raise UserError(f"--img_size_limit must be at least 1, not {self.img_size_limit}")
+        factor = self.resolution_factor
+        if factor is not None and not (math.isfinite(factor) and factor > 0):
+            raise UserError(f"--resolution_factor must be a positive number, not {factor}")
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels for a file of the given size."""
+        if self.resolution_factor is not None:
+            divisor = self.resolution_factor
+        else:
+            divisor = float(self.img_resolution)
+            if max(width, height) > self.img_size_limit:
+                divisor *= max(width, height) / self.img_size_limit
+        return _pixels(width / divisor, height / divisor)
+
+
+@dataclass(frozen=True)
+class VanillaSize:
+    """The size rule of the plain 3DGS trainer."""
+
+    resolution: float = -1
+    """-1: at most 1600 px wide; 1, 2, 4, 8: divisor; another positive number: width in pixels."""
+
+    def __post_init__(self) -> None:
+        if self.resolution != -1 and not (math.isfinite(self.resolution) and self.resolution > 0):
+            raise UserError(
+                f"--resolution must be -1, a divisor (1, 2, 4, 8) or a width, not {self.resolution}"
+            )
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels for a file of the given size."""
+        if self.resolution in _DIVISORS:
+            return _pixels(width / self.resolution, height / self.resolution)
+        wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)
+        wanted = max(1, int(wanted))
+        return _pixels(wanted, height * wanted // width)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height of an image file, from its header.
+
+    Raises:
+        UserError: The file is not an image that can be read.
+    """
+    with open_image(path) as image:
+        return image.size
+
+
+@contextlib.contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image file; nothing is decoded yet.
+
+    Yields:
+        The image, closed afterwards.
+
+    Raises:
+        UserError: The file is no image, no plain file, or what the body decodes is damaged.
+    """
+    require_regular_file(path, missing_ok=True)
+    try:
+        with Image.open(path) as image:
+            yield image
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"cannot read the image {path}: {error}; replace the file") from error
+
+
+def colors_of(image: Image.Image) -> Image.Image:
+    """An image of any mode and depth as 8-bit RGB, or RGBA where something may be transparent."""
+    image = _to_8_bit(image)
+    return image.convert("RGBA" if _has_alpha(image) else "RGB")
+
+
+def _to_8_bit(image: Image.Image) -> Image.Image:
+    """Bring deep grayscale to 8 bits: 16-bit integers are divided by 257, floats are 0 to 1."""
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.float64) / 257
+    elif image.mode == "F":
+        values = np.asarray(image).astype(np.float64) * 255
+    else:
+        return image
+    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
+
+
+def _flatten(image: Image.Image, white_background: bool) -> Image.Image:
+    """RGB from any mode; alpha is composited in integers, truncating to 8 bits."""
+    image = colors_of(image)
+    if image.mode == "RGB":
+        return image
+    rgba = np.asarray(image).astype(np.uint32)
+    rgb, alpha = rgba[..., :3], rgba[..., 3:]
+    background = 255 * (255 - alpha) if white_background else 0
+    return Image.fromarray(((rgb * alpha + background) // 255).astype(np.uint8))
+
+
+def decode_image(path: Path, width: int, height: int, white_background: bool = False) -> np.ndarray:
+    """Decode an image file at a given size.
+
+    Alpha is composited over black or white and truncated to 8 bits before the bicubic resize. The
+    EXIF orientation is not applied, because COLMAP does not apply it either.
+
+    Args:
+        path: File in any format and depth that Pillow reads.
+        width: Width of the result in pixels.
+        height: Height of the result in pixels.
+        white_background: Whether transparent pixels become white instead of black.
+
+    Returns:
+        Colours. (height, width, 3) uint8
+
+    Raises:
+        UserError: The file is damaged or not an image.
+    """
+    with open_image(path) as image:
+        flat = _flatten(image, white_background)
+        if flat.size != (width, height):
+            flat = flat.resize((width, height), Image.Resampling.BICUBIC)
+        return np.array(flat)
+
+
+class ImageFolder:
+    """Finds image files by the names that reconstructions and checkpoints give them.
+
+    Looked for in this order, the later ones without regard to case: the exact path; the name plus
+    a known image extension; another extension in place of the name's own; a file whose name up to
+    the first dot is the name (older 3DGS releases store names so); a file of that name in any
+    subfolder, if there is just one.
+    """
+
+    def __init__(self, root: Path, recursive: bool = True) -> None:
+        self.root = root
+        self._recursive = recursive
+        self._folders: dict[str, _NameIndex] = {}
+        self._tree: tuple[_NameIndex, _NameIndex] | None = None
+
+    def find(self, name: str) -> Path | None:
+        """Path of the image called ``name``; None if there is none or the choice is unclear."""
+        if (self.root / name).is_file():
+            return self.root / name
+        name = name.replace("\\", "/")
+        match = self._folder(PurePosixPath(name).parent).find(name)
+        if match is None and self._recursive:
+            by_path, by_basename = self._whole_tree()
+            match = by_path.find(name)
+            if match is None and "/" not in name:
+                match = by_basename.find(name, unique=True)
+        return None if match is None else self.root / match
+
+    def _folder(self, parent: PurePosixPath) -> _NameIndex:
+        key = parent.as_posix()
+        if key not in self._folders:
+            folder = self.root / parent
+            found = folder.iterdir() if folder.is_dir() else ()
+            self._folders[key] = _NameIndex([(parent / path.name).as_posix() for path in found])
+        return self._folders[key]
+
+    def _whole_tree(self) -> tuple[_NameIndex, _NameIndex]:
+        """All images below the root, by path and by name alone."""
+        if self._tree is None:
+            found = self.root.rglob("*") if self.root.is_dir() else ()
+            found = list(itertools.islice(found, _MAX_SEARCHED + 1))
+            if len(found) > _MAX_SEARCHED:
+                raise UserError(
+                    f"{self.root} holds more than {_MAX_SEARCHED:,} files; name the folder of the "
+                    "photographs with --images"
+                )
+            paths = [path.relative_to(self.root).as_posix() for path in found]
+            self._tree = _NameIndex(paths), _NameIndex(paths, lambda path: path.rpartition("/")[2])
+        return self._tree
+
+
+class _NameIndex:
+    """Image paths by the names they may be asked for under, without regard to case."""
+
+    def __init__(self, paths: Iterable[str], name_of: Callable[[str], str] = str) -> None:
+        self._full: dict[str, list[str]] = {}
+        self._stems: dict[str, list[str]] = {}
+        self._first_dots: dict[str, list[str]] = {}
+        for path in sorted(paths):
+            pure = PurePosixPath(name_of(path).lower())
+            # Hidden files are left out: archives from macOS carry a ._name.jpg for every image.
+            if pure.suffix not in IMAGE_SUFFIXES or pure.name.startswith("."):
+                continue
+            first_dot = pure.with_name(pure.name.split(".")[0])
+            for table, key in (
+                (self._full, pure),
+                (self._stems, pure.with_suffix("")),
+                (self._first_dots, first_dot),
+            ):
+                table.setdefault(key.as_posix(), []).append(path)
+
+    def find(self, name: str, unique: bool = False) -> str | None:
+        """The path that fits ``name`` best; among equals, extensions have a fixed order."""
+        wanted = name.lower()
+        pure = PurePosixPath(wanted)
+        stem = pure.with_suffix("").as_posix() if pure.suffix in IMAGE_SUFFIXES else wanted
+        for table, key, one_only in (
+            (self._full, wanted, unique),
+            (self._stems, wanted, unique),
+            (self._stems, stem, unique),
+            (self._first_dots, wanted, True),
+        ):
+            hits = table.get(key, [])
+            if len(hits) == 1 or (hits and not one_only):
+                return min(hits, key=_suffix_rank)
+        return None
+
+
+def _suffix_rank(path: str) -> tuple[int, str]:
+    return IMAGE_SUFFIXES.index(PurePosixPath(path).suffix.lower()), path
+
+
+def missing_images(names: Sequence[str], total: int, folder: Path) -> UserError:
+    """The one error that reports all cameras whose photograph was not found."""
+    shown = ", ".join(names[:_NAMED_IN_ERRORS]) + (", ..." if len(names) > _NAMED_IN_ERRORS else "")
+    return UserError(
+        f"{len(names)} of {total} images are missing in {folder} (cameras {shown}); "
+        "put them there or name the right folder with --images"
+    )
+
+
+def find_images(names: Sequence[str], folders: Sequence[ImageFolder]) -> list[Path | None]:
+    """Look every name up in the folders, the first folder that has it wins."""
+    return [
+        next((path for folder in folders if (path := folder.find(name))), None) for name in names
+    ]
+
+
+def fit_to_file(camera: Camera) -> Camera:
+    """The camera at the size of its image file, which may have been scaled after calibration.
+
+    Raises:
+        UserError: The file has another aspect ratio than the camera, beyond rounding.
+    """
+    if camera.image_path is None:
+        return camera
+    width, height = image_size(camera.image_path)
+    if (width, height) == (camera.width, camera.height):
+        return camera
+    # Each side of a scaled image is off by less than one pixel of the scaled size.
+    if abs(width * camera.height - height * camera.width) > camera.width + camera.height:
+        raise UserError(
+            f"camera {camera.name} is {camera.width} x {camera.height} px, but its image "
+            f"{camera.image_path} is {width} x {height} px, another aspect ratio; use the images "
+            "that the cameras were computed from, not cropped and not rotated"
+        )
+    return camera.resized(width, height)
+
+
+@dataclass(frozen=True)
+class ImageStoreStatistics:
+    """What an image store has done so far."""
+
+    hits: int
+    """Images that were there, or already on their way, when asked for."""
+    misses: int
+    """Images that had to be decoded while the caller waited."""
+    n_bytes: int
+    """Bytes of decoded images held now."""
+
+
+class ImageStore:
+    """Decoded training images under a byte budget, the least recently used leaving first.
+
+    One thread uses a store; decoding ahead happens on one background thread.
+
+    Args:
+        white_background: Whether transparent pixels become white instead of black.
+        budget_bytes: Bytes of decoded images to keep; None allows a quarter of the free memory.
+            The image being prefetched is held besides.
+        sharers: Processes that have such a store on this machine.
+    """
+
+    def __init__(
+        self, white_background: bool = False, budget_bytes: int | None = None, sharers: int = 1
+    ) -> None:
+        self._white_background = white_background
+        if budget_bytes is None:
+            free = available_bytes()
+            budget_bytes = _FALLBACK_BUDGET if free is None else free // (4 * sharers)
+        self._budget = budget_bytes
+        self._images: OrderedDict[tuple, Tensor] = OrderedDict()
+        self._pending: dict[tuple, Future[Tensor]] = {}
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="image-prefetch")
+        self._hits = self._misses = self._n_bytes = 0
+
+    def get(self, camera: Camera) -> Tensor:
+        """The photograph of a camera at the camera's size; it is shared, do not write to it.
+
+        Returns:
+            Colours on the CPU. (H, W, 3) uint8
+
+        Raises:
+            UserError: The camera has no image or the image cannot be decoded.
+        """
+        key = _store_key(camera)
+        if key in self._images:
+            self._hits += 1
+            self._images.move_to_end(key)
+            return self._images[key]
+        future = self._pending.pop(key, None)
+        if future is not None:
+            image = future.result()
+            self._hits += 1
+        else:
+            image = self._decode(camera)
+            self._misses += 1
+        self._keep(key, image)
+        return image
+
+    def prefetch(self, camera: Camera) -> None:
+        """Start decoding the photograph of a camera; errors surface when it is asked for."""
+        key = _store_key(camera)
+        if key in self._images or key in self._pending:
+            return
+        for other in [k for k, future in self._pending.items() if future.done()]:
+            future = self._pending.pop(other)
+            # A failed one that nobody asked for is decoded again, and fails, when somebody does.
+            if future.exception() is None:
+                self._keep(other, future.result())
+        self._pending[key] = self._pool.submit(self._decode, camera)
+
+    def _decode(self, camera: Camera) -> Tensor:
+        path, width, height = _store_key(camera)
+        return torch.from_numpy(decode_image(path, width, height, self._white_background))
+
+    def _keep(self, key: tuple, image: Tensor) -> None:
+        if image.nbytes > self._budget:
+            return
+        while self._n_bytes + image.nbytes > self._budget:
+            self._n_bytes -= self._images.popitem(last=False)[1].nbytes
+        self._images[key] = image
+        self._n_bytes += image.nbytes
+
+    def limit(self, budget_bytes: int) -> None:
+        """Keep at most this many bytes of decoded images from now on."""
+        self._budget = budget_bytes
+        while self._n_bytes > self._budget:
+            self._n_bytes -= self._images.popitem(last=False)[1].nbytes
+
+    @property
+    def statistics(self) -> ImageStoreStatistics:
+        """Counts so far."""
+        return ImageStoreStatistics(self._hits, self._misses, self._n_bytes)
+
+    def close(self) -> None:
+        """Stop the background thread and let go of all images."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pending.clear()
+        self._images.clear()
+        self._n_bytes = 0
+
+    def __enter__(self) -> ImageStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def shared_or_own_store(
+    shared: ImageStore | None, white_background: bool, sharers: int = 1
+) -> contextlib.AbstractContextManager[ImageStore]:
+    """A store for one stage: the shared one, which stays open, or an own one, closed at the end."""
+    if shared is not None:
+        return contextlib.nullcontext(shared)
+    return ImageStore(white_background, sharers=sharers)
+
+
+def _store_key(camera: Camera) -> tuple[Path, int, int]:
+    if camera.image_path is None:
+        raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
+    return camera.image_path, camera.width, camera.height

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder that a plain 3DGS trainer leaves behind, read and written.
+
+::
+
+    cfg_args                                      one line: Namespace(...)
+    cameras.json                                  test cameras first, then training cameras
+    input.ply                                     the points training started from
+    point_cloud/iteration_N/point_cloud.ply       the Gaussians
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
+from sugar_utils.errors import UserError
+from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
+from sugar_utils.schemas import (
+    WRITE_AGAIN,
+    Coordinate,
+    FileName,
+    PixelCount,
+    Positive,
+    conform,
+)
+
+_CLOUD_NAME = "point_cloud.ply"
+_ITERATION = re.compile(r"iteration_(\d{1,18})")
+_Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+_Row = tuple[_Entry, _Entry, _Entry]
+
+
+@dataclass(frozen=True)
+class StoredCamera:
+    """One entry of ``cameras.json``.
+
+    Attributes:
+        camera: The camera at the size it was calibrated at, without an image path.
+        has_principal_point: Whether ``cx`` and ``cy`` were stored. Other programs leave them out;
+            the principal point is then assumed at the image centre.
+    """
+
+    camera: Camera
+    has_principal_point: bool
+
+
+@dataclass(frozen=True)
+class ReferenceCheckpoint:
+    """A trained 3DGS model on disk.
+
+    Attributes:
+        root: The checkpoint folder; the PLY's own folder for a lone PLY.
+        ply_path: The Gaussians.
+        iteration: Training iteration, as far as the folder's name tells.
+        cameras: Entries of ``cameras.json`` in file order; None without that file.
+        settings: What ``cfg_args`` says; empty without that file.
+    """
+
+    root: Path
+    ply_path: Path
+    iteration: int | None
+    cameras: tuple[StoredCamera, ...] | None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def images_dir(self) -> str:
+        """Folder of the photographs it was trained on, inside the scene folder."""
+        return self.settings.get("images", "images")
+
+    def read_cloud(self, notify: Callable[[str], None] = print) -> GaussianCloud:
+        """Read the Gaussians.
+
+        Raises:
+            UserError: The PLY is damaged.
+        """
+        return read_gaussian_ply(self.ply_path, notify)
+
+
+def point_cloud_path(root: Path, iteration: int) -> Path:
+    """Where the Gaussians of an iteration lie in a checkpoint folder."""
+    return root / "point_cloud" / f"iteration_{iteration}" / _CLOUD_NAME
+
+
+def write_cfg_args(
+    root: Path,
+    *,
+    source_path: Path | str,
+    sh_degree: int = 3,
+    images: str = "images",
+    resolution: float = -1,
+    white_background: bool = False,
+    eval_split: bool = False,
+) -> None:
+    """Write ``cfg_args``, the settings that viewers of other programs read back."""
+    values = {
+        "sh_degree": sh_degree,
+        "source_path": str(source_path),
+        "model_path": str(root),
+        "images": images,
+        "resolution": int(resolution) if resolution == int(resolution) else resolution,
+        "white_background": white_background,
+        "data_device": "cuda",
+        "eval": eval_split,
+    }
+    text = ", ".join(f"{key}={value!r}" for key, value in values.items())
+    write_text_atomic(root / "cfg_args", f"Namespace({text})")
+
+
+def write_cameras_json(
+    root: Path, train_cameras: Sequence[Camera], test_cameras: Sequence[Camera]
+) -> None:
+    """Write ``cameras.json``: test cameras first, as all readers of the format expect.
+
+    Args:
+        root: Checkpoint folder.
+        train_cameras: Training cameras at their calibrated size, not at the training size.
+        test_cameras: Held-out cameras, likewise.
+    """
+    entries = [
+        {
+            "id": number,
+            "img_name": camera.name,
+            "width": camera.width,
+            "height": camera.height,
+            "position": camera.center.tolist(),
+            "rotation": camera.rotation.T.tolist(),
+            "fy": camera.fy,
+            "fx": camera.fx,
+            "cx": camera.cx,
+            "cy": camera.cy,
+        }
+        for number, camera in enumerate([*test_cameras, *train_cameras])
+    ]
+    write_json_atomic(root / "cameras.json", entries)
+
+
+def write_input_ply(root: Path, points: np.ndarray, points_rgb: np.ndarray) -> None:
+    """Write ``input.ply``. points: (P, 3) world units; points_rgb: (P, 3) uint8"""
+    write_point_ply(root / "input.ply", points, points_rgb)
+
+
+def write_point_cloud(root: Path, iteration: int, cloud: GaussianCloud) -> Path:
+    """Write the Gaussians of an iteration and return the path of the PLY."""
+    path = point_cloud_path(root, iteration)
+    write_gaussian_ply(path, cloud)
+    return path
+
+
+def load_reference_checkpoint(
+    path: Path | str,
+    iteration: int | None = 7000,
+    notify: Callable[[str], None] = print,
+) -> ReferenceCheckpoint:
+    """Find out what a 3DGS checkpoint holds; the Gaussians are read later.
+
+    Args:
+        path: Checkpoint folder, with or without ``cfg_args`` and ``cameras.json``, or a PLY.
+        iteration: Which iteration to take; None takes the last. Unused for a PLY.
+        notify: Is told about a ``cfg_args`` that is not understood.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        UserError: There is no such checkpoint or iteration, or ``cameras.json`` is damaged.
+    """
+    path = Path(path)
+    if path.is_file() or path.suffix.lower() == ".ply":
+        root, ply_path, found = _locate_ply(path)
+    elif (path / _CLOUD_NAME).is_file():
+        root, ply_path, found = _locate_ply(path / _CLOUD_NAME)
+    else:
+        root, found = path, _choose_iteration(path, iteration)
+        ply_path = point_cloud_path(path, found)
+    cameras_path = root / "cameras.json"
+    return ReferenceCheckpoint(
+        root=root,
+        ply_path=ply_path,
+        iteration=found,
+        cameras=read_cameras_json(cameras_path) if cameras_path.is_file() else None,
+        settings=_read_settings(root / "cfg_args", notify),
+    )
+
+
+def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:
+    """Checkpoint folder, PLY and iteration of a PLY that may lie in a checkpoint or alone."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such PLY file; check --checkpoint_path")
+    match = _ITERATION.fullmatch(path.parent.name)
+    if match and path.parent.parent.name == "point_cloud":
+        return path.parent.parent.parent, path, int(match.group(1))
+    return path.parent, path, None
+
+
+def _choose_iteration(root: Path, iteration: int | None) -> int:
+    if not root.is_dir():
+        raise UserError(f"{root}: no such checkpoint folder; check --checkpoint_path")
+    folders = (root / "point_cloud").glob("iteration_*")
+    numbers = sorted(
+        int(match.group(1))
+        for folder in folders
+        if (match := _ITERATION.fullmatch(folder.name)) and (folder / _CLOUD_NAME).is_file()
+    )
+    if not numbers:
+        raise UserError(
+            f"{root}: no point_cloud/iteration_N/{_CLOUD_NAME}; --checkpoint_path must name the "
+            "output folder of a 3DGS training, or a PLY"
+        )
+    if iteration is None:
+        return numbers[-1]
+    if iteration not in numbers:
+        nearest = min(numbers, key=lambda number: abs(number - iteration))
+        raise UserError(
+            f"{root}: has no iteration {iteration}, only {', '.join(map(str, numbers))}; "
+            f"use -i {nearest}"
+        )
+    return iteration
+
+
+class _CameraEntry(msgspec.Struct):
+    """One entry of ``cameras.json``; sizes may be written as floats, names as numbers."""
+
+    img_name: str | int
+    width: PixelCount
+    height: PixelCount
+    position: tuple[Coordinate, Coordinate, Coordinate]
+    rotation: tuple[_Row, _Row, _Row]
+    fx: Positive
+    fy: Positive
+    cx: Coordinate | None = None
+    cy: Coordinate | None = None
+
+
+def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
+    """Read all entries of a ``cameras.json``.
+
+    Raises:
+        UserError: The file is missing or damaged, or a camera makes no sense.
+    """
+    entries = read_json(path)
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{path}: holds no list of cameras; write it again")
+    return tuple(_stored_camera(path, number, entry) for number, entry in enumerate(entries))
+
+
+def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
+    place = f"{path}, entry {number}"
+    entry = conform(value, _CameraEntry, place)
+    name = conform(str(entry.img_name), FileName, place)
+    rotation = np.array(entry.rotation).T.copy()
+    width, height = int(entry.width), int(entry.height)
+    rigid = (
+        np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
+        and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0
+    )
+    if not rigid:
+        raise UserError(f"{place} ({name}): rotation is no rotation; {WRITE_AGAIN}")
+    has_principal_point = entry.cx is not None and entry.cy is not None
+    camera = Camera(
+        name=name,
+        width=width,
+        height=height,
+        fx=entry.fx,
+        fy=entry.fy,
+        cx=entry.cx if has_principal_point else width / 2,
+        cy=entry.cy if has_principal_point else height / 2,
+        rotation=rotation,
+        translation=-rotation @ np.array(entry.position),
+    )
+    return StoredCamera(camera, has_principal_point)
+
+
+class _Settings(msgspec.Struct):
+    """What is read of ``cfg_args``; None where it says nothing."""
+
+    images: FileName | None = None
+    eval: bool | None = None
+    white_background: bool | None = None
+
+
+def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
+    """Literal values of ``cfg_args``. Nothing is executed; it is text from somebody else."""
+    if not path.is_file():
+        return {}
+    try:
+        with warnings.catch_warnings():
+            # Folders of Windows hold what looks like unknown escapes.
+            warnings.simplefilter("ignore")
+            call = ast.parse(path.read_text(encoding="utf-8").strip(), mode="eval").body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        call = None
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+        notify(f"{path}: not understood and not used")
+        return {}
+    settings = {}
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError):
+                settings[keyword.arg] = ast.literal_eval(keyword.value)
+    for name in _Settings.__struct_fields__:
+        try:
+            conform({name: settings.get(name)}, _Settings, path, "it is not used")
+        except UserError as error:
+            notify(str(error))
+            del settings[name]
+    return {name: value for name, value in settings.items() if value is not None}

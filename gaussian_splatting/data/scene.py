@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenes: posed photographs at their training size, held-out views, and points to start from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera, camera_extent
+from gaussian_splatting.data.colmap import find_model, read_colmap
+from gaussian_splatting.data.images import (
+    IMAGE_SUFFIXES,
+    ImageFolder,
+    SizeRule,
+    find_images,
+    fit_to_file,
+    missing_images,
+)
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
+from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
+from sugar_utils.errors import UserError
+
+TEST_INTERVAL = 8
+POSE_TOLERANCE = 1e-3
+_SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
+_SYNTHETIC_TEST_CAMERAS = 200
+
+_SEEN = "trained on by the checkpoint, so figures on them are too good"
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything a stage needs to know about a capture.
+
+    Attributes:
+        root: Scene folder.
+        train_cameras: Cameras to train on, at their training size, in the order of their names.
+        test_cameras: Held-out cameras, likewise; may be empty.
+        original_train_cameras: The training cameras at their calibrated size, for cameras.json.
+        original_test_cameras: The held-out cameras at their calibrated size.
+        points: Points of the reconstruction. (P, 3) float32 world units; P may be 0
+        points_rgb: Their colours. (P, 3) uint8
+        extent: 1.1 times the largest distance of a training camera from their mean, world units.
+        white_background: Whether transparent pixels are white instead of black.
+        description: What was read from where, in one line.
+        held_out_note: What figures of held-out views must be read with; empty where nothing is.
+    """
+
+    root: Path
+    train_cameras: list[Camera]
+    test_cameras: list[Camera]
+    original_train_cameras: list[Camera]
+    original_test_cameras: list[Camera]
+    points: np.ndarray
+    points_rgb: np.ndarray
+    extent: float
+    white_background: bool
+    description: str
+    held_out_note: str = ""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Cameras and points of the scene folder itself; test None means: no split of its own."""
+
+    train: list[Camera]
+    test: list[Camera] | None
+    points: np.ndarray
+    points_rgb: np.ndarray
+    description: str
+
+    @property
+    def cameras(self) -> list[Camera]:
+        return [*self.train, *(self.test or [])]
+
+
+def load_scene(
+    root: Path | str,
+    *,
+    size_rule: SizeRule,
+    images_dir: str = "images",
+    eval_split: bool = True,
+    white_background: bool = False,
+    seed: int = 0,
+    notify: Notify = print,
+) -> Scene:
+    """Read a scene folder: a COLMAP model, or else NeRF ``transforms*.json``.
+
+    Cameras are sorted by image name. With ``eval_split`` every 8th one, beginning with the first,
+    is held out; scenes with a ``transforms_test.json`` hold out those instead.
+
+    Args:
+        root: Scene folder.
+        size_rule: Training size of each image.
+        images_dir: Folder of the photographs of a COLMAP scene, relative to ``root``.
+        eval_split: Whether to hold out test cameras. Otherwise all cameras are trained on.
+        white_background: Whether transparent pixels are white instead of black.
+        seed: Seed of the initial points of a scene without points.
+        notify: Is told what else the user should know.
+
+    Returns:
+        The scene; all image files have been found, none decoded.
+
+    Raises:
+        UserError: Nothing was found, the model is damaged, or images are missing.
+    """
+    root = _checked_root(root)
+    source = _read_source(root, images_dir, seed, False, notify)
+    if source is None:
+        raise _nothing_found(root)
+    if source.test is not None:
+        train, test = _by_name(source.train), _by_name(source.test)
+        if not eval_split:
+            train, test = [*train, *test], []
+    else:
+        train, test = split_cameras(_by_name(source.train), eval_split)
+    return _finish(root, train, test, source, size_rule, white_background, notify)
+
+
+def load_scene_for_checkpoint(
+    root: Path | str,
+    checkpoint: ReferenceCheckpoint,
+    *,
+    size_rule: SizeRule,
+    images_dir: str = "images",
+    eval_split: bool = True,
+    white_background: bool = False,
+    seed: int = 0,
+    require_images: bool = True,
+    notify: Notify = print,
+) -> Scene:
+    """Read a scene in the world in which the Gaussians of a checkpoint live.
+
+    Poses come from the checkpoint's ``cameras.json``. Its intrinsics count if it stores principal
+    points; otherwise the scene's own model supplies them for every camera that it poses alike
+    (within 1e-3 of the extent and 1e-3 in the rotation), because other programs drop the principal
+    point. Without ``cameras.json`` this is ``load_scene``.
+
+    Args:
+        root: Scene folder; needs only the photographs if there is a ``cameras.json``.
+        checkpoint: The 3DGS checkpoint.
+        size_rule: Training size of each image.
+        images_dir: Folder of the photographs, relative to ``root``.
+        eval_split: Whether to hold out test cameras.
+        white_background: Whether transparent pixels are white instead of black.
+        seed: Seed of the initial points of a scene without points.
+        require_images: Whether missing photographs are an error. Meshing and texturing need none:
+            such a camera then gets its size from the checkpoint.
+        notify: Is told about duplicates, disagreements and anything else that was decided.
+
+    Returns:
+        The scene.
+
+    Raises:
+        UserError: Cameras or images are missing or damaged.
+    """
+    root = _checked_root(root)
+    if checkpoint.cameras is None:
+        notify(f"{checkpoint.root} has no cameras.json; taking the cameras of {root}")
+        return load_scene(
+            root,
+            size_rule=size_rule,
+            images_dir=images_dir,
+            eval_split=eval_split,
+            white_background=white_background,
+            seed=seed,
+            notify=notify,
+        )
+    stored = _unique(_without_synthetic_test(root, checkpoint.cameras, notify), notify)
+    try:
+        source = _read_source(root, images_dir, seed, True, notify)
+    except UserError as error:
+        notify(f"{error}; going on with the cameras of {checkpoint.root} alone")
+        source = None
+    cameras, own = _merge(stored, source, notify)
+    cameras = _with_images(cameras, root, images_dir, require_images)
+    held_out = {camera.name for camera in (source.test or [])} if source and all(own) else set()
+    if eval_split and any(camera.name in held_out for camera in cameras):
+        test = [camera for camera in cameras if camera.name in held_out]
+        train = [camera for camera in cameras if camera.name not in held_out]
+    else:
+        train, test = split_cameras(cameras, eval_split)
+    empty = np.zeros((0, 3), np.float32), np.zeros((0, 3), np.uint8)
+    points, points_rgb = (source.points, source.points_rgb) if source else empty
+    described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
+    merged = _Source(cameras, None, points, points_rgb, described)
+    scene = _finish(root, train, test, merged, size_rule, white_background, notify)
+    if not test or checkpoint.settings.get("eval") is not False:
+        return scene
+    notify(f"note: the held-out views were {_SEEN}; train the checkpoint with --eval, or pass "
+           "--eval False")  # fmt: skip
+    return replace(scene, held_out_note=_SEEN)
+
+
+def split_cameras(cameras: Sequence[Camera], eval_split: bool) -> tuple[list[Camera], list[Camera]]:
+    """Training and test cameras: every 8th of the list, from the first, is held out."""
+    train = [c for i, c in enumerate(cameras) if not eval_split or i % TEST_INTERVAL]
+    test = [c for i, c in enumerate(cameras) if eval_split and not i % TEST_INTERVAL]
+    return train, test
+
+
+def _by_name(cameras: Sequence[Camera]) -> list[Camera]:
+    return sorted(cameras, key=lambda camera: camera.name)
+
+
+def _checked_root(root: Path | str) -> Path:
+    root = Path(root)
+    if not root.is_dir():
+        raise UserError(f"{root}: no such scene folder; check -s")
+    return root
+
+
+def _nothing_found(root: Path) -> UserError:
+    return UserError(
+        f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
+        "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
+        "transforms.json; run COLMAP first or check -s"
+    )
+
+
+def _read_source(
+    root: Path, images_dir: str, seed: int, missing_ok: bool, notify: Notify
+) -> _Source | None:
+    """The scene's own cameras and points; None if the folder has no model."""
+    model_path = find_model(root)
+    if model_path is not None:
+        folder = _image_folder(root, images_dir)
+        if not folder.root.is_dir() and not missing_ok:
+            raise UserError(f"{folder.root}: no such image folder; name it with --images")
+        model = read_colmap(
+            model_path, folder, cache_root=root, missing_ok=missing_ok, notify=notify
+        )
+        text = f"COLMAP model {model_path}: {len(model.cameras)} images, {len(model.points)} points"
+        return _Source(model.cameras, None, model.points, model.points_rgb, text)
+    paths = find_transforms(root)
+    if not paths:
+        return None
+    scene = read_transforms(root, seed=seed, missing_ok=missing_ok, notify=notify)
+    names = " and ".join(path.name for path in paths)
+    text = f"{root / names}: {len(scene.train_cameras) + len(scene.test_cameras)} images"
+    test = scene.test_cameras if len(paths) > 1 else None
+    return _Source(scene.train_cameras, test, scene.points, scene.points_rgb, text)
+
+
+def _image_folder(root: Path, images_dir: str) -> ImageFolder:
+    """The folder of the photographs.
+
+    A checkpoint may name any folder. Outside of the scene nothing is searched: photographs lie
+    where the model says, or the folder is the wrong one.
+    """
+    # Path.resolve fails at links that lead to themselves.
+    inside = Path(os.path.realpath(root / images_dir)).is_relative_to(os.path.realpath(root))
+    return ImageFolder(root / images_dir, recursive=inside)
+
+
+def _without_synthetic_test(
+    root: Path, cameras: Sequence[StoredCamera], notify: Notify
+) -> Sequence[StoredCamera]:
+    """Drop the test views of the NeRF-synthetic scenes from another program's cameras.json.
+
+    Their test and training images have the same names, so the entries cannot be told apart.
+    """
+    foreign = not any(stored.has_principal_point for stored in cameras)
+    known = root.resolve().name in _SYNTHETIC_SCENES and find_model(root) is None
+    if not (foreign and known) or len(cameras) <= _SYNTHETIC_TEST_CAMERAS:
+        return cameras
+    notify(f"NeRF-synthetic scene: left out its {_SYNTHETIC_TEST_CAMERAS} test cameras")
+    return cameras[_SYNTHETIC_TEST_CAMERAS:]
+
+
+def _unique(cameras: Sequence[StoredCamera], notify: Notify) -> list[StoredCamera]:
+    """Entries sorted by name; of equal names the last one stays."""
+    by_name = {stored.camera.name: stored for stored in cameras}
+    if len(by_name) < len(cameras):
+        notify(
+            f"cameras.json names {len(cameras) - len(by_name)} images more than once; "
+            "the last entry of each counts"
+        )
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _merge(
+    stored: Sequence[StoredCamera], source: _Source | None, notify: Notify
+) -> tuple[list[Camera], list[bool]]:
+    """Cameras of cameras.json completed by the scene's own, and which of them the scene knows."""
+    find = _OwnCameras(source)
+    # A single camera has no extent; a world unit then stands in for it.
+    limit = POSE_TOLERANCE * (camera_extent([entry.camera for entry in stored]) or 1.0)
+    cameras, known, apart, centred = [], [], [], 0
+    for entry in stored:
+        camera, own = entry.camera, find(entry.camera.name)
+        known.append(own is not None)
+        if own is not None:
+            if _same_pose(camera, own, limit):
+                intrinsics = camera if entry.has_principal_point else own
+                # An undistorted copy has the intrinsics of its own size.
+                pose = {"rotation": camera.rotation, "translation": camera.translation}
+                cameras.append(replace(intrinsics, **pose, **_photograph(own)))
+                continue
+            apart.append(camera.name)
+            same_size = (own.width, own.height) == (camera.width, camera.height)
+            photograph = _photograph(own) if same_size else {"name": own.name}
+            camera = replace(camera, **photograph)
+        centred += not entry.has_principal_point
+        cameras.append(camera)
+    if apart:
+        notify(
+            f"{len(apart)} of {len(stored)} cameras (first: {apart[0]}) are posed differently in "
+            "cameras.json and in the scene's own model; using cameras.json for them, because the "
+            "Gaussians live in its world"
+        )
+    if centred and source is not None:
+        notify(f"{centred} cameras have no known principal point; the image centre is assumed")
+    return cameras, known
+
+
+def _photograph(camera: Camera) -> dict[str, Any]:
+    """The fields of a camera that say where its picture is."""
+    names = ("name", "image_path", "source_path", "lens")
+    return {name: getattr(camera, name) for name in names}
+
+
+class _OwnCameras:
+    """Finds the scene's camera for a stored name, which may lack extension, dots or folder."""
+
+    def __init__(self, source: _Source | None) -> None:
+        self._exact: dict[str, Camera] = {}
+        self._loose: dict[str, list[Camera]] = {}
+        trained = {id(camera) for camera in source.train} if source else set()
+        for camera in source.cameras if source else ():
+            self._exact[camera.name] = camera
+            pure = PurePosixPath(camera.name)
+            keys = {_stem(camera.name), _stem(pure.name), pure.name.split(".")[0]}
+            # NeRF-synthetic train and test images share their names; stored ones mean training.
+            if id(camera) in trained:
+                for key in {key.lower() for key in keys}:
+                    self._loose.setdefault(key, []).append(camera)
+
+    def __call__(self, name: str) -> Camera | None:
+        if name in self._exact:
+            return self._exact[name]
+        for key in (name.lower(), _stem(name).lower()):
+            found = self._loose.get(key, [])
+            if len(found) == 1:
+                return found[0]
+        return None
+
+
+def _stem(name: str) -> str:
+    """The name without a known image extension."""
+    pure = PurePosixPath(name)
+    return pure.with_suffix("").as_posix() if pure.suffix.lower() in IMAGE_SUFFIXES else name
+
+
+def _same_pose(a: Camera, b: Camera, limit: float) -> bool:
+    apart = np.linalg.norm(a.center - b.center)
+    return bool(apart <= limit and np.abs(a.rotation - b.rotation).max() <= POSE_TOLERANCE)
+
+
+def _with_images(
+    cameras: Sequence[Camera], root: Path, images_dir: str, required: bool
+) -> list[Camera]:
+    """Find the photographs that are not known yet; all that are missing make one error."""
+    folders = [
+        _image_folder(root, images_dir),
+        ImageFolder(root, recursive=False),
+        ImageFolder(root / "train", recursive=False),
+    ]
+    absent = [camera.name for camera in cameras if camera.image_path is None]
+    found = dict(zip(absent, find_images(absent, folders), strict=True))
+    missing = [name for name, path in found.items() if path is None]
+    if missing and required:
+        raise missing_images(missing, len(cameras), folders[0].root)
+    return [replace(c, image_path=c.image_path or found.get(c.name)) for c in cameras]
+
+
+def _finish(
+    root: Path,
+    train: list[Camera],
+    test: list[Camera],
+    source: _Source,
+    size_rule: SizeRule,
+    white_background: bool,
+    notify: Notify,
+) -> Scene:
+    """Bring all cameras to their training size."""
+    if not train:
+        raise UserError(f"{root}: no training cameras are left; add images or use --eval False")
+
+    def training_size(camera: Camera) -> Camera:
+        camera = fit_to_file(camera)
+        return camera.resized(*size_rule.target(camera.width, camera.height))
+
+    extent = camera_extent(train)
+    if extent == 0:
+        notify(f"{root}: all training cameras stand in one place; the scene has no extent")
+    return Scene(
+        root=root,
+        train_cameras=[training_size(camera) for camera in train],
+        test_cameras=[training_size(camera) for camera in test],
+        original_train_cameras=train,
+        original_test_cameras=test,
+        points=source.points,
+        points_rgb=source.points_rgb,
+        extent=extent,
+        white_background=white_background,
+        description=f"{source.description}; {len(train)} to train on, {len(test)} held out",
+    )

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenes described by ``transforms*.json``: NeRF-synthetic, instant-ngp and nerfstudio.
+
+Their cameras look along -z with y up (OpenGL); they are turned to COLMAP's axes here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageFolder, image_size, missing_images
+from gaussian_splatting.data.ply import read_point_ply
+from sugar_utils.errors import UserError
+from sugar_utils.files import read_json
+from sugar_utils.random import generator
+from sugar_utils.schemas import Coordinate, FileName, PixelCount, conform
+
+N_RANDOM_POINTS = 100_000
+RANDOM_POINTS_HALF_SIDE = 1.3
+_DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
+_PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
+
+
+_Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+
+
+class _Lens(msgspec.Struct):
+    """What may be said for one frame or for all."""
+
+    w: PixelCount | None = None
+    h: PixelCount | None = None
+    fl_x: Coordinate | None = None
+    fl_y: Coordinate | None = None
+    cx: Coordinate | None = None
+    cy: Coordinate | None = None
+    camera_angle_x: Coordinate | None = None
+    camera_angle_y: Coordinate | None = None
+    k1: Coordinate | None = None
+    k2: Coordinate | None = None
+    k3: Coordinate | None = None
+    k4: Coordinate | None = None
+    p1: Coordinate | None = None
+    p2: Coordinate | None = None
+    camera_model: str | None = None
+    is_fisheye: bool | int | None = None
+
+
+class _Frame(_Lens, kw_only=True):
+    """One photograph; some programs leave the last row of its pose out."""
+
+    file_path: FileName
+    transform_matrix: Annotated[list[_Row], msgspec.Meta(min_length=3, max_length=4)]
+
+
+class _Transforms(_Lens, kw_only=True):
+    """A ``transforms*.json``."""
+
+    frames: Annotated[list[_Frame], msgspec.Meta(min_length=1)]
+    ply_file_path: FileName | None = None
+
+
+@dataclass(frozen=True)
+class TransformsModel:
+    """What the JSON files of a scene say.
+
+    Attributes:
+        train_cameras: Cameras of the training file, or all of a single ``transforms.json``.
+        test_cameras: Cameras of ``transforms_test.json``; empty without one.
+        points: Initial points. (P, 3) float32 world units
+        points_rgb: Their colours. (P, 3) uint8
+    """
+
+    train_cameras: list[Camera]
+    test_cameras: list[Camera]
+    points: np.ndarray
+    points_rgb: np.ndarray
+
+
+def find_transforms(root: Path) -> list[Path]:
+    """The JSON files of a scene: train and perhaps test, or the single one, or none."""
+    train = root / "transforms_train.json"
+    if train.is_file():
+        return [p for p in (train, root / "transforms_test.json") if p.is_file()]
+    single = root / "transforms.json"
+    return [single] if single.is_file() else []
+
+
+def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points to start from where a capture has none: uniform in a cube, in random colours.
+
+    Returns:
+        Points (100000, 3) float32 in [-1.3, 1.3] world units and colours (100000, 3) uint8.
+    """
+    draw = generator(seed, "init points")
+    cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1
+    colors = torch.randint(
+        0, 256, (N_RANDOM_POINTS, 3), generator=draw, dtype=torch.uint8, device="cpu"
+    )
+    return (cube * RANDOM_POINTS_HALF_SIDE).numpy(), colors.numpy()
+
+
+def read_transforms(
+    root: Path,
+    *,
+    seed: int = 0,
+    missing_ok: bool = False,
+    notify: Callable[[str], None] = print,
+) -> TransformsModel:
+    """Read the cameras of a scene from its JSON files.
+
+    Args:
+        root: Scene folder, with ``transforms_train.json`` (and ``transforms_test.json``) or
+            ``transforms.json``.
+        seed: Seed of the random initial points.
+        missing_ok: Leave out cameras whose image is missing.
+        notify: Is told about the initial points of a nerfstudio scene.
+
+    Returns:
+        The model; a camera is named after its file, relative to the scene, with its extension.
+
+    Raises:
+        UserError: A file is damaged, an image is missing or a lens has a distortion.
+    """
+    paths = find_transforms(root)
+    if not paths:
+        raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")
+    contents = [conform(read_json(path), _Transforms, path) for path in paths]
+    files = _resolve(root, contents, missing_ok)
+    sets = [
+        [
+            _camera(root, path, content, frame, file)
+            for frame, file in zip(content.frames, found, strict=True)
+            if file is not None
+        ]
+        for path, content, found in zip(paths, contents, files, strict=True)
+    ]
+    points_path = root / (contents[0].ply_file_path or "")
+    if points_path.is_file():
+        points, points_rgb = read_point_ply(points_path, notify)
+        notify(f"starting from the {len(points)} points of {points_path}")
+    else:
+        points, points_rgb = random_points(seed)
+    return TransformsModel(sets[0], sets[1] if len(sets) > 1 else [], points, points_rgb)
+
+
+def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:
+    """Image files of all frames of all files, which must all be there."""
+    folders: dict[Path, ImageFolder] = {}
+
+    def find(file_path: str) -> Path | None:
+        target = root / file_path.replace("\\", "/")
+        folder = folders.setdefault(target.parent, ImageFolder(target.parent, recursive=False))
+        return folder.find(target.name)
+
+    files = [[find(frame.file_path) for frame in content.frames] for content in contents]
+    missing = [
+        frame.file_path
+        for content, found in zip(contents, files, strict=True)
+        for frame, file in zip(content.frames, found, strict=True)
+        if file is None
+    ]
+    if missing and not missing_ok:
+        raise missing_images(missing, sum(map(len, files)), root)
+    return files
+
+
+def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: Path) -> Camera:
+    place = f"{path}, {frame.file_path}"
+    rotation, translation = _pose(place, frame)
+    values = _Values(frame, content)
+    _check_lens(place, values)
+    file_width, file_height = image_size(file)
+    width = round(values.get("w") or file_width)
+    height = round(values.get("h") or file_height)
+    fx = values.get("fl_x") or _focal(values.get("camera_angle_x"), width)
+    fy = values.get("fl_y") or _focal(values.get("camera_angle_y"), height)
+    # One focal length alone means square pixels.
+    fx, fy = fx or fy, fy or fx
+    if not (width > 0 and height > 0 and fx and fy and fx > 0 and fy > 0):
+        raise UserError(f"{place}: no usable focal length or size; it needs camera_angle_x or fl_x")
+    cx, cy = values.get("cx"), values.get("cy")
+    return Camera(
+        name=_name(root, file),
+        width=width,
+        height=height,
+        fx=fx,
+        fy=fy,
+        cx=width / 2 if cx is None else cx,
+        cy=height / 2 if cy is None else cy,
+        rotation=rotation,
+        translation=translation,
+        image_path=file,
+    )
+
+
+def _name(root: Path, file: Path) -> str:
+    """Path relative to the scene: train and test files of one name stay apart."""
+    if file.is_relative_to(root):
+        return PurePosixPath(file.relative_to(root).as_posix()).as_posix()
+    return file.name
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What a frame says, or the whole file where the frame says nothing."""
+
+    frame: _Frame
+    content: _Transforms
+
+    def get(self, key: str) -> Any:
+        """The value of a key; None where there is none."""
+        own = getattr(self.frame, key)
+        return getattr(self.content, key) if own is None else own
+
+
+def _check_lens(place: str, values: _Values) -> None:
+    distorted = [key for key in _DISTORTION if (values.get(key) or 0) != 0]
+    model = values.get("camera_model") or ""
+    if model.upper() not in _PERSPECTIVE_MODELS or values.get("is_fisheye"):
+        distorted.insert(0, f"camera model {model or 'fisheye'}")
+    if distorted:
+        raise UserError(
+            f"{place}: the lens is distorted "
+            f"({', '.join(distorted)}); undistort the images first (colmap image_undistorter), or "
+            "put the COLMAP model into sparse/0, which is undistorted on load"
+        )
+
+
+def _focal(angle: float | None, size: int) -> float | None:
+    """Focal length in pixels from a field of view in radians."""
+    if angle is None or not 0 < angle < math.pi:
+        return None
+    return size / (2 * math.tan(angle / 2))
+
+
+def _pose(place: str, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
+    """World-to-camera rotation and translation in COLMAP axes."""
+    matrix = np.array(frame.transform_matrix)
+    axes = matrix[:3, :3]
+    # Numbers so large that their squares overflow are no axes either.
+    good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
+    if not good or np.linalg.det(axes) <= 0:
+        raise UserError(f"{place}: transform_matrix is no camera pose; mend the file")
+    # Decimal files are orthonormal to a few digits only: take the nearest rotation.
+    left, _, right = np.linalg.svd(axes)
+    rotation = ((left @ right) * (1, -1, -1)).T
+    return rotation, -rotation @ matrix[:3, 3]

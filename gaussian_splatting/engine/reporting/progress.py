@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows while it trains: progress fields, TensorBoard, held-out views."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.model import SHOWN_VALUES
+from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.tensorboard import RunLogger
+from gaussian_splatting.engine.reporting.view_pictures import view_pictures, write_contact_sheet
+from gaussian_splatting.engine.stage import Stage
+from sugar_utils.console import Console
+from sugar_utils.memory import format_bytes, memory_usage, reset_peak
+
+N_PICTURED_VIEWS = 3
+
+
+class Reporter:
+    """Collects and shows the figures of one run; a context manager.
+
+    Args:
+        stage: The stage that runs.
+        console: Where lines go.
+        tensorboard_dir: Where event files go.
+        first_iteration: Where this process begins: events that an earlier one wrote from there
+            on are hidden.
+        views: Test and training cameras. Metrics are of the test cameras; pictures too, or of
+            training cameras where nothing is held out.
+        timings: Summary of the processes that ran before this one.
+        held_out_note: What figures of the test cameras must be read with; empty for nothing.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        console: Console,
+        tensorboard_dir: Path,
+        first_iteration: int,
+        views: tuple[Sequence[Camera], Sequence[Camera]],
+        timings: dict[str, dict[str, float]] | None = None,
+        held_out_note: str = "",
+    ) -> None:
+        self._held_out_note = f" ({held_out_note})" if held_out_note else ""
+        self._stage = stage
+        self._console = console
+        self._test_cameras, train_cameras = views
+        pictured = self._test_cameras or train_cameras
+        stride = max(1, len(pictured) // N_PICTURED_VIEWS)
+        self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
+        self._logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
+        self._pictures: list[dict[str, Tensor]] = []
+        self._phase: str | None = None
+        self._phase_started = time.perf_counter()
+        self._phases = dict(timings or {})
+
+    def close_events(self) -> None:
+        """Let go of the event files, so that they can be moved."""
+        self._logger.close()
+
+    def open_events(self, tensorboard_dir: Path) -> None:
+        """Go on in another folder of event files."""
+        self._logger = RunLogger(tensorboard_dir, notify=self._console.warn)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._leave_phase()
+        self._logger.close()
+
+    def enter_phase(self, phase: str) -> None:
+        """Start a new peak-memory measurement when the schedule enters another phase."""
+        if phase == self._phase:
+            return
+        self._leave_phase()
+        self._phase, self._phase_started = phase, time.perf_counter()
+        reset_peak(self._stage.model.device)
+
+    def fields(self, terms: dict[str, Tensor]) -> dict[str, str]:
+        """Short texts for the progress display; reads the terms off the device."""
+        shown = {name: f"{float(value):.4f}" for name, value in terms.items()}
+        shown["gaussians"] = f"{len(self._stage.model):,}"
+        shown["memory"] = format_bytes(memory_usage(self._stage.model.device).current)
+        return shown
+
+    def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
+        """Write scalars and histograms of one iteration."""
+        model = self._stage.model
+        usage = memory_usage(model.device)
+        self._logger.scalars(
+            {
+                **{f"Loss/{name}": value for name, value in terms.items()},
+                **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
+                "Gaussians/count": float(len(model)),
+                f"Memory/{usage.kind}_GiB": usage.current / 2**30,
+                f"Memory/peak_{self._phase}_GiB": usage.peak / 2**30,
+            },
+            iteration,
+        )
+        self._logger.histograms(
+            {f"Parameters/{name}": values for name, values in model.distributions().items()},
+            iteration,
+            {f"Parameters/{name}": shown for name, shown in SHOWN_VALUES.items()},
+        )
+
+    def evaluate(self, iteration: int, images: ImageStore) -> None:
+        """Measure the held-out views and picture a few of them."""
+
+        def render(camera: Camera) -> Tensor:
+            return self._stage.render(camera, geometry=False).image
+
+        with torch.no_grad():
+            if self._test_cameras:
+                # Rounded to 8 bits, so that the figures are those of images saved and measured
+                # by any other program.
+                result = evaluate(render, self._test_cameras, images.get, quantise=True)
+                self._logger.scalars(
+                    {"Test/L1": result.l1, "Test/PSNR": result.psnr, "Test/SSIM": result.ssim},
+                    iteration,
+                )
+                self._console.info(
+                    f"iteration {iteration}: {len(self._test_cameras)} held-out views"
+                    f"{self._held_out_note}, PSNR {result.psnr:.2f} dB, SSIM {result.ssim:.4f}, "
+                    f"L1 {result.l1:.4f}"
+                )
+            metrics: dict[str, list[float]] = {}
+            self._pictures.clear()
+            for camera in self._pictured:
+                output = self._stage.render(camera, geometry=True)
+                pictures = view_pictures(output, images.get(camera))
+                self._logger.images(
+                    {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
+                )
+                self._pictures.append(pictures)
+                for name, value in self._stage.view_metrics(camera, output).items():
+                    metrics.setdefault(name, []).append(value)
+            means = {name: sum(values) / len(values) for name, values in metrics.items()}
+            self._logger.scalars({f"View/{name}": v for name, v in means.items()}, iteration)
+            for name, value in means.items():
+                self._console.info(f"iteration {iteration}: {name} {value:.4f}")
+
+    def write_pictures(self, path: Path) -> None:
+        """Write the pictures of the last evaluation as one PNG."""
+        if self._pictures:
+            write_contact_sheet(path, self._pictures)
+            self._console.info(f"photograph, render, depth and normals: {path}")
+
+    def summary(self) -> dict[str, Any]:
+        """Seconds and peak bytes of each phase, earlier processes included."""
+        self._leave_phase()
+        return self._phases
+
+    def _leave_phase(self) -> None:
+        if self._phase is None:
+            return
+        seconds = time.perf_counter() - self._phase_started
+        peak = memory_usage(self._stage.model.device).peak
+        earlier = self._phases.get(self._phase, {"seconds": 0.0, "peak_bytes": 0})
+        self._phases[self._phase] = {
+            "seconds": earlier["seconds"] + seconds,
+            "peak_bytes": max(earlier["peak_bytes"], peak),
+        }
+        self._phase = None

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of a rendered view for people: photograph, render, depth and normals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.rasterization import RenderOutput
+from sugar_utils.files import atomic_path
+
+FARTHEST_SHARE = 0.98
+_SAMPLED_PIXELS = 1_000_000
+
+
+def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]:
+    """What a view looks like, as RGB pictures of one size.
+
+    Args:
+        output: A render with colour, depth and normals.
+        photograph: (H, W, 3) uint8
+
+    Returns:
+        ``photograph``, ``render``, ``depth`` (white is far) and ``normal`` (x right is red, y up
+        green, towards the camera blue). (H, W, 3) uint8 each, on the CPU
+    """
+    upward = output.normal.new_tensor([1.0, -1.0, -1.0])
+    pictures = {
+        "photograph": photograph,
+        "render": to_uint8(output.image),
+        "depth": to_uint8((output.depth / _far(output.depth))[..., None].expand(-1, -1, 3)),
+        "normal": to_uint8((output.normal * upward + 1) / 2),
+    }
+    return {name: picture.cpu() for name, picture in pictures.items()}
+
+
+def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
+    """Write the pictures of several views, one row each, as one PNG.
+
+    Args:
+        path: File to write, atomically.
+        views: Pictures as :func:`view_pictures` returns them; views may differ in size.
+    """
+    rows = [torch.cat(list(pictures.values()), dim=1) for pictures in views]
+    width = max(row.shape[1] for row in rows)
+    padded = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[1])) for row in rows]
+    with atomic_path(path) as temporary:
+        Image.fromarray(torch.cat(padded).numpy()).save(temporary)
+
+
+def _far(depth: Tensor) -> Tensor:
+    """Depth that is drawn white: nearly the largest, so that a stray Gaussian does not count."""
+    values = depth.flatten()
+    values = values[:: max(1, values.numel() // _SAMPLED_PIXELS)]
+    place = max(1, round(FARTHEST_SHARE * values.numel()))
+    return values.kthvalue(place).values.clamp_min(1e-9)

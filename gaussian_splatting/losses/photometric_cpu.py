@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The colour loss on the CPU: C++ bodies in ``native/``, one row per work item."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.losses.ssim_reference import gaussian_window
+from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
+
+wp.set_module_options(NATIVE_OPTIONS)
+
+_HALO = 16
+_BLOCK = 256
+
+_NATIVE = Path(__file__).parent / "native"
+
+
+def _source(name: str) -> str:
+    common = (_NATIVE / "photometric_common.inc").read_text(encoding="utf-8")
+    body = (_NATIVE / f"{name}.inc").read_text(encoding="utf-8")
+    return body.replace("PHOTOMETRIC_COMMON", SIMD_SOURCE + common)
+
+
+@wp.func_native(_source("photometric_forward"))
+def _forward_row(
+    y: int,
+    width: int,
+    height: int,
+    stride: int,
+    keep_partials: int,
+    taps_: wp.array(dtype=float),
+    image_: wp.array2d(dtype=float),
+    target_: wp.array2d(dtype=float),
+    sums_: wp.array2d(dtype=float),
+    partials_: wp.array3d(dtype=float),
+): ...
+
+
+@wp.kernel
+def _forward_rows(
+    first: int,
+    top_row: int,
+    width: int,
+    height: int,
+    stride: int,
+    keep_partials: int,
+    taps: wp.array(dtype=float),
+    image: wp.array2d(dtype=float),
+    target: wp.array2d(dtype=float),
+    sums: wp.array2d(dtype=float),
+    partials: wp.array3d(dtype=float),
+):
+    y = top_row + first + wp.tid()
+    _forward_row(y, width, height, stride, keep_partials, taps, image, target, sums, partials)
+
+
+@wp.func_native(_source("photometric_backward"))
+def _backward_row(
+    y: int,
+    top_row: int,
+    end_row: int,
+    width: int,
+    height: int,
+    stride: int,
+    taps_: wp.array(dtype=float),
+    image_: wp.array2d(dtype=float),
+    target_: wp.array2d(dtype=float),
+    partials_: wp.array3d(dtype=float),
+    weights_: wp.array(dtype=float),
+    gradient_: wp.array3d(dtype=float),
+): ...
+
+
+@wp.kernel
+def _backward_rows(
+    first: int,
+    top_row: int,
+    end_row: int,
+    width: int,
+    height: int,
+    stride: int,
+    taps: wp.array(dtype=float),
+    image: wp.array2d(dtype=float),
+    target: wp.array2d(dtype=float),
+    partials: wp.array3d(dtype=float),
+    weights: wp.array(dtype=float),
+    gradient: wp.array3d(dtype=float),
+):
+    _backward_row(
+        first + wp.tid(), top_row, end_row, width, height, stride, taps, image, target, partials,
+        weights, gradient,
+    )  # fmt: skip
+
+
+def _padded(image: Tensor) -> Tensor:
+    """Rows as lines of floats, with the zero margins the kernels read into."""
+    height, width, _ = image.shape
+    blocks = math.ceil(width * 3 / _BLOCK)
+    lines = torch.zeros(height, blocks * _BLOCK + 2 * _HALO, device=image.device)
+    lines[:, _HALO : _HALO + 3 * width] = image.reshape(height, 3 * width)
+    return lines
+
+
+class NativePhotometric(torch.autograd.Function):
+    """Image, target, first and past-the-last counted row, divisor -> L1 and SSIM."""
+
+    @staticmethod
+    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int):
+        height, width, _ = image.shape
+        x, y = _padded(image.detach()), _padded(target)
+        stride, keep = x.shape[1], ctx.needs_input_grad[0]
+        # Zero where SSIM is not counted, as beyond the image.
+        partials = x.new_zeros((3, height, stride) if keep else (3, 1, 1))
+        sums = x.new_zeros(height, 2)
+        taps = gaussian_window(torch.float32, x.device)
+        launch(
+            _forward_rows,
+            end_row - top_row,
+            [top_row, width, height, stride, int(keep), taps, x, y, sums, partials],
+            device=x.device,
+        )
+        ctx.size, ctx.counted, ctx.n_values = (width, height, stride), (top_row, end_row), n_values
+        ctx.save_for_backward(x, y, partials, taps)
+        l1, ssim = (sums.double().sum(dim=0) / n_values).float()
+        return l1, ssim
+
+    @staticmethod
+    def backward(ctx, d_l1: Tensor, d_ssim: Tensor):
+        x, y, partials, taps = ctx.saved_tensors
+        width, height, stride = ctx.size
+        weights = torch.stack([d_l1, d_ssim]) / ctx.n_values
+        gradient = x.new_empty(height, width, 3)
+        launch(
+            _backward_rows,
+            height,
+            [*ctx.counted, width, height, stride, taps, x, y, partials, weights, gradient],
+            device=x.device,
+        )
+        return gradient, None, None, None, None

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The colour loss in Warp kernels for any device, written for GPUs.
+
+A thread walks down one column of one colour, ``RUN`` rows at a time. In each row it blurs across,
+from memory that its neighbours read as well, and keeps the last eleven results in registers to blur
+them down. Nothing between the images and the result is stored; a run starts five rows early. Sums
+are one number per run, added up by torch in float64: no atomics, the same bits every time.
+"""
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.losses.ssim_reference import C1, C2, WINDOW_SIZE, gaussian_window
+from sugar_utils.warp_launch import launch
+
+wp.set_module_options({"enable_backward": False})
+
+RUN = 32
+"""Rows of a run; ten more are blurred across for it."""
+
+_COLORS = 3
+_RADIUS = WINDOW_SIZE // 2
+
+_TAPS = wp.constant(WINDOW_SIZE)
+_NEWEST = wp.constant(WINDOW_SIZE - 1)
+_HALF = wp.constant(_RADIUS)
+_STEP = wp.constant(_COLORS)
+_ROWS = wp.constant(RUN)
+_C1 = wp.constant(C1)
+_C2 = wp.constant(C2)
+
+Window = wp.types.vector(length=WINDOW_SIZE, dtype=wp.float32)
+vec5 = wp.types.vector(length=5, dtype=wp.float32)
+FiveLines = wp.types.matrix(shape=(5, WINDOW_SIZE), dtype=wp.float32)
+ThreeLines = wp.types.matrix(shape=(3, WINDOW_SIZE), dtype=wp.float32)
+
+
+@wp.func
+def moments_across(
+    image: wp.array2d(dtype=float), target: wp.array2d(dtype=float), y: int, i: int, taps: Window
+) -> vec5:
+    """Window averages of x, y, x^2, y^2 and x y along a row; zeros outside the image."""
+    sums = vec5()
+    if y >= 0 and y < image.shape[0]:
+        for k in range(_TAPS):
+            at = i + (k - _HALF) * _STEP
+            if at >= 0 and at < image.shape[1]:
+                a = image[y, at]
+                b = target[y, at]
+                wa = taps[k] * a
+                wb = taps[k] * b
+                sums[0] += wa
+                sums[1] += wb
+                sums[2] += wa * a
+                sums[3] += wb * b
+                sums[4] += wa * b
+    return sums
+
+
+@wp.func
+def partials_across(partials: wp.array3d(dtype=float), y: int, i: int, taps: Window) -> wp.vec3:
+    """Window averages of the three derivatives along a row."""
+    sums = wp.vec3()
+    if y >= 0 and y < partials.shape[1]:
+        for k in range(_TAPS):
+            at = i + (k - _HALF) * _STEP
+            if at >= 0 and at < partials.shape[2]:
+                for m in range(3):
+                    sums[m] += taps[k] * partials[m, y, at]
+    return sums
+
+
+@wp.kernel
+def compare_columns(
+    first: int,
+    top_row: int,
+    end_row: int,
+    keep_partials: int,
+    taps: Window,
+    image: wp.array2d(dtype=float),
+    target: wp.array2d(dtype=float),
+    sums: wp.array2d(dtype=float),
+    partials: wp.array3d(dtype=float),
+):
+    """Sums of |x - y| and SSIM of a run, and SSIM's derivatives by the blurred x, x^2 and x y."""
+    item = first + wp.tid()
+    i = item % image.shape[1]
+    start = top_row + item / image.shape[1] * _ROWS
+    end = wp.min(start + _ROWS, end_row)
+    lines = FiveLines()
+    l1 = float(0.0)
+    ssim = float(0.0)
+    for y in range(start - _HALF, end + _HALF):
+        newest = moments_across(image, target, y, i, taps)
+        for m in range(5):
+            for k in range(_NEWEST):
+                lines[m, k] = lines[m, k + 1]
+            lines[m, _NEWEST] = newest[m]
+        row = y - _HALF
+        if row >= start:
+            v = lines * taps
+            mx = v[0]
+            my = v[1]
+            a1 = 2.0 * mx * my + _C1
+            a2 = 2.0 * (v[4] - mx * my) + _C2
+            b1 = mx * mx + my * my + _C1
+            b2 = (v[2] - mx * mx) + (v[3] - my * my) + _C2
+            inverse = 1.0 / (b1 * b2)
+            s = a1 * a2 * inverse
+            l1 += wp.abs(image[row, i] - target[row, i])
+            ssim += s
+            if keep_partials == 1:
+                d_var = -s * b1 * inverse
+                d_cov = 2.0 * a1 * inverse
+                d_mean = 2.0 * (my * a2 * inverse - mx * s * b2 * inverse - mx * d_var)
+                partials[0, row, i] = d_mean - my * d_cov
+                partials[1, row, i] = d_var
+                partials[2, row, i] = d_cov
+    sums[item, 0] = l1
+    sums[item, 1] = ssim
+
+
+@wp.kernel
+def differentiate_columns(
+    first: int,
+    top_row: int,
+    end_row: int,
+    taps: Window,
+    image: wp.array2d(dtype=float),
+    target: wp.array2d(dtype=float),
+    partials: wp.array3d(dtype=float),
+    weights: wp.array(dtype=float),
+    gradient: wp.array2d(dtype=float),
+):
+    """dL/dx of a run: L1's sign, and blurs of SSIM's derivatives.
+
+    Rows outside the counted ones are there for the windows of their neighbours.
+    """
+    item = first + wp.tid()
+    i = item % image.shape[1]
+    start = item / image.shape[1] * _ROWS
+    end = wp.min(start + _ROWS, image.shape[0])
+    lines = ThreeLines()
+    for y in range(start - _HALF, end + _HALF):
+        newest = partials_across(partials, y, i, taps)
+        for m in range(3):
+            for k in range(_NEWEST):
+                lines[m, k] = lines[m, k + 1]
+            lines[m, _NEWEST] = newest[m]
+        row = y - _HALF
+        if row >= start:
+            v = lines * taps
+            a = image[row, i]
+            b = target[row, i]
+            sign = float(0.0)
+            if row >= top_row and row < end_row:
+                if a > b:
+                    sign = 1.0
+                elif a < b:
+                    sign = -1.0
+            blurred = v[0] + 2.0 * a * v[1] + b * v[2]
+            gradient[row, i] = weights[0] * sign + weights[1] * blurred
+
+
+class ColumnPhotometric(torch.autograd.Function):
+    """Image, target, first and past-the-last counted row, divisor -> L1 and SSIM."""
+
+    @staticmethod
+    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int):
+        height, width, _ = image.shape
+        line, device, keep = _COLORS * width, image.device, ctx.needs_input_grad[0]
+        x, y = (t.detach().reshape(height, line).contiguous() for t in (image, target))
+        # Zero where SSIM is not counted, as beyond the image.
+        shape = (3, height, line) if keep else (3, 1, 1)
+        partials = torch.zeros(shape, device=device)
+        n_runs = -(-(end_row - top_row) // RUN) * line
+        sums = torch.empty(n_runs, 2, device=device)
+        taps = Window(*gaussian_window(torch.float32, "cpu").tolist())
+        launch(
+            compare_columns,
+            n_runs,
+            [top_row, end_row, int(keep), taps, x, y, sums, partials],
+            device=device,
+        )
+        ctx.counted, ctx.n_values, ctx.taps = (top_row, end_row), n_values, taps
+        ctx.save_for_backward(x, y, partials)
+        l1, ssim = (sums.sum(dim=0, dtype=torch.float64) / n_values).float()
+        return l1, ssim
+
+    @staticmethod
+    def backward(ctx, d_l1: Tensor, d_ssim: Tensor):
+        x, y, partials = ctx.saved_tensors
+        height, line = x.shape
+        weights = torch.stack([d_l1, d_ssim]) / ctx.n_values
+        gradient = torch.empty_like(x)
+        launch(
+            differentiate_columns,
+            -(-height // RUN) * line,
+            [*ctx.counted, ctx.taps, x, y, partials, weights, gradient],
+            device=x.device,
+        )
+        return gradient.view(height, line // _COLORS, _COLORS), None, None, None, None

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adam over named parameter groups whose rows come and go while training.
+
+Adding and removing Gaussians has to change parameters and moments together; this is the only
+place that does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.optim.moments import (
+    ADAM_BETAS,
+    ADAM_EPS,
+    MOMENTS,
+    AdamStep,
+    MomentFormat,
+    moment_format,
+)
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    StateFormat,
+)
+from sugar_utils.random import derive_seed
+
+_GROUP_SETTINGS = {
+    "betas": ADAM_BETAS,
+    "eps": ADAM_EPS,
+    "weight_decay": 0,
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": False,
+}
+"""What torch.optim.Adam writes of each group, so that it can read our files."""
+
+
+@dataclass
+class _Group:
+    """What belongs to one parameter.
+
+    Attributes:
+        rate: Learning rate.
+        format: How its moments are stored.
+        steps: Steps made so far; rows that were added later have made fewer.
+        moments: Tensors by name; None before the first step.
+    """
+
+    rate: float
+    format: MomentFormat
+    steps: int = 0
+    moments: dict[str, Tensor] | None = None
+
+
+class GroupedAdam:
+    """One Adam parameter group per named tensor, betas (0.9, 0.999), eps 1e-15.
+
+    Attributes:
+        parameters: Current leaf tensors by name, in checkpoint order; float32 or bfloat16.
+        config: How values and moments are stored, and which rows step.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        learning_rates: Mapping[str, float],
+        config: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
+        """Start with zero moments.
+
+        Args:
+            tensors: Initial values; copied into new leaf tensors.
+            learning_rates: Rate of each name.
+            config: Storage, and which rows step.
+            seed: Seed of the run, for stochastic rounding.
+        """
+        self.config = config
+        self.parameters = {
+            name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
+            for name, value in tensors.items()
+        }
+        self._groups = {
+            name: _Group(learning_rates[name], moment_format(self._state_format(name)))
+            for name in self.parameters
+        }
+        self._seed = seed
+        self._seen: dict[str, Tensor] | None = None
+
+    def learning_rates(self) -> dict[str, float]:
+        """Current rate of each group."""
+        return {name: group.rate for name, group in self._groups.items()}
+
+    def set_learning_rate(self, name: str, value: float) -> None:
+        """Change the rate of one group."""
+        self._groups[name].rate = value
+
+    def see(self, rows: Mapping[str, Tensor]) -> None:
+        """Say which rows the next step changes, where steps are sparse. name -> (N,) bool"""
+        if self.config.sparse:
+            self._seen = dict(rows)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient, then drop the gradients.
+
+        Raises:
+            ValueError: Steps are sparse and :meth:`see` was not called since the last one.
+        """
+        if self.config.sparse and self._seen is None:
+            raise ValueError("a sparse step needs to be told which rows were seen")
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                continue
+            group = self._groups[name]
+            group.steps += 1
+            if group.moments is None:
+                group.moments = group.format.zeros(parameter)
+            seed = derive_seed(self._seed, "rounding", name, group.steps)
+            seen = None if self._seen is None else self._seen[name]
+            step = AdamStep(group.rate, group.steps, seed, seen)
+            group.format.step(parameter, parameter.grad, group.moments, step)
+            parameter.grad = None
+        self._seen = None
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self._seen = None
+
+    def take_gradients(self) -> dict[str, Tensor]:
+        """Gradients by parameter name, where there are any; the parameters have none then."""
+        found = self.gradients()
+        self.zero_grad()
+        return found
+
+    def add_gradients(self, more: Mapping[str, Tensor]) -> None:
+        """Add what :meth:`take_gradients` took; it must not be used afterwards."""
+        for name, gradient in more.items():
+            own = self.parameters[name].grad
+            self.parameters[name].grad = gradient if own is None else own.add_(gradient)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients by parameter name, where there are any."""
+        return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """Stored moments by parameter name, for those that made a step."""
+        return {n: g.moments for n, g in self._groups.items() if g.moments is not None}
+
+    def keep_rows(self, keep: Tensor) -> None:
+        """Keep the rows where ``keep`` is true, moments included. keep: (N,) bool"""
+        for name in self.parameters:
+            self._swap(name, self.parameters[name].detach()[keep], lambda m: m[keep])
+
+    def append_rows(self, rows: Mapping[str, Tensor]) -> None:
+        """Add rows with zero moments to every parameter."""
+        for name, new in rows.items():
+            old, n = self.parameters[name].detach(), new.shape[0]
+            self._swap(
+                name,
+                torch.cat([old, new.to(old.dtype)]),
+                lambda m, n=n: torch.cat([m, m.new_zeros(n, *m.shape[1:])]),
+            )
+
+    def replace(self, name: str, values: Tensor) -> None:
+        """Give one parameter new values and zero moments."""
+        dtype = self.config.value_dtype(name)
+        self._swap(name, values.detach().to(dtype, copy=True), torch.zeros_like)
+
+    def state_dict(self) -> dict:
+        """Adam's state in torch's format, with one named group per tensor."""
+        state, groups = {}, []
+        for index, (name, group) in enumerate(self._groups.items()):
+            if group.moments is not None:
+                step = torch.tensor(float(group.steps), device="cpu")
+                state[index] = {"step": step, **group.format.to_file(group.moments)}
+            groups.append({"lr": group.rate, "name": name, **_GROUP_SETTINGS, "params": [index]})
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore a state saved by :meth:`state_dict` (or by the original SuGaR).
+
+        Moments may have been saved in another format than this optimiser's.
+
+        Raises:
+            ValueError: If the groups are not the ones of this optimiser, or moments do not have
+                the shape of their parameter.
+        """
+        names = [group.get("name") for group in state["param_groups"]]
+        if names != list(self.parameters):
+            raise ValueError(f"optimiser groups {names}, expected {list(self.parameters)}")
+        for index, (name, group) in enumerate(self._groups.items()):
+            saved = state["state"].get(index)
+            group.rate = state["param_groups"][index]["lr"]
+            group.steps = 0 if saved is None else int(saved["step"])
+            group.moments = None if saved is None else self._moments_of(name, saved)
+
+    def _moments_of(self, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parameter = self.parameters[name]
+        for moment in MOMENTS:
+            found, expected = tuple(saved[moment].shape), tuple(parameter.shape)
+            if found != expected:
+                raise ValueError(f"{moment} of {name} has shape {found}, expected {expected}")
+        return self._groups[name].format.from_file(saved, parameter.detach())
+
+    def _state_format(self, name: str) -> StateFormat:
+        return self.config.state_format(name, math.prod(self.parameters[name].shape[1:]))
+
+    def _swap(self, name: str, values: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+        """Put a new leaf in place of a parameter; its gradient is gone, its step count stays."""
+        group = self._groups[name]
+        if group.moments is not None:
+            group.moments = {n: change(m).contiguous() for n, m in group.moments.items()}
+        self.parameters[name] = _leaf(values)
+
+
+def _leaf(values: Tensor) -> Tensor:
+    return values.detach().contiguous().requires_grad_(True)

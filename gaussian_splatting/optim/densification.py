@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive density control of 3DGS (Kerbl et al. 2023, section 5).
+
+Gaussians whose screen position still pulls hard are cloned where small and split where large;
+faint and oversized ones are removed. All tensor surgery goes through the optimiser, so that
+moments stay with their rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.optim.adam import GroupedAdam
+from sugar_utils.quaternions import rotation_matrices
+
+SPLIT_CHILDREN = 2
+SPLIT_SHRINK = 0.8 * SPLIT_CHILDREN
+RESET_OPACITY = 0.01
+LARGE_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class DensificationConfig:
+    """When and how the number of Gaussians changes.
+
+    Attributes:
+        start: Densify after this iteration.
+        stop: ... and before this one.
+        interval: Iterations between two rounds.
+        gradient_threshold: Mean norm of the screen-space gradient (positions in units of half
+            the image size) from which a Gaussian is cloned or split.
+        percent_dense: Share of the extent that separates clone (smaller) from split (larger).
+        min_opacity: Fainter Gaussians are removed.
+        opacity_reset_interval: Opacities are reset at every multiple of it; once it has passed,
+            Gaussians larger than a tenth of the extent are removed as well.
+        max_gaussians: The number never grows beyond this; None for no limit.
+    """
+
+    start: int = 500
+    stop: int = 15_000
+    interval: int = 100
+    gradient_threshold: float = 2e-4
+    percent_dense: float = 0.01
+    min_opacity: float = 0.005
+    opacity_reset_interval: int = 3000
+    max_gaussians: int | None = None
+
+    def due(self, iteration: int) -> bool:
+        """Whether a round follows this iteration."""
+        return self.start < iteration < self.stop and iteration % self.interval == 0
+
+    def reset_due(self, iteration: int) -> bool:
+        """Whether opacities are reset after this iteration."""
+        return iteration < self.stop and iteration % self.opacity_reset_interval == 0
+
+
+@dataclass
+class DensificationStats:
+    """What is watched between two rounds.
+
+    Attributes:
+        gradient_sum: Summed norms of the screen-space gradient. (N,)
+        views: Views that saw each Gaussian. (N,)
+    """
+
+    gradient_sum: Tensor
+    views: Tensor
+
+    @classmethod
+    def zeros(cls, n: int, device: torch.device) -> DensificationStats:
+        return cls(torch.zeros(n, device=device), torch.zeros(n, device=device))
+
+    @classmethod
+    def of(cls, d_means2d: Tensor, visible: Tensor, camera: Camera) -> DensificationStats:
+        """What one view says.
+
+        Args:
+            d_means2d: Gradient with respect to the projected centres. (N, 2) per pixel
+            visible: Gaussians that were not culled. (N,) bool
+            camera: The view; turns pixels into half image sizes.
+        """
+        half_size = d_means2d.new_tensor([camera.width / 2, camera.height / 2])
+        norm = (d_means2d * half_size).norm(dim=-1)
+        norm = torch.where(visible, norm, torch.zeros_like(norm))
+        return cls(norm, visible.to(norm.dtype))
+
+    def add(self, more: DensificationStats) -> None:
+        """Count what other views said; nothing is allocated."""
+        self.gradient_sum += more.gradient_sum
+        self.views += more.views
+
+    def mean(self) -> Tensor:
+        """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
+        return torch.where(self.views > 0, self.gradient_sum / self.views, 0.0)
+
+
+def densify_and_prune(
+    optimizer: GroupedAdam,
+    stats: DensificationStats,
+    config: DensificationConfig,
+    *,
+    extent: float,
+    remove_large: bool,
+    generator: torch.Generator,
+) -> DensificationStats:
+    """One round of clone, split and prune; returns fresh statistics.
+
+    The 3DGS rule that also removes Gaussians by their screen radius is left out: its counter is
+    cleared by the clone step just before it is read, so it never acts.
+
+    Args:
+        optimizer: Holds the six parameters of a Gaussian cloud.
+        stats: What was seen since the last round.
+        config: Thresholds.
+        extent: Camera extent in world units.
+        remove_large: Also remove Gaussians larger than a tenth of the extent.
+        generator: Source of the positions of split children, on the parameters' device.
+    """
+    grow = _within_budget(stats.mean(), config)
+    largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
+    small = largest <= config.percent_dense * extent
+    clone, split = grow & small, grow & ~small
+    rows = {name: p.detach() for name, p in optimizer.parameters.items()}
+    n_children = int(clone.sum()) + SPLIT_CHILDREN * int(split.sum())
+    children = _split(rows, split, generator)
+    optimizer.append_rows({name: torch.cat([p[clone], children[name]]) for name, p in rows.items()})
+    keep = torch.cat([~split, split.new_ones(n_children)])
+    parameters = {name: p.detach() for name, p in optimizer.parameters.items()}
+    keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.min_opacity)
+    if remove_large:
+        keep &= parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
+    optimizer.keep_rows(keep)
+    means = optimizer.parameters["means"]
+    return DensificationStats.zeros(means.shape[0], means.device)
+
+
+def reset_opacity(optimizer: GroupedAdam) -> None:
+    """Lower all opacities to at most 0.01 and clear their moments."""
+    logits = optimizer.parameters["opacity_logits"].detach()
+    optimizer.replace("opacity_logits", logits.clamp_max(_logit(RESET_OPACITY)))
+
+
+def _within_budget(gradient: Tensor, config: DensificationConfig) -> Tensor:
+    """Gaussians to clone or split: each adds one, the strongest first if not all may. (N,) bool"""
+    grow = gradient >= config.gradient_threshold
+    if config.max_gaussians is None:
+        return grow
+    budget = max(0, config.max_gaussians - gradient.shape[0])
+    if int(grow.sum()) <= budget:
+        return grow
+    order = torch.argsort(torch.where(grow, gradient, -1.0), descending=True, stable=True)
+    chosen = torch.zeros_like(grow)
+    chosen[order[:budget]] = True
+    return chosen
+
+
+def _split(rows: dict[str, Tensor], split: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Children drawn from each split Gaussian's own distribution, a little over half its size."""
+    parents = {
+        name: p[split].repeat(SPLIT_CHILDREN, *([1] * (p.dim() - 1))) for name, p in rows.items()
+    }
+    scales = parents["log_scales"].exp()
+    noise = torch.randn(scales.shape, generator=generator, device=scales.device)
+    rotations = rotation_matrices(torch.nn.functional.normalize(parents["quats"], dim=-1))
+    offsets = (rotations @ (scales * noise)[..., None]).squeeze(-1)
+    return {
+        **parents,
+        "means": parents["means"] + offsets,
+        "log_scales": parents["log_scales"] - math.log(SPLIT_SHRINK),
+    }
+
+
+def _logit(p: float) -> float:
+    return math.log(p / (1.0 - p))

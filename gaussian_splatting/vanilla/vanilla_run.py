@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vanilla 3DGS run from scene folder to checkpoint directory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.images import ImageStore, SugarSize, VanillaSize
+from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
+from gaussian_splatting.data.reference_layout import (
+    point_cloud_path,
+    write_cameras_json,
+    write_cfg_args,
+    write_input_ply,
+    write_point_cloud,
+)
+from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.engine.identity import (
+    Identity,
+    points_digest,
+    scene_inputs,
+)
+from gaussian_splatting.engine.loop import LoopConfig
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.runner import StageRun, run_stage
+from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
+from sugar_utils.console import Console
+from sugar_utils.files import file_digest
+
+CHECKPOINT_FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True)
+class VanillaOptions:
+    """A vanilla run.
+
+    Attributes:
+        scene_path: Scene folder.
+        output: Checkpoint directory to write.
+        images_dir: Folder of the photographs inside the scene folder.
+        resolution: Size rule: -1, a divisor (1, 2, 4, 8) or a width in pixels.
+        size: Size of the training images by SuGaR's rule, which replaces ``resolution``; None for
+            none.
+        eval_split: Hold out every 8th view.
+        config: What decides the optimisation.
+        init_ply: Start from this PLY (Gaussians or points) instead of the scene's points.
+        log_interval: Iterations between log lines.
+        checkpoint_interval: Iterations between checkpoints to resume from; None for none.
+        checkpoint_iterations: Further checkpoints.
+        test_iterations: When to measure held-out views.
+        save_iterations: When to write a PLY, besides the end.
+        compute: Device and who rasterizes.
+        run: Treatment of an occupied folder.
+        notices: Lines to print at the start.
+    """
+
+    scene_path: Path
+    output: Path
+    images_dir: str = "images"
+    resolution: float = -1
+    size: SugarSize | None = None
+    eval_split: bool = False
+    config: VanillaConfig = field(default_factory=VanillaConfig)
+    init_ply: Path | None = None
+    log_interval: int = 100
+    checkpoint_interval: int | None = 1000
+    checkpoint_iterations: tuple[int, ...] = ()
+    test_iterations: tuple[int, ...] = (7_000, 30_000)
+    save_iterations: tuple[int, ...] = (7_000, 30_000)
+    compute: Compute = field(default_factory=Compute)
+    run: RunOptions = field(default_factory=RunOptions)
+    notices: tuple[str, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result."""
+        size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
+        return {
+            **size,
+            "images": self.images_dir,
+            "eval": self.eval_split,
+            **self.config.identity(),
+        }
+
+    def inputs(self, scene: Scene) -> dict[str, Any]:
+        """Digests of what is read."""
+        if self.init_ply is None:
+            return {**scene_inputs(scene), "points": points_digest(scene)}
+        return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
+
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
+        return {"scene": self.scene_path.resolve(), **own}
+
+
+def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> Path:
+    """Train 3DGS on a scene.
+
+    Args:
+        options: What to do.
+        images: Decoded photographs that other stages use, too; an own store if None.
+
+    Returns:
+        The PLY of the last iteration. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    return run_stage(_prepared, options, images)
+
+
+def _prepared(
+    options: VanillaOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    config = options.config
+    scene = load_scene(
+        options.scene_path,
+        size_rule=_size_rule(options),
+        images_dir=options.images_dir,
+        eval_split=options.eval_split,
+        white_background=config.white_background,
+        seed=config.seed,
+        notify=notices,
+    )
+
+    def export(iteration: int, trained: GaussianCloud) -> None:
+        _write_layout(scene, options)
+        write_point_cloud(options.output, iteration, trained)
+
+    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
+        return VanillaStage(cloud, config, scene.extent, export, options.compute.rasterizer)
+
+    # Read before the folder is touched: a damaged file must not leave one behind.
+    cloud = _start(scene, options, notices)
+    directory = RunDirectory(
+        options.output / CHECKPOINT_FOLDER,
+        Identity(options.identity(), options.inputs(scene), options.sources()),
+        output_flag="-m/--model_path",
+        products=(options.output / "point_cloud",),
+    )
+    results = (point_cloud_path(options.output, config.iterations),)
+    run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results)
+    return run, cloud
+
+
+def _size_rule(options: VanillaOptions) -> SugarSize | VanillaSize:
+    return VanillaSize(options.resolution) if options.size is None else options.size
+
+
+def _loop(options: VanillaOptions) -> LoopConfig:
+    return LoopConfig(
+        first=1,
+        last=options.config.iterations,
+        seed=options.config.seed,
+        log_interval=options.log_interval,
+        checkpoint_interval=options.checkpoint_interval,
+        checkpoint_milestones=options.checkpoint_iterations,
+        keep_checkpoints=options.run.keep_checkpoints,
+        test_iterations=options.test_iterations,
+        export_iterations=options.save_iterations,
+    )
+
+
+def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianCloud:
+    """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
+    points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
+    limit, device = options.config.densification.max_gaussians, options.compute.device
+    if options.init_ply is not None and holds_gaussians(options.init_ply):
+        cloud = read_gaussian_ply(options.init_ply, notices)
+        return cloud.select(_thinned(len(cloud), limit, notices)).to(device)
+    if options.init_ply is not None:
+        points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
+    # Thinned before the sizes are chosen: they fill the gaps between the points that stay.
+    rows = _thinned(len(points), limit, notices)
+    return initial_cloud(points[rows].to(device), colors[rows].to(device))
+
+
+def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:
+    """Rows to start from: all, or evenly spaced ones where there are more than allowed."""
+    if limit is None or n <= limit:
+        return torch.arange(n, device="cpu")
+    notices(f"--max_gaussians {limit}: starting from {limit} of {n} points")
+    return torch.linspace(0, n - 1, limit, dtype=torch.float64, device="cpu").long()
+
+
+def _write_layout(scene: Scene, options: VanillaOptions) -> None:
+    write_cfg_args(
+        options.output,
+        source_path=options.scene_path.resolve(),
+        sh_degree=options.config.sh_degree,
+        images=options.images_dir,
+        resolution=options.resolution,
+        white_background=options.config.white_background,
+        eval_split=options.eval_split,
+    )
+    write_cameras_json(options.output, scene.original_train_cameras, scene.original_test_cameras)
+    write_input_ply(options.output, scene.points, scene.points_rgb)

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vanilla 3DGS stage (Kerbl et al. 2023): colour loss only, with adaptive density."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ImageTerm, StripMaps, ViewPass
+from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.losses.photometric import (
+    DSSIM_WEIGHT,
+    SSIM_HALO,
+    l1_and_ssim,
+    weighted_color_loss,
+)
+from gaussian_splatting.optim.densification import (
+    DensificationConfig,
+    DensificationStats,
+    densify_and_prune,
+    reset_opacity,
+)
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates, scaled
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from sugar_utils.errors import UserError
+from sugar_utils.neighbors import mean_sq_distance_to_nearest
+from sugar_utils.random import draw_labels, generator
+from sugar_utils.spherical_harmonics import rgb_to_sh
+
+INITIAL_OPACITY = 0.1
+SH_DEGREE = 3
+
+
+@dataclass(frozen=True)
+class VanillaConfig:
+    """Settings of the vanilla stage.
+
+    Attributes:
+        iterations: Optimisation runs from iteration 1 to this one.
+        rates: Learning rates.
+        densification: Adaptive density control.
+        sh_interval: Iterations after which the spherical-harmonics degree grows by one.
+        sh_degree: Degree at which it stops growing, 0 to 3.
+        dssim_weight: Weight of 1 - SSIM in the colour loss; the rest is L1.
+        white_background: Render on white instead of black.
+        random_background: Render on a random colour in each iteration.
+        optimizer: Storage of parameters and moments, and which Gaussians step.
+        split: How the memory of one view is saved; no part of the identity.
+        seed: Random seed.
+    """
+
+    iterations: int = 30_000
+    rates: LearningRates = field(default_factory=LearningRates)
+    densification: DensificationConfig = field(default_factory=DensificationConfig)
+    sh_interval: int = 1000
+    sh_degree: int = SH_DEGREE
+    dssim_weight: float = DSSIM_WEIGHT
+    white_background: bool = False
+    random_background: bool = False
+    optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
+    split: ImageSplit = WHOLE_IMAGE
+    seed: int = 0
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
+        values = asdict(self)
+        values.pop("optimizer")
+        values.pop("split")
+        return {**values, **self.optimizer.identity()}
+
+    def with_schedule(self, scale: float) -> VanillaConfig:
+        """The same settings with every milestone and interval but the length scaled."""
+        d = self.densification
+        return replace(
+            self,
+            rates=replace(self.rates, position_steps=scaled(self.rates.position_steps, scale)),
+            densification=replace(
+                d,
+                start=scaled(d.start, scale),
+                stop=scaled(d.stop, scale),
+                interval=scaled(d.interval, scale),
+                opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
+            ),
+            sh_interval=scaled(self.sh_interval, scale),
+        )
+
+
+def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
+    """Gaussians from a sparse point cloud.
+
+    Isotropic, as large as the root mean squared distance to the three nearest other points.
+
+    Args:
+        points: Positions. (N, 3) world units
+        colors: RGB. (N, 3) uint8
+
+    Raises:
+        UserError: If there are no points, or points with non-finite coordinates.
+    """
+    n = points.shape[0]
+    if n == 0:
+        raise UserError(
+            "the scene has no 3D points to start from; reconstruct it again with COLMAP so that "
+            "it has points, or pass a point cloud with --init_ply"
+        )
+    if not torch.isfinite(points).all():
+        raise UserError("the scene's 3D points have non-finite coordinates; remove those points")
+    distance = mean_sq_distance_to_nearest(points).clamp_min(1e-7).sqrt()
+    quats = points.new_zeros(n, 4)
+    quats[:, 0] = 1.0
+    logit = torch.logit(points.new_tensor(INITIAL_OPACITY))
+    return GaussianCloud(
+        means=points.float(),
+        sh_dc=rgb_to_sh(colors.float() / 255.0)[:, None, :],
+        sh_rest=points.new_zeros(n, (SH_DEGREE + 1) ** 2 - 1, 3),
+        opacity_logits=logit.expand(n, 1).clone(),
+        log_scales=distance.log()[:, None].expand(n, 3).clone(),
+        quats=quats,
+    )
+
+
+class VanillaStage(Stage):
+    """Colour loss, densification, pruning and opacity reset.
+
+    Args:
+        cloud: Initial Gaussians, on the device to train on.
+        config: Settings.
+        extent: Camera extent in world units.
+        export: Writes the Gaussians of an iteration for other programs.
+        rasterizer: Who blends.
+    """
+
+    name = "vanilla"
+
+    def __init__(
+        self,
+        cloud: GaussianCloud,
+        config: VanillaConfig,
+        extent: float,
+        export: Callable[[int, GaussianCloud], object],
+        rasterizer: Rasterizer = WARP,
+    ) -> None:
+        self.extent = extent
+        self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, config.seed)
+        self._config = config
+        self._export = export
+        self._rasterizer = rasterizer
+        self._stats = DensificationStats.zeros(len(cloud), self.model.device)
+        # Of the views of this step: a sum of its own, so that it does not depend on who saw them.
+        self._step_stats: DensificationStats | None = None
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Strips of the image."""
+        return MemoryPlan(self._config.split)
+
+    @memory_plan.setter
+    def memory_plan(self, plan: MemoryPlan) -> None:
+        self._config = replace(self._config, split=plan.split)
+
+    def phase(self, iteration: int) -> str:
+        """Densification, then refinement of a fixed set."""
+        return "densify" if iteration < self._config.densification.stop else "refine"
+
+    def begin(self, iteration: int) -> None:
+        """Learning rates only."""
+        self.model.schedule_position_rate(iteration)
+
+    def accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+    ) -> StepResult:
+        """Render one view and backpropagate the colour loss."""
+        view = ViewPass(
+            lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
+            self._background(iteration, slot),
+            self._config.split,
+            rasterizer=self._rasterizer,
+        )
+        terms, d_means2d = view.backpropagate([self._color_term(target)])
+        loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.dssim_weight)
+        if iteration < self._config.densification.stop:
+            seen = DensificationStats.of(d_means2d, view.visible, camera)
+            if self._step_stats is None:
+                self._step_stats = seen
+            else:
+                self._step_stats.add(seen)
+        return StepResult({"loss": loss, **terms}, view.radii)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """Densification statistics of the step's views."""
+        stats = self._step_stats
+        return () if stats is None else (stats.gradient_sum, stats.views)
+
+    def apply(self, iteration: int) -> None:
+        """Densify where due, then step.
+
+        As in the reference, tensors changed by densification or an opacity reset sit out the
+        step of that iteration, and the last iteration makes none.
+        """
+        rules = self._config.densification
+        optimizer = self.model.optimizer
+        if self._step_stats is not None:
+            self._stats.add(self._step_stats)
+            self._step_stats = None
+        if rules.due(iteration):
+            self._stats = densify_and_prune(
+                optimizer,
+                self._stats,
+                rules,
+                extent=self.extent,
+                # Without an extent every Gaussian would be large.
+                remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
+                generator=generator(
+                    self._config.seed, "split", iteration, device=self.model.device
+                ),
+            )
+            check_population(len(self.model), iteration, "densification")
+        white_reset = self._config.white_background and iteration == rules.start
+        if rules.reset_due(iteration) or white_reset:
+            reset_opacity(optimizer)
+        if iteration < self._config.iterations:
+            optimizer.step()
+        else:
+            optimizer.zero_grad()
+
+    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+        """Render at the full degree, on the plain background."""
+        return render_view(
+            self.model.cloud.activate(),
+            camera,
+            white=self._config.white_background,
+            geometry=geometry,
+            sh_degree=self._config.sh_degree,
+            rasterizer=self._rasterizer,
+        )
+
+    def extra_state(self) -> dict[str, Any]:
+        """Densification statistics."""
+        return {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+
+    def restore_extra(self, state: dict[str, Any]) -> None:
+        """Densification statistics, or fresh ones where the checkpoint has none."""
+        n, device = len(self.model), self.model.device
+        self._stats = DensificationStats.zeros(n, device)
+        if "gradient_sum" in state:
+            self._stats = DensificationStats(
+                state["gradient_sum"].to(device), state["views"].to(device)
+            )
+
+    def export(self, iteration: int) -> None:
+        """Write the Gaussians for other programs."""
+        self._export(iteration, self.model.cloud.detached())
+
+    def _color_term(self, target: Tensor) -> ImageTerm:
+        weight = self._config.dssim_weight
+
+        def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
+            l1, ssim = l1_and_ssim(
+                maps.image, maps.part_of(target), rows=maps.counted, total_rows=maps.height
+            )
+            return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
+
+        return ImageTerm(SSIM_HALO, evaluate)
+
+    def _degree(self, iteration: int) -> int:
+        return min(self._config.sh_degree, iteration // self._config.sh_interval)
+
+    def _background(self, iteration: int, slot: int) -> Tensor:
+        if not self._config.random_background:
+            return plain_background(self._config.white_background, self.model.device)
+        rng = generator(self._config.seed, "background", *draw_labels(iteration, slot))
+        return torch.rand(3, generator=rng, device="cpu").to(self.model.device)

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh stage: from a coarse model to mesh files."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.trainable import cloud_from_state
+from sugar_extractors.mesh.ablations import center_samples, density_surface
+from sugar_extractors.mesh.level_sets import LevelSetModel, build_model
+from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
+from sugar_extractors.mesh.meshing_backends import (
+    MeshingBackend,
+    PycolmapBackend,
+    SolverConfig,
+    choose_backend,
+)
+from sugar_extractors.mesh.poisson import MIN_POINTS, finish_mesh, reconstruct_region
+from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
+from sugar_extractors.mesh.tsdf import fuse_region, view_renderer
+from sugar_extractors.results import alone_with, is_finished, publish
+from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
+from sugar_trainers.capture import load_views
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest
+from sugar_utils.flags import require_box
+from sugar_utils.memory import memory_usage, reset_peak
+
+
+def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
+    """Extract meshes of all levels and decimation targets.
+
+    Every mesh has a ``.json`` file beside it with its settings and figures. Meshes that exist
+    with the same settings are not made again.
+
+    Args:
+        options: What to do.
+        console: Where to report; a new one on the standard output if None.
+
+    Returns:
+        The mesh files: levels in the outer, targets in the inner loop.
+
+    Raises:
+        UserError: For anything the user can mend: no surface, a wrong box, a damaged model,
+            meshes of other settings in the way.
+    """
+    console = console or Console()
+    _check(options)
+    model = options.model
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
+    checkpoint, scene = load_views(options, console.info, seed=options.seed)
+    jobs = {job: options.mesh_path(*job) for job in options.jobs}
+    # Cameras and Gaussians; no photographs are read.
+    inputs = {
+        **scene_inputs(scene, photographs=False),
+        "Gaussians": file_digest(model or checkpoint.ply_path),
+    }
+    with contextlib.ExitStack() as stack:
+        for path in jobs.values():
+            stack.enter_context(alone_with(path, OUTPUT_FLAG))
+        missing = {}
+        for job, path in jobs.items():
+            identity = Identity(options.identity(*job), inputs, options.sources())
+            if is_finished([path], identity, options.overwrite, OUTPUT_FLAG):
+                console.info(f"exists already: {path}")
+            else:
+                missing[job] = identity
+        if missing:
+            _Extraction(options, console).run(missing, checkpoint, scene)
+    return options.mesh_paths
+
+
+def _check(options: MeshOptions) -> None:
+    if not options.use_vanilla and options.coarse_model_path is None:
+        raise UserError(
+            "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
+            "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
+        )
+    require_box(options.bboxmin, options.bboxmax)
+    if any(not 0 < level < 1 for level in options.surface_levels):
+        raise UserError(
+            f"--surface_level {options.surface_levels} must lie between 0 and 1; 0.3 is usual"
+        )
+
+
+class _Extraction:
+    """One run over some (level, target) pairs."""
+
+    def __init__(self, options: MeshOptions, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._start = time.monotonic()
+
+    def run(
+        self,
+        jobs: Mapping[tuple[float, int], Identity],
+        checkpoint: ReferenceCheckpoint,
+        scene: Scene,
+    ) -> None:
+        options = self._options
+        self._start = time.monotonic()
+        device = options.compute.device
+        reset_peak(device)
+        self._check_extent(scene)
+        cloud, path = _read_cloud(options, checkpoint, self._console.info)
+        cloud = cloud.to(device)
+        model = self._build_model(cloud, path)
+        boxes = self._boxes(scene)
+        backend = choose_backend(options.backend)
+        self._console.info(f"meshing with {backend.name}")
+        self._advise(backend)
+        levels = sorted({level for level, _ in jobs})
+        samples = {}
+        if options.extractor == "poisson":
+            samples = dict(zip(levels, self._sample(model, scene, levels), strict=True))
+        for level in levels:
+            if options.extractor == "tsdf":
+                regions = self._tsdf_regions(model, cloud, scene, boxes)
+            elif options.extractor == "marching_cubes":
+                regions = self._density_regions(model, boxes, level)
+            elif options.extractor == "centers":
+                points = center_samples(model, scene.train_cameras)
+                regions = self._poisson_regions(points, boxes, backend, project=False)
+            else:
+                project = options.project_on_surface_points
+                regions = self._poisson_regions(samples.pop(level), boxes, backend, project)
+            meshes, surface, figures = regions
+            for target in [target for job_level, target in jobs if job_level == level]:
+                identity = jobs[level, target]
+                self._finish(identity, level, target, meshes, surface, figures, backend)
+
+    def _check_extent(self, scene: Scene) -> None:
+        options = self._options
+        if scene.extent <= 0 and options.bboxmin is None:
+            raise UserError(
+                f"all training cameras of {options.scene_path} stand in one place, so the scene "
+                "has no size; give the foreground with --bboxmin and --bboxmax"
+            )
+
+    def _advise(self, backend: MeshingBackend) -> None:
+        """Name constants that were given but that the library does not know."""
+        given, usual = self._options.poisson.solver, SolverConfig()
+        idle = [
+            f"--poisson_{name}"
+            for name in ("width", "scale", "linear_fit")
+            if getattr(given, name) != getattr(usual, name)
+        ]
+        if idle and backend.name == PycolmapBackend.name:
+            self._console.info(f"{', '.join(idle)}: no effect without Open3D")
+
+    def _build_model(self, cloud: GaussianCloud, path: Path) -> LevelSetModel:
+        options, console = self._options, self._console
+        model = build_model(
+            cloud,
+            min_opacity=options.min_opacity,
+            n_neighbors=options.n_neighbors,
+            diamond_extent=options.diamond_extent,
+            density_factor=options.density_factor,
+        )
+        opacities = cloud.opacity_logits.sigmoid().squeeze(-1).cpu().numpy()
+        deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
+        console.info(f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "
+                     f"{options.min_opacity:g}; deciles of opacity {deciles}")  # fmt: skip
+        if len(model) == 0:
+            raise UserError(
+                f"{path}: no Gaussian has an opacity above {options.min_opacity:g} (the largest "
+                f"is {opacities.max():.2f}), so there is no surface; train the model longer"
+            )
+        return model
+
+    def _boxes(self, scene: Scene) -> tuple[Box, Box]:
+        """Foreground and background box."""
+        options = self._options
+        center = np.stack([camera.center for camera in scene.train_cameras]).mean(axis=0)
+        own_box = options.bboxmin is not None
+        if own_box:
+            foreground = Box(options.bboxmin, options.bboxmax)
+            if options.center_bbox:
+                foreground = foreground.shifted(center)
+        else:
+            at = np.zeros(3) if options.center_bbox is False else center
+            foreground = Box.cube(at, options.foreground_factor * scene.extent)
+        at = np.zeros(3) if options.center_bbox is False else center
+        background = Box.cube(at, options.background_factor * scene.extent)
+        self._console.info(f"foreground {foreground}, background {background}")
+        return foreground, background
+
+    def _sample(
+        self, model: LevelSetModel, scene: Scene, levels: Sequence[float]
+    ) -> list[SurfaceSamples]:
+        options, cameras = self._options, scene.train_cameras
+        with self._console.progress("surface points", 1, len(cameras)) as progress:
+            return collect_surface_samples(
+                model,
+                cameras,
+                levels,
+                target=options.surface_points,
+                n_samples=options.ray_samples,
+                reach=options.ray_reach,
+                candidates_per_point=options.candidates_per_point,
+                seed=options.seed,
+                on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
+            )
+
+    def _poisson_regions(
+        self,
+        samples: SurfaceSamples,
+        boxes: tuple[Box, Box],
+        backend: MeshingBackend,
+        project: bool,
+    ) -> _Regions:
+        options = self._options
+        if len(samples) < MIN_POINTS:
+            raise UserError(
+                f"only {len(samples)} surface points were found in all views: the density "
+                "crosses no level there; lower --surface_level or train the model longer"
+            )
+        inside = boxes[0].contains(samples.points)
+        outside = boxes[1].contains(samples.points) & ~inside
+        parts = {"foreground": inside}
+        if options.background:
+            parts["background"] = outside
+        figures: dict[str, Any] = {"surface_points": len(samples)}
+        meshes = []
+        for name, mask in parts.items():
+            n = int(mask.sum())
+            figures[f"{name}_points"] = n
+            wanted = options.min_background_share if name == "background" else 0.0
+            if n < max(MIN_POINTS, wanted * len(samples)):
+                self._reject_empty(name, n, samples.points)
+                continue
+            start = time.monotonic()
+            mesh = reconstruct_region(samples.select(mask), options.poisson, backend)
+            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
+            self._console.info(
+                f"{name}: {n:,} points, {mesh.n_faces:,} triangles before decimation "
+                f"({figures[f'{name}_seconds']:.1f} s)"
+            )
+            meshes.append(mesh)
+        if not any(mesh.n_faces for mesh in meshes):
+            raise UserError(
+                f"no surface in the foreground or background box; the surface points lie in "
+                f"{_span(samples.points)}: set --bboxmin and --bboxmax"
+            )
+        return meshes, samples if project else None, figures
+
+    def _reject_empty(self, name: str, n: int, points: np.ndarray) -> None:
+        """An empty region is worth a note; an empty box that the user drew is an error."""
+        if name == "foreground" and self._options.bboxmin is not None:
+            raise UserError(
+                f"the box of --bboxmin and --bboxmax holds {n} of {len(points):,} surface "
+                f"points; they lie in {_span(points)} (world coordinates"
+                + (", the box was moved by --center_bbox True)" if self._options.center_bbox
+                   else ")")
+            )  # fmt: skip
+        self._console.info(f"{name}: only {n} of {len(points):,} surface points, left out")
+
+    def _tsdf_regions(
+        self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene, boxes: tuple[Box, Box]
+    ) -> _Regions:
+        options, figures, meshes = self._options, {}, []
+        render = view_renderer(model, cloud, options.tsdf)
+        parts = {"foreground": (boxes[0], None)}
+        if options.background:
+            parts["background"] = (boxes[1], boxes[0])
+        for name, (box, hole) in parts.items():
+            start = time.monotonic()
+            fused = fuse_region(render, scene.train_cameras, box, hole, options.tsdf, self._console)
+            figures[f"{name}_voxel"] = fused.voxel_size
+            figures[f"{name}_voxels"] = fused.n_voxels
+            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
+            if fused.mesh.n_faces == 0 and name == "foreground" and options.bboxmin is not None:
+                raise UserError(
+                    f"no surface in the box {box}; widen --bboxmin and --bboxmax or check that "
+                    "they are in world coordinates"
+                )
+            if fused.mesh.n_faces:
+                meshes.append(fused.mesh)
+        if not meshes:
+            raise UserError(
+                f"no surface in the foreground or background box {boxes[1]}; set --bboxmin and "
+                "--bboxmax"
+            )
+        return meshes, None, figures
+
+    def _density_regions(
+        self, model: LevelSetModel, boxes: tuple[Box, Box], level: float
+    ) -> _Regions:
+        options, figures, meshes = self._options, {}, []
+        parts = {"foreground": (boxes[0], None)}
+        if options.background:
+            parts["background"] = (boxes[1], boxes[0])
+        for name, (box, hole) in parts.items():
+            start = time.monotonic()
+            with self._console.progress(f"{name} grid", 1, 1) as progress:
+                mesh = density_surface(
+                    model,
+                    box,
+                    hole,
+                    level / options.density_factor,
+                    options.grid_resolution,
+                    lambda done, total: progress.update(
+                        int(done == total), fields={"blocks": f"{done:,} of {total:,}"}
+                    ),
+                )
+            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
+            if mesh.n_faces:
+                meshes.append(mesh)
+        if not meshes:
+            raise UserError(
+                f"no surface of density {level:g} in the foreground or background box {boxes[1]}; "
+                "set --bboxmin and --bboxmax"
+            )
+        return meshes, None, figures
+
+    def _finish(
+        self,
+        identity: Identity,
+        level: float,
+        target: int,
+        meshes: Sequence[TriangleMesh],
+        surface: SurfaceSamples | None,
+        figures: dict[str, Any],
+        backend: MeshingBackend,
+    ) -> None:
+        path = self._options.mesh_path(level, target)
+        mesh = finish_mesh(meshes, target, backend, surface)
+        if mesh.n_faces == 0:
+            raise UserError(
+                f"{path.name}: no triangle is left after the clean-up; use more --surface_points "
+                "or a larger --decimation_target"
+            )
+        result = {
+            **figures,
+            "seconds": round(time.monotonic() - self._start, 2),
+            "peak_bytes": memory_usage(self._options.compute.device).peak,
+            "backend": backend.name,
+            "vertices": mesh.n_vertices,
+            "faces": mesh.n_faces,
+            "open_edge_share": open_edge_share(mesh),
+        }
+        with publish([path], identity, lambda: result) as temporary:
+            write_mesh_ply(temporary[path], mesh)
+        self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")
+
+
+_Regions = tuple[list[TriangleMesh], "SurfaceSamples | None", dict[str, Any]]
+
+
+def _read_cloud(
+    options: MeshOptions, checkpoint: ReferenceCheckpoint, notify: Callable[[str], None]
+) -> tuple[GaussianCloud, Path]:
+    path = options.model
+    if path is None:
+        return checkpoint.read_cloud(notify), checkpoint.ply_path
+    try:
+        return cloud_from_state(load_payload(path)["state_dict"]), path
+    except UserError as error:
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error
+
+
+def _span(points: np.ndarray) -> str:
+    """Box of the middle 98 % of points on each axis."""
+    low, high = np.quantile(points[:: max(1, len(points) // 100_000)], (0.01, 0.99), axis=0)
+    return str(Box(tuple(map(float, low)), tuple(map(float, high))))

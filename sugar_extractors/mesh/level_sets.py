@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points on level sets of the density, found along the rays of one view.
+
+The depth of a triangle soup of diamonds tells where to look: around it, the density is sampled
+along the ray from -3 to +3 standard deviations of the Gaussian that was hit, and the first
+crossing of the level is interpolated (SuGaR, Guédon & Lepetit, CVPR 2024, section 4.2). Rays go
+through pixel centres, and normals point out of the object.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization.view import View, make_view
+from sugar_scene.diamonds import diamond_faces, diamond_vertices
+from sugar_scene.fields.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
+from sugar_scene.geometry import MIN_SCALE
+from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
+from sugar_utils.neighbors import nearest_neighbors
+from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_math import rotation_matrix
+
+MARCH_OPTIONS = {
+    "enable_backward": False,
+    "cpu_compiler_flags": "-march=native -ffp-contract=fast",
+}
+wp.set_module_options(MARCH_OPTIONS)
+
+MIN_OPACITY = 0.5
+DIAMOND_EXTENT = 2.0
+RAY_SAMPLES = 21
+RAY_REACH = 3.0
+N_NEIGHBORS = 16
+
+_MIN_STRIP = 512
+_NEGLIGIBLE_SQUARE = 80.0
+
+
+@dataclass(frozen=True)
+class LevelSetModel:
+    """Opaque Gaussians, ready to be searched for level sets.
+
+    Attributes:
+        gaussians: The N survivors; colours of degree 0 only.
+        neighbors: Neighbours of each, itself first. (N, K) int32
+        packed: Rows of ``field_device.pack_rows``. (N, 16)
+        corners: Corners of the diamonds. (4 N, 3) world units
+        faces: Triangles of the diamonds; face f belongs to Gaussian f // 2. (2 N, 3)
+    """
+
+    gaussians: Gaussians
+    neighbors: Tensor
+    packed: Tensor
+    corners: Tensor
+    faces: Tensor
+
+    def __len__(self) -> int:
+        return len(self.gaussians)
+
+
+class LevelSetPoints(NamedTuple):
+    """Results of one view for L levels and S rays.
+
+    Attributes:
+        points: (L, S, 3) world units.
+        normals: Unit, out of the object. (L, S, 3)
+        valid: Rays that start below the level and cross it. (L, S) bool
+    """
+
+    points: Tensor
+    normals: Tensor
+    valid: Tensor
+
+
+def build_model(
+    cloud: GaussianCloud,
+    *,
+    min_opacity: float = MIN_OPACITY,
+    n_neighbors: int = N_NEIGHBORS,
+    diamond_extent: float = DIAMOND_EXTENT,
+    density_factor: float = 1.0,
+    knn_batch_size: int = 100_000,
+) -> LevelSetModel:
+    """Drop Gaussians that are not opaque and prepare the rest.
+
+    Args:
+        cloud: Raw parameters, on the device to work on.
+        min_opacity: Gaussians survive with a larger opacity than this.
+        n_neighbors: Neighbours that the density is summed over.
+        diamond_extent: Half diagonals of the diamonds in standard deviations.
+        density_factor: Factor of the opacities in the density.
+        knn_batch_size: Points per launch of the neighbour search.
+
+    Returns:
+        The model; it may be empty.
+    """
+    opaque = cloud.opacity_logits.detach().sigmoid().squeeze(-1) > min_opacity
+    gaussians = cloud.select(opaque).activate()
+    gaussians = Gaussians(*(t.float().contiguous() for t in gaussians.tensors()))
+    gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
+    n, device = len(gaussians), gaussians.means.device
+    packed = torch.empty(n, PACK_SIZE, device=device)
+    shape = (gaussians.means, gaussians.quats, gaussians.scales)
+    heights = density_factor * gaussians.opacities
+    launch(pack_rows, n, [*shape, heights, packed], device=device, min_items=_MIN_STRIP)
+    return LevelSetModel(
+        gaussians,
+        nearest_neighbors(gaussians.means, n_neighbors, query_batch=knn_batch_size).indices,
+        packed,
+        diamond_vertices(*shape, diamond_extent).reshape(-1, 3),
+        diamond_faces(n, device).int(),
+    )
+
+
+@wp.kernel
+def billboard(
+    first: int,
+    view: View,
+    means: wp.array(dtype=wp.vec3),
+    corners: wp.array(dtype=wp.vec3),
+    moved: wp.array(dtype=wp.vec3),
+):
+    """Slide corners along their lines of sight; corners behind the plane of sight become NaN."""
+    i = first + wp.tid()
+    center = view.rotation * means[i / 4] + view.translation
+    corner = view.rotation * corners[i] + view.translation
+    along = wp.dot(corner, center)
+    factor = wp.dot(center, center) / along
+    if not (along > 0.0):
+        factor = float(wp.nan)
+    moved[i] = corner * factor
+
+
+def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
+    """First hit of every pixel on the diamonds, turned towards the camera.
+
+    The corners of a diamond slide along their lines of sight onto the plane through the centre
+    that is orthogonal to the line of sight of the centre. A diamond so close that a corner has
+    more than 90 degrees to the centre has no such corner; its triangles are left out.
+
+    Returns:
+        Hits; the Gaussian is ``face // 2``.
+    """
+    moved = torch.empty_like(model.corners)
+    launch(
+        billboard,
+        moved.shape[0],
+        [make_view(camera), *(as_array(t, wp.vec3) for t in
+                              (model.gaussians.means, model.corners, moved))],
+        device=moved.device,
+        min_items=4096,
+    )  # fmt: skip
+    return rasterize_camera_triangles(moved, model.faces, camera)
+
+
+@wp.func
+def density_gradient(
+    point: wp.vec3,
+    gaussian: int,
+    neighbors: wp.array2d(dtype=int),
+    packed: wp.array2d(dtype=float),
+) -> wp.vec3:
+    """Sum of o_j Sigma_j^-1 (x - mean_j): minus the gradient of the density."""
+    total = wp.vec3(0.0, 0.0, 0.0)
+    for j in range(neighbors.shape[1]):
+        row = neighbors[gaussian, j]
+        whitening = whitening_of(packed, row)
+        y = whitening * (point - vec3_of(packed, row))
+        square = wp.min(wp.dot(y, y), 1.0e8)
+        total += packed[row, 3] * wp.exp(-0.5 * square) * (wp.transpose(whitening) * y)
+    return total
+
+
+@functools.cache
+def march_kernel(n_samples: int) -> Any:
+    """Kernel that walks along rays with ``n_samples`` densities each."""
+    profile = wp.types.vector(length=n_samples, dtype=wp.float32)
+
+    @wp.kernel(module="unique", module_options=MARCH_OPTIONS)
+    def march(
+        first: int,
+        view: View,
+        reach: float,
+        coordinates: wp.array(dtype=wp.vec2),
+        depths: wp.array(dtype=float),
+        hit_gaussians: wp.array(dtype=int),
+        neighbors: wp.array2d(dtype=int),
+        packed: wp.array2d(dtype=float),
+        quats: wp.array(dtype=wp.vec4),
+        scales: wp.array(dtype=wp.vec3),
+        levels: wp.array(dtype=float),
+        points: wp.array2d(dtype=wp.vec3),
+        normals: wp.array2d(dtype=wp.vec3),
+        valid: wp.array2d(dtype=wp.bool),
+    ):
+        i = first + wp.tid()
+        gaussian = hit_gaussians[i]
+        pixel = coordinates[i]
+        ray = wp.vec3((pixel[0] - view.cx) / view.fx, (pixel[1] - view.cy) / view.fy, 1.0)
+        direction = wp.transpose(view.rotation) * ray
+        origin = view.center + depths[i] * direction
+        direction = wp.normalize(direction)
+
+        sight = wp.normalize(view.center - vec3_of(packed, gaussian))
+        local = wp.transpose(rotation_matrix(quats[gaussian])) * sight
+        sigma = wp.length(wp.cw_mul(scales[gaussian], local))
+        start = -reach * sigma
+        step = 2.0 * reach * sigma / float(wp.static(n_samples - 1))
+
+        density = profile()
+        for j in range(neighbors.shape[1]):
+            row = neighbors[gaussian, j]
+            whitening = whitening_of(packed, row)
+            y = whitening * (origin - vec3_of(packed, row))
+            dy = whitening * direction
+            for k in range(wp.static(n_samples)):
+                z = y + (start + float(k) * step) * dy
+                square = wp.dot(z, z)
+                if square < wp.static(_NEGLIGIBLE_SQUARE):
+                    density[k] += packed[row, 3] * wp.exp(-0.5 * square)
+
+        for level_index in range(levels.shape[0]):
+            level = levels[level_index]
+            found = int(0)
+            # Level 0 would never start outside; a full first sample means inside.
+            if wp.min(density[0], 1.0) < level:
+                for k in range(1, wp.static(n_samples)):
+                    if found == 0 and wp.min(density[k], 1.0) > level:
+                        found = k
+            valid[level_index, i] = found > 0
+            points[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
+            normals[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
+            if found > 0:
+                before = wp.min(density[found - 1], 1.0)
+                after = wp.min(density[found], 1.0)
+                share = (level - before) / (after - before)
+                point = origin + (start + (float(found - 1) + share) * step) * direction
+                points[level_index, i] = point
+                normals[level_index, i] = wp.normalize(
+                    density_gradient(point, gaussian, neighbors, packed)
+                )
+
+    return march
+
+
+def march_rays(
+    model: LevelSetModel,
+    camera: Camera,
+    coordinates: Tensor,
+    depths: Tensor,
+    hit_gaussians: Tensor,
+    levels: Sequence[float],
+    *,
+    n_samples: int = RAY_SAMPLES,
+    reach: float = RAY_REACH,
+) -> LevelSetPoints:
+    """Search the level sets along rays.
+
+    All samples of a ray use the neighbours of the Gaussian that the ray hit. Densities of 1 and
+    more count as 1. Memory is O(S L): no product of rays, samples and neighbours is stored.
+
+    Args:
+        model: The Gaussians.
+        camera: Camera the rays start from.
+        coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
+        depths: Depth of the hits along the view axis. (S,) world units
+        hit_gaussians: Gaussian hit by each ray. (S,)
+        levels: L densities, between 0 and 1.
+        n_samples: Densities per ray.
+        reach: How far before and behind the hit they lie, in standard deviations of the Gaussian
+            along the line of sight.
+
+    Returns:
+        Points and outward normals.
+    """
+    n, device = coordinates.shape[0], coordinates.device
+    shape = (len(levels), n)
+    points = torch.empty(*shape, 3, device=device)
+    normals = torch.empty(*shape, 3, device=device)
+    valid = torch.empty(shape, dtype=torch.bool, device=device)
+    scales = model.gaussians.scales.clamp_min(MIN_SCALE)
+    launch(
+        march_kernel(n_samples),
+        n,
+        [
+            make_view(camera), reach, as_array(coordinates.float().contiguous(), wp.vec2),
+            depths.float().contiguous(), hit_gaussians.int(), model.neighbors, model.packed,
+            as_array(model.gaussians.quats, wp.vec4), as_array(scales, wp.vec3),
+            torch.tensor(list(levels), dtype=torch.float32, device=device),
+            as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
+        ],
+        device=device,
+        min_items=_MIN_STRIP,
+    )  # fmt: skip
+    return LevelSetPoints(points, normals, valid)
+
+
+def pixel_centers(pixels: Tensor, width: int) -> Tensor:
+    """Image coordinates of the centres of row-major pixel indices. (S,) -> (S, 2) pixels"""
+    return torch.stack([pixels % width, pixels // width], dim=-1).float() + 0.5

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mesh extraction by fusing rendered depth into a truncated signed distance field.
+
+The field (Curless and Levoy, SIGGRAPH 1996) lives in blocks of voxels near the surface only. Two
+passes over the views, which are rendered twice for it: the first marks the blocks that some depth
+reaches, the second averages distances and colours in them. So the memory depends on the surface
+and the voxel size, not on the number of views, and the result not on their order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.rasterization.view import View, make_view
+from sugar_extractors.mesh.level_sets import (
+    LevelSetModel,
+    diamond_hits,
+    march_rays,
+    pixel_centers,
+)
+from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
+from sugar_extractors.mesh.surface_samples import Box
+from sugar_scene.mesh.triangle_mesh import (
+    TriangleMesh,
+    without_small_components,
+    without_unused_vertices,
+)
+from sugar_scene.mesh.triangle_rasterizer import to_camera
+from sugar_utils.console import Console
+from sugar_utils.warp_launch import as_array, launch
+
+wp.set_module_options({"enable_backward": False})
+
+BLOCK = 8
+"""Voxels along the side of a block."""
+
+_BLOCK_SIDE = wp.constant(BLOCK)
+_N_FOOTPRINT_VIEWS = 8
+_COARSER = 1.25
+_MIN_STRIP = 4096
+
+
+DEPTHS = ("blended", "level_set")
+"""Where depth comes from."""
+
+
+@dataclass(frozen=True)
+class TsdfConfig:
+    """Constants of the fusion.
+
+    Attributes:
+        depth: ``blended``: depth as rendered, the mean along the ray, divided by alpha;
+            ``level_set``: the first point of a level set on the ray, sharper and slower.
+        level: Density of that level set.
+        voxel_size: Side of a voxel, world units; None for the median side of a pixel on the
+            surface times ``pixels_per_voxel``, at least 1/2048 of the box.
+        pixels_per_voxel: See above.
+        truncation_voxels: Distances are cut off at this many voxels.
+        min_alpha: Pixels that the Gaussians cover less have no depth.
+        min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
+            views are sparse, and never is it more than half of the views.
+        min_component: Connected parts of fewer triangles, before decimation, are noise.
+        max_voxels: Ceiling of the voxels stored; where it is met, voxels are made larger.
+    """
+
+    depth: str = "blended"
+    level: float = 0.3
+    voxel_size: float | None = None
+    pixels_per_voxel: float = 2.0
+    truncation_voxels: float = 4.0
+    min_alpha: float = 0.5
+    min_views: int = 1
+    min_component: int = 300
+    max_voxels: int = 40_000_000
+
+
+@dataclass(frozen=True)
+class FusedRegion:
+    """Result of one region.
+
+    Attributes:
+        mesh: The surface; empty if there is none in the box.
+        voxel_size: Side of a voxel, world units.
+        n_voxels: Voxels stored.
+    """
+
+    mesh: TriangleMesh
+    voxel_size: float
+    n_voxels: int
+
+
+@dataclass(frozen=True)
+class DepthView:
+    """Depth (0 where unknown, (H, W) world units) and colour (H, W, 3) of one view."""
+
+    camera: Camera
+    depth: Tensor
+    color: Tensor
+
+
+Renderer = Callable[[Camera], DepthView]
+
+
+def view_renderer(model: LevelSetModel, cloud: GaussianCloud, config: TsdfConfig) -> Renderer:
+    """What renders the views: all Gaussians blended, or level sets of the opaque ones."""
+    # Faint Gaussians are part of what was trained; without them rendered depth has gaps.
+    gaussians = cloud.detached().activate()
+    gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
+    if config.depth == "level_set":
+        return lambda camera: level_set_view(model, gaussians, camera, config.level)
+    return lambda camera: blended_view(gaussians, camera, config.min_alpha)
+
+
+def blended_view(gaussians: Gaussians, camera: Camera, min_alpha: float) -> DepthView:
+    """Expected depth (blended depth by alpha) and colour of degree 0."""
+    output = rasterize(gaussians, camera, depth=True, sh_degree=0)
+    known = output.alpha >= min_alpha
+    alpha = output.alpha.clamp_min(1e-6)
+    depth = torch.where(known, output.depth / alpha, 0.0)
+    return DepthView(camera, depth, (output.image / alpha[..., None]).clamp(0, 1))
+
+
+def level_set_view(
+    model: LevelSetModel, gaussians: Gaussians, camera: Camera, level: float
+) -> DepthView:
+    """Depth of the first crossing of a level and colour of degree 0."""
+    hits = diamond_hits(model, camera)
+    pixels = hits.covered.flatten().nonzero()[:, 0]
+    centers = pixel_centers(pixels, camera.width)
+    rows = hits.face.flatten()[pixels] // 2
+    found = march_rays(model, camera, centers, hits.depth.flatten()[pixels], rows, [level])
+    depth = torch.zeros_like(hits.depth).flatten()
+    depth[pixels] = torch.where(found.valid[0], to_camera(found.points[0], camera)[:, 2], 0.0)
+    image = rasterize(gaussians, camera, sh_degree=0).image.clamp(0, 1)
+    return DepthView(camera, depth.reshape(hits.depth.shape), image)
+
+
+def fuse_region(
+    render: Renderer,
+    cameras: Sequence[Camera],
+    box: Box,
+    hole: Box | None,
+    config: TsdfConfig,
+    console: Console,
+) -> FusedRegion:
+    """Fuse all views within a box and extract the surface.
+
+    Args:
+        render: Makes depth and colour of a view; called twice for each.
+        cameras: Training cameras.
+        box: The region.
+        hole: Part of it whose surface is left out; None for nothing.
+        config: Constants.
+        console: Shows the progress.
+
+    Returns:
+        The surface, outward side counter-clockwise.
+    """
+    with torch.no_grad():
+        voxel = config.voxel_size or _automatic_voxel(render, cameras, box, config)
+        if voxel is None:
+            return FusedRegion(_empty_mesh(), 0.0, 0)
+        grid, table = _mark_blocks(render, cameras, box, voxel, config, console)
+        field = _fuse(render, cameras, grid, table, config, console)
+    mesh = extract_surface(field, min(config.min_views, 1 + len(cameras) // 2))
+    mesh = without_small_components(mesh, config.min_component)
+    if hole is not None and mesh.n_faces:
+        centers = mesh.vertices[mesh.faces].mean(axis=1)
+        mesh = without_unused_vertices(
+            TriangleMesh(mesh.vertices, mesh.faces[~hole.contains(centers)], mesh.colors)
+        )
+    return FusedRegion(mesh, grid.voxel, field.distances.numel())
+
+
+def _empty_mesh() -> TriangleMesh:
+    return TriangleMesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8))
+
+
+def _world_points(view: DepthView, depth: Tensor) -> Tensor:
+    """Points of all pixels at the given depths. (H, W) -> (H W, 3) world units"""
+    camera, device = view.camera, depth.device
+    y, x = torch.meshgrid(
+        torch.arange(camera.height, device=device) + 0.5,
+        torch.arange(camera.width, device=device) + 0.5,
+        indexing="ij",
+    )
+    local = torch.stack(
+        [(x - camera.cx) / camera.fx * depth, (y - camera.cy) / camera.fy * depth, depth], dim=-1
+    ).reshape(-1, 3)
+    rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=device)
+    center = torch.tensor(camera.center, dtype=torch.float32, device=device)
+    return local @ rotation + center
+
+
+def _inside(points: Tensor, box: Box) -> Tensor:
+    low, high = points.new_tensor(box.low), points.new_tensor(box.high)
+    return ((points > low) & (points < high)).all(dim=-1)
+
+
+def _automatic_voxel(
+    render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
+) -> float | None:
+    """Median side of a pixel on the surface within the box, over a few views."""
+    step = max(1, len(cameras) // _N_FOOTPRINT_VIEWS)
+    footprints = []
+    for camera in cameras[::step]:
+        view = render(camera)
+        good = _inside(_world_points(view, view.depth), box) & (view.depth.flatten() > 0)
+        footprints.append(view.depth.flatten()[good] / math.sqrt(camera.fx * camera.fy))
+    everything = torch.cat(footprints)
+    if everything.shape[0] == 0:
+        return None
+    largest = max(h - low for low, h in zip(box.low, box.high, strict=True))
+    median = float(everything.sort().values[everything.shape[0] // 2])
+    return max(config.pixels_per_voxel * median, largest / 2048)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Blocks over a box: low corner, voxel side (world units) and blocks per axis."""
+
+    origin: tuple[float, float, float]
+    voxel: float
+    shape: tuple[int, int, int]
+
+    @classmethod
+    def over(cls, box: Box, voxel: float) -> _Grid:
+        sides = [high - low for low, high in zip(box.low, box.high, strict=True)]
+        return cls(box.low, voxel, tuple(max(1, math.ceil(s / (voxel * BLOCK))) for s in sides))
+
+
+def _mark_blocks(
+    render: Renderer,
+    cameras: Sequence[Camera],
+    box: Box,
+    voxel: float,
+    config: TsdfConfig,
+    console: Console,
+) -> tuple[_Grid, Tensor]:
+    """Blocks within the truncation distance of some depth, as a table of slots (-1: none)."""
+    device = render(cameras[0]).depth.device
+    while True:
+        grid = _Grid.over(box, voxel)
+        marked = torch.zeros(math.prod(grid.shape), dtype=torch.bool, device=device)
+        with console.progress("blocks", 1, len(cameras)) as progress:
+            for done, camera in enumerate(cameras, start=1):
+                _mark_view(render(camera), grid, marked, config)
+                progress.update(done)
+        n_blocks = int(marked.sum())
+        if n_blocks * BLOCK**3 <= config.max_voxels:
+            break
+        larger = voxel * max(_COARSER, math.sqrt(n_blocks * BLOCK**3 / config.max_voxels))
+        console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
+        voxel = larger
+    slots = marked.cumsum(0).int() - 1
+    return grid, torch.where(marked, slots, -1).int().reshape(grid.shape)
+
+
+def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig) -> None:
+    reach = config.truncation_voxels * grid.voxel
+    n_steps = math.ceil(2 * reach / (grid.voxel * BLOCK / 2)) + 1
+    known = view.depth.flatten() > 0
+    shape = torch.tensor(grid.shape, device=marked.device)
+    for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
+        points = _world_points(view, view.depth + offset)[known]
+        blocks = (points - points.new_tensor(grid.origin)) / (grid.voxel * BLOCK)
+        blocks = blocks.floor().long()
+        blocks = blocks[((blocks >= 0) & (blocks < shape)).all(dim=1)]
+        marked[(blocks[:, 0] * shape[1] + blocks[:, 1]) * shape[2] + blocks[:, 2]] = True
+
+
+@wp.kernel
+def integrate(
+    first: int,
+    view: View,
+    origin: wp.vec3,
+    voxel: float,
+    truncation: float,
+    blocks: wp.array(dtype=wp.vec3i),
+    depth: wp.array2d(dtype=float),
+    color: wp.array2d(dtype=wp.vec3),
+    distances: wp.array(dtype=float),
+    weights: wp.array(dtype=float),
+    colors: wp.array(dtype=wp.vec3),
+):
+    """Average one view into the field; a work item is one voxel corner."""
+    i = first + wp.tid()
+    side = _BLOCK_SIDE
+    block = blocks[i / (side * side * side)]
+    part = i % (side * side * side)
+    corner = wp.vec3(
+        float(block[0] * side + part / (side * side)),
+        float(block[1] * side + (part / side) % side),
+        float(block[2] * side + part % side),
+    )
+    point = view.rotation * (origin + voxel * corner) + view.translation
+    if not (point[2] > 0.0):
+        return
+    x = view.fx * point[0] / point[2] + view.cx
+    y = view.fy * point[1] / point[2] + view.cy
+    if not (x >= 0.0 and y >= 0.0 and x < float(view.width) and y < float(view.height)):
+        return
+    seen = depth[int(y), int(x)]
+    distance = seen - point[2]
+    if seen <= 0.0 or distance < -truncation:
+        return
+    weight = weights[i]
+    share = 1.0 / (weight + 1.0)
+    distances[i] += (wp.min(distance / truncation, 1.0) - distances[i]) * share
+    colors[i] += (color[int(y), int(x)] - colors[i]) * share
+    weights[i] = weight + 1.0
+
+
+def _fuse(
+    render: Renderer,
+    cameras: Sequence[Camera],
+    grid: _Grid,
+    table: Tensor,
+    config: TsdfConfig,
+    console: Console,
+) -> SparseField:
+    device = table.device
+    blocks = (table >= 0).nonzero().int().contiguous()
+    n = blocks.shape[0] * BLOCK**3
+    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
+    colors = torch.zeros(n, 3, device=device)
+    field = SparseField(grid.origin, grid.voxel, table, distances, weights, colors)
+    if n == 0:
+        return field
+    with console.progress("fusion", 1, len(cameras)) as progress:
+        for done, camera in enumerate(cameras, start=1):
+            view = render(camera)
+            launch(
+                integrate,
+                n,
+                [
+                    make_view(camera), wp.vec3(*grid.origin), grid.voxel,
+                    config.truncation_voxels * grid.voxel, as_array(blocks, wp.vec3i),
+                    view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3),
+                    distances, weights, as_array(colors, wp.vec3),
+                ],
+                device=device,
+                min_items=_MIN_STRIP,
+            )  # fmt: skip
+            progress.update(done, fields={"voxels": f"{n:,}"})
+    return field

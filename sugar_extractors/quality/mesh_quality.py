@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How close a mesh is to a surface that is known: the figures papers report, and topology.
+
+Only the object counts. What is compared, and where:
+
+- All lengths are in fractions of the object's longest side.
+- The mesh is sampled evenly by area. Samples inside the object's bounding box grown by
+  ``MARGIN`` count, except those below the ground plus ``CLEARANCE``: there ground and object
+  touch, and nobody sees where one ends. Ground height is the upper side of the ground's box.
+- Accuracy is the mean distance of these samples to the true object or the true ground, whichever
+  is nearer: a correct piece of ground inside the box is no error, a blob in the air is one.
+- Completeness is the mean distance of the true object's visible samples (seen by three views or
+  more) to the whole mesh. What no photograph shows, such as the underside, is not asked for.
+- Topology is that of the whole mesh, because a cut would make edges that it does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+from plyfile import PlyData, PlyParseError
+
+from gaussian_splatting.data.ply import does_not_fit
+from sugar_extractors.quality.surface_distance import AreaSamples, Surface, sample_surface
+from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, component_labels, edge_keys
+from sugar_utils.errors import UserError
+from sugar_utils.files import read_json, require_regular_file
+from sugar_utils.schemas import Coordinate, Count, conform
+
+OBJECT_FILE, VISIBLE_FILE, FACTS_FILE = "gt_object.ply", "gt_visible.ply", "gt.json"
+MARGIN = 0.05
+CLEARANCE = 0.01
+THRESHOLDS = (0.005, 0.01)
+"""Distances at which F-scores are taken."""
+
+N_SAMPLES = 100_000
+_MAX_DRAWN = 40 * N_SAMPLES
+_REACH = 1.0
+_PAIRS = ("x", "y", "z"), ("nx", "ny", "nz")
+_Corner = tuple[Coordinate, Coordinate, Coordinate]
+
+
+class _Facts(msgspec.Struct):
+    """What is read of ``gt.json``."""
+
+    object_bbox: tuple[_Corner, _Corner]
+    up: Annotated[str, msgspec.Meta(pattern="^[+-]?[xyz]$")]
+    gt_visible_object_samples: Count
+    ground_bbox: tuple[_Corner, _Corner] | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a mesh is compared with.
+
+    Attributes:
+        surface: The true object, and the ground where there is one. World units
+        visible_points: Points of the object that the photographs show. (N, 3) world units
+        visible_normals: Their unit normals. (N, 3)
+        low: Low corner of the box inside which a mesh is judged. (3,) world units
+        high: High corner. (3,)
+        size: Longest side of the object in world units.
+    """
+
+    surface: TriangleMesh
+    visible_points: np.ndarray
+    visible_normals: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    size: float
+
+
+@dataclass(frozen=True)
+class MeshQuality:
+    """Figures of one mesh; distances in fractions of the object's longest side.
+
+    Attributes:
+        accuracy: Mean distance from the mesh to the true surface.
+        completeness: Mean distance from the visible true surface to the mesh.
+        precisions: Share of the mesh nearer to the truth than each of ``THRESHOLDS``.
+        recalls: Share of the visible truth nearer to the mesh than each of them.
+        normal_agreement: Mean |cos| between normals of nearest places, both ways.
+        non_manifold_edge_share: Share of edges with more than two faces.
+        open_edge_share: Share of edges with a single face.
+        components: Connected parts.
+        triangles: Triangles of the whole mesh.
+        object_triangles: Those with a corner inside the box.
+    """
+
+    accuracy: float
+    completeness: float
+    precisions: tuple[float, ...]
+    recalls: tuple[float, ...]
+    normal_agreement: float
+    non_manifold_edge_share: float
+    open_edge_share: float
+    components: int
+    triangles: int
+    object_triangles: int
+
+    @property
+    def chamfer(self) -> float:
+        """Mean of accuracy and completeness."""
+        return (self.accuracy + self.completeness) / 2
+
+    @property
+    def f_scores(self) -> tuple[float, ...]:
+        """Harmonic means of precision and recall."""
+        return tuple(
+            2 * p * r / (p + r) if p + r > 0 else 0.0
+            for p, r in zip(self.precisions, self.recalls, strict=True)
+        )
+
+    def record(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {**asdict(self), "chamfer": self.chamfer, "f_scores": self.f_scores}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value of each figure for people; distances in % of the object's size."""
+        scores = [
+            (f"F-score at {t:.1%}", f"{f:.4f}")
+            for t, f in zip(THRESHOLDS, self.f_scores)  # noqa: B905
+        ]
+        return [
+            ("accuracy", f"{self.accuracy:.3%}"),
+            ("completeness", f"{self.completeness:.3%}"),
+            ("Chamfer distance", f"{self.chamfer:.3%}"),
+            *scores,
+            ("normal agreement", f"{self.normal_agreement:.4f}"),
+            ("non-manifold edges", f"{self.non_manifold_edge_share:.3%}"),
+            ("open edges", f"{self.open_edge_share:.3%}"),
+            ("connected parts", f"{self.components:,}"),
+            ("triangles", f"{self.triangles:,}"),
+            ("triangles on the object", f"{self.object_triangles:,}"),
+        ]
+
+
+def read_reference(scene_dir: Path) -> Reference:
+    """Read the ground truth of a rendered scene.
+
+    Args:
+        scene_dir: Folder with ``gt_object.ply``, ``gt_visible.ply`` and ``gt.json``.
+
+    Raises:
+        UserError: There is none, or it is damaged.
+    """
+    scene_dir = Path(scene_dir)
+    for name in (OBJECT_FILE, VISIBLE_FILE, FACTS_FILE):
+        if not (scene_dir / name).is_file():
+            raise UserError(
+                f"{scene_dir} has no {name}: its geometry is not known, so a mesh cannot be "
+                "measured; use a rendered scene such as the one of train.py --demo"
+            )
+    path = scene_dir / FACTS_FILE
+    facts = conform(read_json(path), _Facts, path, "make the scene again")
+    box = np.array(facts.object_bbox)
+    ground = None if facts.ground_bbox is None else np.array(facts.ground_bbox)
+    axis, sign = _up(facts.up)
+    n_object = facts.gt_visible_object_samples
+    mesh = read_mesh_ply(scene_dir / OBJECT_FILE)
+    points, normals = _read_visible(scene_dir / VISIBLE_FILE)
+    flat = float((box[1] - box[0]).max()) <= 0
+    if flat or not 0 < n_object <= len(points) or mesh.n_faces == 0:
+        raise UserError(
+            f"{scene_dir}: the ground truth has no size, no visible sample or no triangle of the "
+            "object; make the scene again"
+        )
+    return make_reference(mesh, points[:n_object], normals[:n_object], box, ground, axis, sign)
+
+
+def make_reference(
+    mesh: TriangleMesh,
+    visible_points: np.ndarray,
+    visible_normals: np.ndarray,
+    box: np.ndarray,
+    ground: np.ndarray | None = None,
+    axis: int = 2,
+    sign: int = 1,
+) -> Reference:
+    """Set up a comparison by the rules at the top of this file.
+
+    Args:
+        mesh: The object.
+        visible_points: (N, 3)
+        visible_normals: (N, 3)
+        box: Low and high corner of the object. (2, 3)
+        ground: Box of a flat ground, None without one. (2, 3)
+        axis: Axis that points up (or down).
+        sign: 1 when it points up, -1 when down.
+    """
+    size = float((box[1] - box[0]).max())
+    low, high = box[0] - MARGIN * size, box[1] + MARGIN * size
+    if ground is not None:
+        top = ground[1, axis] if sign > 0 else ground[0, axis]
+        # The ground nearest to a point of the box is below that point.
+        mesh = _with_ground(mesh, (low, high), ground, axis, top)
+        if sign > 0:
+            low[axis] = top + CLEARANCE * size
+        else:
+            high[axis] = top - CLEARANCE * size
+    return Reference(mesh, visible_points, visible_normals, low, high, size)
+
+
+def compare_surfaces(
+    mesh: TriangleMesh,
+    reference: Reference,
+    *,
+    n_samples: int = N_SAMPLES,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> MeshQuality:
+    """Measure a mesh by the rules at the top of this file.
+
+    Args:
+        mesh: In the reference's world.
+        reference: The truth.
+        n_samples: Samples of the mesh inside the box.
+        seed: Random seed of the samples.
+        device: Where distances are computed.
+
+    Raises:
+        UserError: The mesh has nothing where the object is.
+    """
+    origin, size = (reference.low + reference.high) / 2, reference.size
+    unit_low, unit_high = ((side - origin) / size for side in (reference.low, reference.high))
+    # The object is brought to size 1 at the origin, where float32 resolves it best.
+    vertices = (mesh.vertices - origin) / size
+    true_vertices = (reference.surface.vertices - origin) / size
+    visible = (reference.visible_points - origin) / size
+
+    near = mesh.faces[_meets(vertices, mesh.faces, unit_low - _REACH, unit_high + _REACH)]
+    samples = _samples_inside(vertices, near, unit_low, unit_high, n_samples, seed)
+    if len(samples) == 0:
+        raise UserError(
+            "the mesh has no surface where the object is (box "
+            f"{reference.low.round(3).tolist()} to {reference.high.round(3).tolist()}); check that "
+            "mesh and scene belong together"
+        )
+    found = Surface(vertices, near, device)
+    truth = Surface(true_vertices, reference.surface.faces, device)
+    to_truth, to_mesh = truth.nearest(samples.points), found.nearest(visible)
+    agreement = [
+        np.abs((ours * theirs).sum(axis=1)).mean()
+        for ours, theirs in (
+            (samples.normals, to_truth.normals),
+            (reference.visible_normals, to_mesh.normals),
+        )
+    ]
+    return MeshQuality(
+        accuracy=float(to_truth.distances.mean()),
+        completeness=float(to_mesh.distances.mean()),
+        precisions=tuple(float((to_truth.distances < t).mean()) for t in THRESHOLDS),
+        recalls=tuple(float((to_mesh.distances < t).mean()) for t in THRESHOLDS),
+        normal_agreement=float(np.mean(agreement)),
+        object_triangles=int(_inside(vertices[near], unit_low, unit_high).any(axis=1).sum()),
+        **_topology(mesh),
+    )
+
+
+def _topology(mesh: TriangleMesh) -> dict[str, Any]:
+    counts = np.unique(edge_keys(mesh.faces), return_counts=True)[1]
+    labels = component_labels(mesh)
+    return {
+        "non_manifold_edge_share": float((counts > 2).mean()),
+        "open_edge_share": float((counts == 1).mean()),
+        "components": len(np.unique(labels[mesh.faces])),
+        "triangles": mesh.n_faces,
+    }
+
+
+def _meets(
+    vertices: np.ndarray, faces: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> np.ndarray:
+    """Whether the box of each face meets a box. (F,) bool"""
+    corners = vertices[faces]
+    return ((corners.min(axis=1) <= high) & (corners.max(axis=1) >= low)).all(axis=1)
+
+
+def _inside(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return ((points >= low) & (points <= high)).all(axis=-1)
+
+
+def _samples_inside(
+    vertices: np.ndarray,
+    faces: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    count: int,
+    seed: int,
+) -> AreaSamples:
+    """About ``count`` even samples of that part of a mesh that lies in a box."""
+    meets = _meets(vertices, faces, low, high)
+    rows = np.flatnonzero(meets)
+    samples = sample_surface(vertices, faces[rows], count, seed)
+    share = _inside(samples.points, low, high).mean() if len(samples) else 1.0
+    if share < 1:
+        # Faces that reach far outside took samples away: draw more, so that enough are inside.
+        drawn = min(_MAX_DRAWN, int(count / max(share, 1e-6)))
+        samples = sample_surface(vertices, faces[rows], drawn, seed)
+    samples = samples.select(_inside(samples.points, low, high))
+    return replace(samples, faces=rows[samples.faces])
+
+
+def _up(text: str) -> tuple[int, int]:
+    """Axis and sign of a word such as ``+z``."""
+    sign = -1 if text.startswith("-") else 1
+    return "xyz".index(text.lstrip("+-")), sign
+
+
+def _with_ground(
+    mesh: TriangleMesh,
+    reach: tuple[np.ndarray, np.ndarray],
+    ground: np.ndarray,
+    axis: int,
+    height: float,
+) -> TriangleMesh:
+    """The object and the rectangle of ground around it."""
+    low, high = np.maximum(reach[0], ground[0]), np.minimum(reach[1], ground[1])
+    u, v = (k for k in range(3) if k != axis)
+    corners = np.empty((4, 3))
+    corners[:, axis] = height
+    corners[:, u] = (low[u], high[u], high[u], low[u])
+    corners[:, v] = (low[v], low[v], high[v], high[v])
+    faces = np.array([[0, 1, 2], [0, 2, 3]]) + mesh.n_vertices
+    return TriangleMesh(
+        np.concatenate([mesh.vertices, corners]),
+        np.concatenate([mesh.faces, faces]),
+        np.concatenate([mesh.colors, np.zeros((4, 3), dtype=np.uint8)]),
+    )
+
+
+def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Points and unit normals of a PLY. (N, 3) each"""
+    require_regular_file(path)
+    try:
+        table = PlyData.read(str(path))["vertex"].data
+        points, normals = (
+            np.stack([np.asarray(table[name], dtype=np.float64) for name in names], axis=1)
+            for names in _PAIRS
+        )
+    except MemoryError as error:
+        raise does_not_fit(path) from error
+    except (PlyParseError, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path}: damaged ({reason}); make the scene again") from error
+    length = np.linalg.norm(normals, axis=1, keepdims=True)
+    return points, normals / np.where(length > 0, length, 1)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the triangles of a mesh lie in its texture.
+
+``squares`` is the layout of SuGaR (Guédon & Lepetit, CVPR 2024): every pair of triangles fills
+a square of texels. It needs no unwrapping, works for any mesh and gives all triangles the same
+number of texels. ``xatlas`` unfolds connected parts of the surface with the library of that name,
+so a texel covers the same area everywhere and the picture can be painted on.
+
+Texel (x, y) is the square from (x, y) to (x + 1, y + 1) with its centre at (x + 0.5, y + 0.5); x
+runs along u and y along v.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
+from sugar_utils.errors import UserError
+
+ATLASES = ("squares", "xatlas")
+MIN_SQUARE_SIZE = 5
+"""Below this, the margins of a square leave its triangles no area."""
+
+MAX_SIDE = 32_768
+"""Larger textures are refused by graphics hardware and by many programs."""
+
+CHART_MARGIN = 2
+"""Texels around a chart that continue it."""
+
+_CHUNK_TEXELS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """The texture coordinates of a mesh.
+
+    Attributes:
+        kind: ``squares`` or ``xatlas``.
+        corners: Texture coordinates of the corners of each face, in texels. (F, 3, 2) float32
+        side: Texels per side of the texture.
+        square_size: Texels per side of the square of two faces; unused by ``xatlas``.
+    """
+
+    kind: str
+    corners: Tensor
+    side: int
+    square_size: int
+
+    @property
+    def n_faces(self) -> int:
+        """Number of triangles."""
+        return self.corners.shape[0]
+
+    @property
+    def uvs(self) -> Tensor:
+        """Texture coordinates in [0, 1], v upwards. (F, 3, 2) float32"""
+        return self.corners / self.side
+
+    def texel_faces(self, first_row: int, end_row: int) -> Tensor:
+        """Face that each texel of some rows belongs to, the texels around it included.
+
+        Returns:
+            -1 for texels of no face. (end_row - first_row, side) int32
+        """
+        shape = (end_row - first_row, self.side)
+        owners = torch.empty(shape, dtype=torch.int32, device=self.corners.device)
+        # In parts, because the temporaries are several times the result.
+        step = max(1, _CHUNK_TEXELS // self.side)
+        for first in range(first_row, end_row, step):
+            end = min(first + step, end_row)
+            part = self._square_faces if self.kind == "squares" else self._chart_faces
+            owners[first - first_row : end - first_row] = part(first, end)
+        return owners
+
+    def _chart_faces(self, first_row: int, end_row: int) -> Tensor:
+        low, high = max(0, first_row - CHART_MARGIN), min(self.side, end_row + CHART_MARGIN)
+        grown = self._rasterized_faces(low, high)
+        for _ in range(CHART_MARGIN):
+            grown = _grow(grown)
+        return grown[first_row - low : end_row - low]
+
+    def _square_faces(self, first_row: int, end_row: int) -> Tensor:
+        device, size = self.corners.device, self.square_size
+        x = torch.arange(self.side, dtype=torch.int32, device=device)
+        y = torch.arange(first_row, end_row, dtype=torch.int32, device=device)[:, None]
+        square = (x // size) * (self.side // size) + y // size
+        faces = square * 2 + (x % size < y % size).int()
+        return torch.where(faces < self.n_faces, faces, -1).int()
+
+    def _rasterized_faces(self, first_row: int, end_row: int) -> Tensor:
+        """Faces over texel centres: the texture is what a camera sees of the plane z = 1."""
+        flat = torch.nn.functional.pad(self.corners.reshape(-1, 2), (0, 1), value=1.0)
+        faces = torch.arange(len(flat), dtype=torch.int32, device=flat.device).reshape(-1, 3)
+        camera = Camera(
+            name="texture", width=self.side, height=end_row - first_row, fx=1.0, fy=1.0, cx=0.0,
+            cy=-float(first_row), rotation=np.eye(3), translation=np.zeros(3),
+        )  # fmt: skip
+        owners = rasterize_camera_triangles(flat, faces, camera).face
+        return torch.where(owners < 0, self._tip_faces(first_row, end_row), owners)
+
+    def _tip_faces(self, first_row: int, end_row: int) -> Tensor:
+        """Faces by the texels that filtering reads at their corners, for tips without a centre."""
+        n_texels = (end_row - first_row) * self.side
+        none = torch.iinfo(torch.int32).max
+        owners = torch.full((n_texels + 1,), none, dtype=torch.int32, device=self.corners.device)
+        low = (self.corners - 0.5).floor().long().reshape(-1, 2)
+        face = torch.arange(self.n_faces, dtype=torch.int32, device=low.device)
+        face = face.repeat_interleave(3)
+        for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            x, y = low[:, 0] + dx, low[:, 1] + dy - first_row
+            inside = (x >= 0) & (x < self.side) & (y >= 0) & (y < end_row - first_row)
+            # The lowest face wins, whatever the order; the last place takes what lies outside.
+            owners.scatter_reduce_(
+                0, torch.where(inside, y * self.side + x, n_texels), face, "amin"
+            )
+        found = owners[:-1].view(-1, self.side)
+        return torch.where(found == none, -1, found)
+
+
+def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> Atlas:
+    """Lay out the faces of a mesh in a texture.
+
+    Args:
+        kind: ``squares`` or ``xatlas``.
+        vertices: (V, 3) world units
+        faces: (F, 3) integers, F at least 1.
+        square_size: Texels per side of the square of two faces. With ``xatlas`` the texture gets
+            about as many texels as with ``squares``.
+
+    Raises:
+        UserError: The texture would be too large, or xatlas is not installed.
+    """
+    if kind not in ATLASES:
+        raise UserError(f"--texture_atlas {kind} is unknown; choose from {', '.join(ATLASES)}")
+    check_square_size(square_size)
+    per_axis = squares_per_axis(faces.shape[0])
+    if per_axis * square_size > MAX_SIDE:
+        largest = MAX_SIDE // per_axis
+        advice = (
+            f"use --square_size {largest} or less"
+            if largest >= MIN_SQUARE_SIZE
+            else "extract a mesh of fewer triangles"
+        )
+        raise UserError(
+            f"{faces.shape[0]:,} triangles at --square_size {square_size} need a texture of "
+            f"{per_axis * square_size} texels per side, more than {MAX_SIDE}; {advice}"
+        )
+    if kind == "squares":
+        return squares_atlas(faces.shape[0], square_size, vertices.device)
+    return xatlas_atlas(vertices, faces, per_axis * square_size)
+
+
+def check_square_size(square_size: int) -> None:
+    """Refuse squares that are too small to hold two triangles.
+
+    Raises:
+        UserError: Below ``MIN_SQUARE_SIZE``.
+    """
+    if square_size < MIN_SQUARE_SIZE:
+        raise UserError(
+            f"--square_size {square_size} leaves no room for two triangles and their margins; "
+            f"use {MIN_SQUARE_SIZE} or more, 8 is usual"
+        )
+
+
+def squares_per_axis(n_faces: int) -> int:
+    """Squares along each side of the texture."""
+    return int(math.sqrt(n_faces // 2 + 1) + 1)
+
+
+def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "cpu") -> Atlas:
+    """SuGaR's layout: square k at column k // n and row k % n holds the faces 2 k and 2 k + 1.
+
+    Args:
+        n_faces: Number of triangles F.
+        square_size: Texels per side of a square, at least ``MIN_SQUARE_SIZE``.
+        device: Where the result lives.
+    """
+    size, per_axis = square_size, squares_per_axis(n_faces)
+    lower = [[size - 2, 1], [2, 1], [size - 2, size - 3]]
+    upper = [[1, size - 1], [1, 3], [size - 3, size - 1]]
+    local = torch.tensor([lower, upper], dtype=torch.float32, device=device)
+    face = torch.arange(n_faces, device=device)
+    square = face // 2
+    column = torch.div(square, per_axis, rounding_mode="floor")
+    origin = torch.stack([column, square % per_axis], dim=-1) * size
+    return Atlas("squares", local[face % 2] + origin[:, None], size * per_axis, size)
+
+
+def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
+    """Unfold a mesh into charts.
+
+    Args:
+        vertices: (V, 3) world units
+        faces: (F, 3) integers
+        side: About how many texels per side are wanted.
+
+    Raises:
+        UserError: The library is not installed, or it cannot unfold the mesh.
+    """
+    try:
+        import xatlas
+    except ImportError as error:
+        raise UserError(
+            f"--texture_atlas xatlas needs the package xatlas ({error}); install it with "
+            "'pip install xatlas' or use --texture_atlas squares"
+        ) from error
+    packing = xatlas.PackOptions()
+    packing.resolution, packing.padding, packing.bilinear = side, CHART_MARGIN, True
+    packing.create_image = False
+    unwrapper = xatlas.Atlas()
+    unwrapper.add_mesh(
+        np.ascontiguousarray(vertices.detach().cpu().numpy(), dtype=np.float32),
+        np.ascontiguousarray(faces.cpu().numpy(), dtype=np.uint32),
+    )
+    unwrapper.generate(pack_options=packing)
+    _, indices, uvs = unwrapper.get_mesh(0)
+    if indices.shape != tuple(faces.shape) or not unwrapper.width:
+        raise UserError(
+            f"xatlas could not unfold the mesh of {faces.shape[0]:,} triangles; "
+            "use --texture_atlas squares"
+        )
+    if unwrapper.atlas_count > 1:
+        raise UserError("xatlas made more than one texture; use a smaller --square_size")
+    # uvs are relative to each side of a texture that need not be square.
+    size = np.array([unwrapper.width, unwrapper.height], dtype=np.float64)
+    corners = torch.from_numpy((uvs[indices] * size).astype(np.float32)).to(vertices.device)
+    return Atlas("xatlas", corners, int(size.max()), 0)
+
+
+def _grow(faces: Tensor) -> Tensor:
+    """Give texels without a face that of a neighbour."""
+    grown, padded = faces.clone(), torch.nn.functional.pad(faces, (1, 1, 1, 1), value=-1)
+    rows, columns = faces.shape
+    # Side by side before corner to corner, so that the nearest texel is continued.
+    for dy, dx in ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)):
+        near = padded[1 + dy : 1 + dy + rows, 1 + dx : 1 + dx + columns]
+        grown = torch.where(grown < 0, near, grown)
+    return grown

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The colours of a texture, gathered from pictures of the mesh.
+
+Every texel is a point of the surface. It is projected into each view and takes the colour there
+by bilinear interpolation, but only from pixels that show its own surface: the plane of its
+triangle at the pixel has to agree with the depth of the first hit. Texels larger than a pixel
+average several points. A texel outside of its triangle, which bilinear filtering of the texture
+reads at the edges, is a point of the triangle's plane: neighbours then meet at their edge.
+
+One work item owns a texel, so there are no atomics and the bits depend on nothing but the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.rasterization.view import View, make_view
+from sugar_extractors.texture.texture_atlas import Atlas
+from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles, to_camera
+from sugar_utils.warp_launch import as_array, launch
+
+wp.set_module_options(
+    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+)
+
+BYTES_PER_TEXEL = 20
+"""Sum of colours, sum of weights, face."""
+
+BUDGET_BYTES = 5 << 28
+"""Default for the rows worked on at once: a texture of 8008 x 8008 texels in one go."""
+
+_CHUNK_TEXELS = 1 << 22
+_MIN_STRIP = 4096
+_MAX_SAMPLES = 4
+
+ViewSource = Callable[[Camera], Tensor]
+"""Picture of a view. (H, W, 3) in [0, 1]"""
+
+
+@dataclass(frozen=True)
+class BakingConfig:
+    """How colours are gathered.
+
+    Attributes:
+        depth_tolerance: How far a pixel's depth may be from the plane of the triangle, in widths
+            of a pixel at that depth.
+        cosine_power: Views weigh by this power of the cosine between ray and normal.
+        budget_bytes: Memory for the rows of the texture that are worked on at once. Below the
+            whole texture's need the views are rendered again for every band of rows.
+    """
+
+    depth_tolerance: float = 2.0
+    cosine_power: float = 4.0
+    budget_bytes: int = BUDGET_BYTES
+
+
+@dataclass(frozen=True)
+class BakedTexture:
+    """A filled texture.
+
+    Attributes:
+        texture: Row 0 is at v = 1, as in a picture file. (side, side, 3) uint8
+        seen_texels: Texels of faces that some view shows.
+        face_texels: Texels of faces, seen or not.
+        seen_faces: Faces of which some view shows a texel.
+        n_bands: In how many parts the texture was worked on.
+    """
+
+    texture: Tensor
+    seen_texels: int
+    face_texels: int
+    seen_faces: int
+    n_bands: int
+
+
+@wp.func
+def closest_on_segment(p: wp.vec2, a: wp.vec2, b: wp.vec2) -> wp.vec2:
+    along = b - a
+    length = wp.dot(along, along)
+    if not (length > 0.0):
+        return a
+    return a + wp.clamp(wp.dot(p - a, along) / length, 0.0, 1.0) * along
+
+
+@wp.func
+def closest_in_triangle(p: wp.vec2, a: wp.vec2, b: wp.vec2, c: wp.vec2) -> wp.vec2:
+    """The nearest point on the outline of a triangle, for p outside."""
+    best = closest_on_segment(p, a, b)
+    other = closest_on_segment(p, b, c)
+    if wp.length_sq(other - p) < wp.length_sq(best - p):
+        best = other
+    other = closest_on_segment(p, c, a)
+    if wp.length_sq(other - p) < wp.length_sq(best - p):
+        best = other
+    return best
+
+
+@wp.func
+def area(a: wp.vec2, b: wp.vec2) -> float:
+    return a[0] * b[1] - a[1] * b[0]
+
+
+@wp.func
+def sample_surface(
+    view: View,
+    point: wp.vec3,
+    normal: wp.vec3,
+    offset: float,
+    tolerance: float,
+    image: wp.array2d(dtype=wp.vec3),
+    depths: wp.array2d(dtype=float),
+) -> wp.vec4:
+    """Bilinear colour at a camera-space point from pixels that show its plane, and their weight."""
+    sum = wp.vec4(0.0, 0.0, 0.0, 0.0)
+    if not (point[2] > 0.0):
+        return sum
+    u = view.fx * point[0] / point[2] + view.cx - 0.5
+    v = view.fy * point[1] / point[2] + view.cy - 0.5
+    if not (u > -1.0 and v > -1.0 and u < float(view.width) and v < float(view.height)):
+        return sum
+    limit = tolerance * point[2] / wp.min(view.fx, view.fy)
+    left = int(wp.floor(u))
+    top = int(wp.floor(v))
+    for k in range(4):
+        x = left + (k & 1)
+        y = top + (k >> 1)
+        if x >= 0 and y >= 0 and x < view.width and y < view.height:
+            ray = wp.vec3(
+                (float(x) + 0.5 - view.cx) / view.fx, (float(y) + 0.5 - view.cy) / view.fy, 1.0
+            )
+            # Not a number and infinity fail the comparison.
+            if wp.abs(offset / wp.dot(normal, ray) - depths[y, x]) <= limit:
+                weight = (1.0 - wp.abs(u - float(x))) * (1.0 - wp.abs(v - float(y)))
+                color = image[y, x]
+                sum += weight * wp.vec4(color[0], color[1], color[2], 1.0)
+    return sum
+
+
+@wp.kernel
+def gather_view(
+    first: int,
+    view: View,
+    first_row: int,
+    side: int,
+    tolerance: float,
+    cosine_power: float,
+    texel_faces: wp.array(dtype=int),
+    corners: wp.array(dtype=wp.vec2),
+    vertices: wp.array(dtype=wp.vec3),
+    faces: wp.array(dtype=wp.vec3i),
+    image: wp.array2d(dtype=wp.vec3),
+    depths: wp.array2d(dtype=float),
+    sums: wp.array(dtype=wp.vec4),
+):
+    """Add what one view shows of each texel to its sums."""
+    i = first + wp.tid()
+    f = texel_faces[i]
+    if f < 0:
+        return
+    face = faces[f]
+    a = vertices[face[0]]
+    ab = vertices[face[1]] - a
+    ac = vertices[face[2]] - a
+    normal = wp.cross(ab, ac)
+    offset = wp.dot(normal, a)
+    origin = corners[3 * f]
+    side1 = corners[3 * f + 1] - origin
+    side2 = corners[3 * f + 2] - origin
+    doubled = area(side1, side2)
+    if doubled == 0.0 or offset == 0.0:
+        return
+    # World vectors along one texel in u and v.
+    du = (side2[1] * ab - side1[1] * ac) / doubled
+    dv = (side1[0] * ac - side2[0] * ab) / doubled
+    center = wp.vec2(float(i % side) + 0.5, float(first_row + i / side) + 0.5) - origin
+    anchor = center
+    share1 = area(center, side2) / doubled
+    share2 = area(side1, center) / doubled
+    if share1 < 0.0 or share2 < 0.0 or share1 + share2 > 1.0:
+        anchor = closest_in_triangle(center, wp.vec2(0.0, 0.0), side1, side2)
+        # Filtering never reads farther from the triangle than this.
+        if wp.max(wp.abs(center[0] - anchor[0]), wp.abs(center[1] - anchor[1])) >= 1.0:
+            center = anchor
+    point = a + center[0] * du + center[1] * dv
+    if not (point[2] > 0.0):
+        return
+    pixels = wp.max(wp.length(du), wp.length(dv)) * wp.max(view.fx, view.fy) / point[2]
+    samples = wp.clamp(int(wp.ceil(pixels - 0.5)), 1, wp.static(_MAX_SAMPLES))
+    sum = wp.vec4(0.0, 0.0, 0.0, 0.0)
+    for k in range(samples * samples):
+        x = (float(k % samples) + 0.5) / float(samples) - 0.5
+        y = (float(k / samples) + 0.5) / float(samples) - 0.5
+        sum += sample_surface(
+            view, point + x * du + y * dv, normal, offset, tolerance, image, depths
+        )
+    if sum[3] == 0.0 and (anchor[0] != center[0] or anchor[1] != center[1]):
+        # The plane leaves the surface here: continue the colour of the outline.
+        point = a + anchor[0] * du + anchor[1] * dv
+        sum = sample_surface(view, point, normal, offset, tolerance, image, depths)
+    if sum[3] > 0.0:
+        cosine = wp.abs(offset) / (wp.length(normal) * wp.length(point))
+        sums[i] = sums[i] + wp.pow(cosine, cosine_power) / float(samples * samples) * sum
+
+
+@torch.no_grad()
+def bake_texture(
+    vertices: Tensor,
+    faces: Tensor,
+    atlas: Atlas,
+    cameras: Sequence[Camera],
+    source: ViewSource,
+    face_colors: Tensor,
+    config: BakingConfig | None = None,
+    on_view: Callable[[int, int], None] = lambda done, total: None,
+) -> BakedTexture:
+    """Colour a mesh from pictures.
+
+    A texel that no view shows gets the mean colour of its face's texels, and a face that no view
+    shows its own colour.
+
+    Args:
+        vertices: (V, 3) world units
+        faces: (F, 3) integers
+        atlas: Where the faces lie in the texture.
+        cameras: Views to gather from, each with its own size and intrinsics.
+        source: Their pictures, on the device of the vertices.
+        face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
+        config: How colours are gathered.
+        on_view: Told after each view how many are done and to be done.
+
+    Returns:
+        The texture on the device of the vertices; every texel has a colour.
+    """
+    config = config or BakingConfig()
+    bands = _bands(atlas.side, config.budget_bytes)
+    faces = faces.to(torch.int32).contiguous()
+    device, shape = vertices.device, (atlas.side, atlas.side)
+    texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
+    seen = torch.zeros(shape, dtype=torch.bool, device=device)
+    face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
+    for band, (first, end) in enumerate(bands):
+        texel_faces = atlas.texel_faces(first, end)
+        sums = torch.zeros(texel_faces.numel(), 4, device=device)
+        for index, camera in enumerate(cameras):
+            _gather(
+                vertices, faces, atlas, first, texel_faces, camera, source(camera), config, sums
+            )
+            on_view(band * len(cameras) + index + 1, len(bands) * len(cameras))
+        for rows in _chunks(end - first, atlas.side):
+            chunk = sums.view(end - first, atlas.side, 4)[rows]
+            at = slice(first + rows.start, first + rows.stop)
+            seen[at] = chunk[..., 3] > 0
+            texture[at] = to_uint8(chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30))
+            _add_to_faces(face_sums, texel_faces[rows], texture[at], seen[at])
+        del sums, texel_faces
+    n_face_texels = _fill_unseen(texture, seen, atlas, bands, _face_means(face_sums, face_colors))
+    return BakedTexture(
+        texture=texture.flip(0),
+        seen_texels=int(seen.sum()),
+        face_texels=n_face_texels,
+        seen_faces=int((face_sums[3] > 0).sum()),
+        n_bands=len(bands),
+    )
+
+
+def _gather(
+    vertices: Tensor,
+    faces: Tensor,
+    atlas: Atlas,
+    first_row: int,
+    texel_faces: Tensor,
+    camera: Camera,
+    image: Tensor,
+    config: BakingConfig,
+    sums: Tensor,
+) -> None:
+    """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
+    moved = to_camera(vertices, camera)
+    depths = rasterize_camera_triangles(moved, faces, camera).depth
+    launch(
+        gather_view,
+        texel_faces.numel(),
+        [
+            make_view(camera),
+            first_row,
+            atlas.side,
+            config.depth_tolerance,
+            config.cosine_power,
+            texel_faces.view(-1),
+            as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2),
+            as_array(moved, wp.vec3),
+            as_array(faces, wp.vec3i),
+            as_array(image.float().contiguous(), wp.vec3),
+            depths,
+            as_array(sums, wp.vec4),
+        ],
+        device=vertices.device,
+        min_items=_MIN_STRIP,
+    )
+
+
+def count_bands(side: int, budget_bytes: int) -> int:
+    """In how many parts a texture is worked on, and how often each view is needed."""
+    return len(_bands(side, budget_bytes))
+
+
+def _bands(side: int, budget_bytes: int) -> list[tuple[int, int]]:
+    """Rows of the texture in parts that fit the budget, at least one row each."""
+    rows = min(side, max(1, budget_bytes // (BYTES_PER_TEXEL * side)))
+    return [(first, min(first + rows, side)) for first in range(0, side, rows)]
+
+
+def _chunks(n_rows: int, side: int) -> list[slice]:
+    """Rows in parts whose temporaries are small beside the sums."""
+    rows = max(1, _CHUNK_TEXELS // side)
+    return [slice(first, min(first + rows, n_rows)) for first in range(0, n_rows, rows)]
+
+
+def _add_to_faces(face_sums: Tensor, texel_faces: Tensor, colors: Tensor, seen: Tensor) -> None:
+    """Sum colours and numbers of seen texels by face; whole numbers, so the order is free."""
+    rows, values = texel_faces[seen].long(), colors[seen].long()
+    for channel in range(3):
+        face_sums[channel].scatter_add_(0, rows, values[:, channel])
+    face_sums[3].scatter_add_(0, rows, torch.ones_like(rows))
+
+
+def _face_means(face_sums: Tensor, face_colors: Tensor) -> Tensor:
+    """Mean colour of the texels of each face, or its own where none is seen. (F, 3) uint8"""
+    counts = face_sums[3]
+    means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
+    return torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(means.device)))
+
+
+def _fill_unseen(
+    texture: Tensor,
+    seen: Tensor,
+    atlas: Atlas,
+    bands: Sequence[tuple[int, int]],
+    means: Tensor,
+) -> int:
+    """Colour the texels that no view shows; returns the number of texels of faces."""
+    between = means.double().mean(dim=0).round().to(torch.uint8)
+    n_face_texels = 0
+    for first, end in bands:
+        texel_faces = atlas.texel_faces(first, end)
+        for rows in _chunks(end - first, atlas.side):
+            at = slice(first + rows.start, first + rows.stop)
+            owners, missing = texel_faces[rows], ~seen[at]
+            has_face = owners >= 0
+            texture[at][missing] = between
+            missing &= has_face
+            texture[at][missing] = means[owners[missing].long()]
+            n_face_texels += int(has_face.sum())
+    return n_face_texels

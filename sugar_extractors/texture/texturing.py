@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texture stage: from a refined model to a textured mesh."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore, shared_or_own_store
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.rendering import render_view
+from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
+from sugar_extractors.results import alone_with, is_finished, publish
+from sugar_extractors.texture.postprocess import (
+    DENSITY_THRESHOLD,
+    ITERATIONS,
+    face_density,
+    kept_faces,
+)
+from sugar_extractors.texture.texture_atlas import Atlas, check_square_size, make_atlas
+from sugar_extractors.texture.texture_baking import (
+    BakedTexture,
+    BakingConfig,
+    ViewSource,
+    bake_texture,
+    count_bands,
+)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
+from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_trainers.capture import CaptureOptions, load_views, model_file
+from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_utils.console import Console
+from sugar_utils.device import upload
+from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest, remove_stale_temporaries
+from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.spherical_harmonics import SH_C0
+from sugar_utils.text import printable
+
+SOURCES = ("renders", "photos")
+SQUARE_SIZE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextureOptions(CaptureOptions):
+    """A texture run; the topology of the mesh comes from the refined model itself.
+
+    Attributes:
+        refined_model_path: Refined ``.pt``, or the folder of a refinement.
+        output_dir: Folder of the files; None for ``output/refined_mesh/<scene>``.
+        per_triangle: Gaussians per triangle that the model must have; None accepts any.
+        square_size: Texels per side of the square of two triangles; decides the size of the
+            texture for any atlas.
+        atlas: ``squares`` or ``xatlas``.
+        source: ``renders`` of the refined Gaussians without view-dependent colour, or ``photos``.
+        baking: How colours are gathered.
+        postprocess: Peel thin borders off the mesh first.
+        postprocess_density_threshold: Border triangles of a larger density stay.
+        postprocess_iterations: Rings of border triangles to peel off.
+        glb: Write a ``.glb`` file, too.
+        white_background: Whether the renders are on white instead of black, and photographs too.
+        seed: Seed of the initial points of scenes without points; the texture has no randomness.
+        overwrite: Replace a mesh that was made with other settings.
+    """
+
+    refined_model_path: Path
+    output_dir: Path | None = None
+    per_triangle: int | None = None
+    square_size: int = SQUARE_SIZE
+    atlas: str = "squares"
+    source: str = "renders"
+    baking: BakingConfig = BakingConfig()
+    postprocess: bool = False
+    postprocess_density_threshold: float = DENSITY_THRESHOLD
+    postprocess_iterations: int = ITERATIONS
+    glb: bool = True
+    white_background: bool = False
+    seed: int = 0
+    overwrite: bool = False
+
+    @property
+    def obj_path(self) -> Path:
+        """The mesh; its other files lie beside it under the same name."""
+        folder = self.output_dir or OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
+        model = self.refined_model_path
+        name = (model if model.is_dir() else model.resolve().parent).resolve().name
+        return folder / f"{name}{'_postprocessed' if self.postprocess else ''}.obj"
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the mesh, as its ``.json`` file keeps them."""
+        values = {
+            **self.capture_identity(),
+            "square_size": self.square_size,
+            "atlas": self.atlas,
+            "source": self.source,
+            "depth_tolerance": self.baking.depth_tolerance,
+            "cosine_power": self.baking.cosine_power,
+            "postprocess": self.postprocess,
+            "white_background": self.white_background,
+        }
+        if self.postprocess:
+            values["postprocess_density_threshold"] = self.postprocess_density_threshold
+            values["postprocess_iterations"] = self.postprocess_iterations
+        return values
+
+    def inputs(self, scene: Scene) -> dict[str, Any]:
+        """Digests of what is read; of the photographs only where the colours are theirs."""
+        return {
+            **scene_inputs(scene, photographs=self.source == "photos"),
+            "refined model": file_digest(refined_file(self.refined_model_path)),
+        }
+
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        return {**super().sources(), "refined_model": self.refined_model_path.resolve()}
+
+
+def extract_textured_mesh(
+    options: TextureOptions, console: Console | None = None, images: ImageStore | None = None
+) -> Path:
+    """Write a refined model as a textured mesh.
+
+    A ``.json`` file beside the mesh keeps its settings and figures. A complete mesh of the same
+    settings is not made again.
+
+    Args:
+        options: What to do.
+        console: Where to report; a new one on the standard output if None.
+        images: Photographs that are decoded already; only the source ``photos`` reads them.
+
+    Returns:
+        The OBJ file.
+
+    Raises:
+        UserError: For anything the user can mend: a damaged or wrong model, missing views or
+            photographs, a mesh of other settings in the way, a full disk.
+    """
+    console = console or Console()
+    if options.source not in SOURCES:
+        raise UserError(f"--texture_source {options.source}: choose from {', '.join(SOURCES)}")
+    check_square_size(options.square_size)
+    _check_name(options.obj_path)
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
+    model = refined_file(options.refined_model_path)
+    _, scene = load_views(
+        options,
+        console.info,
+        white_background=options.white_background,
+        seed=options.seed,
+        require_images=options.source == "photos",
+    )
+    identity = Identity(options.identity(), options.inputs(scene), options.sources())
+    # Read before the output's folder is touched, unless there is a result that makes it needless.
+    cloud = None if options.obj_path.exists() else _read_model(options, model, console)
+    with alone_with(options.obj_path, OUTPUT_FLAG):
+        files = mesh_files(options.obj_path, options.glb)
+        if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
+            console.info(f"exists already: {options.obj_path}")
+            return options.obj_path
+        remove_stale_temporaries(options.obj_path.parent)
+        cloud = cloud or _read_model(options, model, console)
+        with shared_or_own_store(images, options.white_background) as store:
+            _texture(options, identity, cloud.to(options.compute.device), scene, store, console)
+    return options.obj_path
+
+
+def _check_name(path: Path) -> None:
+    """An OBJ refers to its other files in lines of text, where some names cannot stand."""
+    if printable(path.stem) != path.stem:
+        raise UserError(
+            f"{path}: control characters in a name cannot be referred to in an OBJ; rename the "
+            "refined model's folder"
+        )
+
+
+def refined_file(path: Path) -> Path:
+    """The refined ``.pt`` itself, or the last one of a run's folder.
+
+    Raises:
+        UserError: There is none.
+    """
+    return model_file(path, "--refined_model_path")
+
+
+def select_faces(cloud: BoundCloud, keep: Tensor) -> BoundCloud:
+    """Some faces with their Gaussians; all vertices stay. keep: (F,) bool"""
+    rows = keep.repeat_interleave(cloud.per_triangle)
+    names = ("sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
+    return replace(
+        cloud, faces=cloud.faces[keep], **{name: getattr(cloud, name)[rows] for name in names}
+    )
+
+
+def face_colors(cloud: BoundCloud) -> Tensor:
+    """Mean colour of the Gaussians of each face, without what depends on the view. (F, 3)"""
+    colors = (0.5 + SH_C0 * cloud.sh_dc[:, 0]).clamp(0, 1)
+    return colors.reshape(-1, cloud.per_triangle, 3).mean(dim=1)
+
+
+def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewSource:
+    """Renders of Gaussians without what depends on the view."""
+
+    def render(camera: Camera) -> Tensor:
+        output = render_view(gaussians, camera, white=white_background, geometry=False, sh_degree=0)
+        return torch.nan_to_num(output.image).clamp(0, 1)
+
+    return render
+
+
+def photo_source(images: ImageStore, device: torch.device) -> ViewSource:
+    """The photographs."""
+    return lambda camera: upload(images.get(camera), device).float() / 255
+
+
+def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundCloud:
+    try:
+        state = load_payload(path).get("state_dict")
+        if not isinstance(state, dict):
+            raise UserError("the checkpoint lacks state_dict: not a refined SuGaR model")
+        cloud = bound_cloud_from_state(state)
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{path}: {error}; check --refined_model_path") from error
+    _check_model(path, cloud, options.per_triangle)
+    console.info(
+        f"{path}: {cloud.faces.shape[0]:,} triangles with {cloud.per_triangle} Gaussians each"
+    )
+    if options.postprocess:
+        keep = kept_faces(
+            cloud.faces,
+            face_density(cloud),
+            options.postprocess_iterations,
+            options.postprocess_density_threshold,
+        )
+        console.info(f"peeled {int((~keep).sum()):,} border triangles off")
+        if not keep.any():
+            raise UserError(
+                f"{path}: no triangle is left after peeling; lower "
+                "--postprocess_density_threshold or --postprocess_iterations"
+            )
+        cloud = select_faces(cloud, keep)
+    return cloud
+
+
+def _check_model(path: Path, cloud: BoundCloud, per_triangle: int | None) -> None:
+    if per_triangle is not None and per_triangle != cloud.per_triangle:
+        raise UserError(
+            f"{path}: has {cloud.per_triangle} Gaussians per triangle, not the {per_triangle} of "
+            "--n_gaussians_per_surface_triangle; leave that flag out"
+        )
+    n_vertices = cloud.vertices.shape[0]
+    if not 0 <= int(cloud.faces.min()) <= int(cloud.faces.max()) < n_vertices:
+        raise UserError(
+            f"{path}: a triangle refers to a vertex that is not there ({n_vertices} vertices); "
+            "refine the mesh again"
+        )
+    for name in ("vertices", "sh_dc", "opacity_logits", "log_scales", "rotations"):
+        if not torch.isfinite(getattr(cloud, name)).all():
+            raise UserError(f"{path}: has {name} of NaN or infinity; refine the mesh again")
+
+
+@torch.no_grad()
+def _texture(
+    options: TextureOptions,
+    identity: Identity,
+    cloud: BoundCloud,
+    scene: Scene,
+    images: ImageStore,
+    console: Console,
+) -> None:
+    device = cloud.vertices.device
+    reset_peak(device)
+    start = time.monotonic()
+    atlas = make_atlas(options.atlas, cloud.vertices, cloud.faces, options.square_size)
+    unwrapped = time.monotonic()
+    if options.source == "photos":
+        source = photo_source(images, device)
+    else:
+        source = render_source(cloud.activate(), options.white_background)
+    baked = _bake(options, cloud, atlas, scene.train_cameras, source, console)
+    finished = time.monotonic()
+    mesh = TexturedMesh(cloud.vertices, cloud.faces, atlas.uvs, baked.texture)
+    result = {
+        "vertices": cloud.vertices.shape[0],
+        "faces": atlas.n_faces,
+        "views": len(scene.train_cameras),
+        "texture_side": atlas.side,
+        "bands": baked.n_bands,
+        "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
+        "seen_face_share": round(baked.seen_faces / atlas.n_faces, 4),
+        "unwrap_seconds": round(unwrapped - start, 2),
+        "seconds": round(finished - start, 2),
+        "bake_seconds": round(finished - unwrapped, 2),
+        "peak_bytes": memory_usage(device).peak,
+    }
+
+    def figures() -> dict[str, Any]:
+        return {**result, "write_seconds": round(time.monotonic() - finished, 2)}
+
+    with publish(mesh_files(options.obj_path, options.glb), identity, figures) as targets:
+        write_mesh_files(targets, mesh)
+    console.info(
+        f"texture {atlas.side} x {atlas.side}, {100 * result['seen_face_share']:.1f} % of the "
+        f"triangles seen ({time.monotonic() - start:.1f} s): {options.obj_path}"
+    )
+
+
+def _bake(
+    options: TextureOptions,
+    cloud: BoundCloud,
+    atlas: Atlas,
+    cameras: list[Camera],
+    source: ViewSource,
+    console: Console,
+) -> BakedTexture:
+    n_steps = len(cameras) * count_bands(atlas.side, options.baking.budget_bytes)
+    with console.progress("texture", 1, n_steps) as progress:
+        return bake_texture(
+            cloud.vertices,
+            cloud.faces,
+            atlas,
+            cameras,
+            source,
+            face_colors(cloud),
+            options.baking,
+            on_view=lambda done, total: progress.update(done),
+        )

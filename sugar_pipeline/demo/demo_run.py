@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: a small scene made on the spot, taken all the way, and measured."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
+from sugar_pipeline.demo.demo_scene import make_demo_scene
+from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline_run import PipelineResult, run_stages
+from sugar_pipeline.plan import PipelinePlan, full_plan
+
+VANILLA_ITERATIONS = 1_500
+FLAGS = (
+    "-r dn_consistency --schedule_scale 0.08 --sdf_samples 100000 --surface_points 300000 "
+    "--poisson_depth 8 -v 20000 -f 7500"
+)
+"""Settings of the stages: short schedules, small meshes."""
+
+
+def run_demo(args: argparse.Namespace) -> PipelineResult:
+    """Make the scene and run every stage on it; its true geometry is known, so it is measured.
+
+    Args:
+        args: Flags of ``train.py``; the output folder, the last stage, the seed and the treatment
+            of earlier runs are taken from them.
+    """
+    # A GPU draws the same scene with other roundings, so the scene comes from the CPU everywhere.
+    root = args.output_dir / "demo_scene"
+    plan = demo_plan(args, root)
+    ranks = plan.coarse.compute.ranks
+    with ranks.together():
+        if ranks.is_first:
+            make_demo_scene(root, seed=args.random_seed, notify=print)
+        ranks.wait()
+    return run_stages(plan)
+
+
+def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
+    """The plan of ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
+    own = full_parser(None).parse_args(FLAGS.split())
+    own.scene_path = scene
+    for name in (
+        "output_dir", "stop_after", "resume", "overwrite", "keep_checkpoints", "random_seed",
+        "device", "gpu", "rasterizer", "neighbors", "views_per_step",
+    ):  # fmt: skip
+        setattr(own, name, getattr(args, name))
+    own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
+    plan = full_plan(own)
+    config = VanillaConfig(
+        iterations=VANILLA_ITERATIONS,
+        rates=LearningRates(position_steps=VANILLA_ITERATIONS),
+        sh_interval=VANILLA_ITERATIONS // 2,
+        densification=DensificationConfig(start=100, stop=1_000, interval=100),
+        optimizer=plan.vanilla.config.optimizer,
+        split=plan.vanilla.config.split,
+        seed=args.random_seed,
+    )
+    return replace(plan, vanilla=replace(plan.vanilla, config=config))

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image quality of finished models on held-out views, in the original's JSON layout.
+
+Renders are compared as they are, not rounded to 8 bits, so that figures can be put beside
+published ones. LPIPS gets colours in [0, 1], as in 3DGS and SuGaR, although its authors scale to
+[-1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore, SugarSize
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.data.scene import load_scene_for_checkpoint
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.reporting.evaluation import evaluate
+from sugar_extractors.mesh.mesh_config import MeshVariant, mesh_name
+from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_pipeline.perceptual import Perceptual, load_perceptual
+from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_trainers.coarse_config import Regularization
+from sugar_trainers.naming import (
+    NORMAL_CONSISTENCY,
+    NORMAL_FACTOR,
+    OUTPUT_ROOT,
+    coarse_directory,
+    number_text,
+    refined_name,
+    scene_name,
+)
+from sugar_utils.console import Console
+from sugar_utils.device import upload
+from sugar_utils.errors import UserError
+from sugar_utils.files import remove_stale_temporaries, write_json_atomic
+
+SH_DEGREE = 3
+PAPER_ITERATION = 30_000
+
+Scores = dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    """What to measure.
+
+    Attributes:
+        scenes: Scene folder and vanilla checkpoint folder of each scene.
+        iteration_to_load: Vanilla iteration that SuGaR started from.
+        regularization: Mode of the coarse stage; ``dn_consistency`` and ``density`` share names.
+        estimation_factor: Weight of its density or sdf term.
+        surface_level: Level of the mesh.
+        n_vertices_in_mesh: Its triangle target.
+        per_triangle: Gaussians per triangle.
+        refinement_iterations: Iteration of the refined model.
+        variant: How the coarse mesh was made: ``""``, ``"poissoncenters"``, ``"marchingcubes"``
+            or ``"tsdf"``.
+        evaluate_vanilla: Measure the vanilla checkpoint, too.
+        uv_texture: Render the textured mesh instead of the Gaussians.
+        diffuse_only: Render view-independent colours.
+        white_background: Render on white instead of black.
+        size: Size of the views.
+        output_root: Folder above all results.
+        compute: Device.
+    """
+
+    scenes: dict[Path, Path]
+    iteration_to_load: int = 7_000
+    regularization: Regularization = "dn_consistency"
+    estimation_factor: float = 0.2
+    surface_level: float = 0.3
+    n_vertices_in_mesh: int = 1_000_000
+    per_triangle: int = 1
+    refinement_iterations: int = 15_000
+    variant: MeshVariant = ""
+    evaluate_vanilla: bool = False
+    uv_texture: bool = False
+    diffuse_only: bool = False
+    white_background: bool = False
+    size: SugarSize = field(default_factory=SugarSize)
+    output_root: Path = OUTPUT_ROOT
+    compute: Compute = field(default_factory=Compute)
+
+    @property
+    def result_path(self) -> Path:
+        """The JSON file."""
+        method = "sdf" if self.regularization == "sdf" else "density"
+        suffix = {
+            "": "", "tsdf": "_tsdf", "poissoncenters": "_poissoncenter",
+            "marchingcubes": "_marchingcubes",
+        }[self.variant]  # fmt: skip
+        suffix = ("_uvtexture" if self.uv_texture else "") + suffix
+        suffix = ("_diffuseonly" if self.diffuse_only else "") + suffix
+        name = f"results_{method}{number_text(self.estimation_factor)}"
+        name += f"_normal{number_text(NORMAL_FACTOR)}{suffix}.json"
+        return self.output_root / "metrics" / name
+
+    @property
+    def key(self) -> str:
+        """Name of the refined model's entry."""
+        level = number_text(self.surface_level)
+        return f"sugar_{level}_{self.n_vertices_in_mesh}_{self.refinement_iterations}"
+
+    def refined_name(self, scene: Path) -> str:
+        """Name that the files of a scene's refined model share."""
+        coarse = coarse_directory(
+            self.output_root / "coarse" / scene_name(scene),
+            self.iteration_to_load,
+            self.regularization,
+            self.estimation_factor,
+            NORMAL_FACTOR,
+        )
+        mesh = mesh_name(
+            coarse.name.removeprefix("sugarcoarse_"),
+            self.surface_level,
+            self.n_vertices_in_mesh,
+            self.variant,
+        )
+        return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.per_triangle)
+
+
+def measure(options: MetricsOptions, console: Console | None = None) -> Path:
+    """Measure all scenes; the file is rewritten after each.
+
+    Returns:
+        The JSON file: scene name to model to ``ssim``, ``psnr`` and ``lpips`` (null without its
+        weights).
+
+    Raises:
+        UserError: A model is missing or damaged.
+    """
+    console = console or Console()
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
+    remove_stale_temporaries(options.result_path.parent)
+    perceptual = load_perceptual(console.info)
+    results: dict[str, dict[str, Scores]] = {}
+    for scene_path, checkpoint_path in options.scenes.items():
+        name = scene_name(scene_path)
+        results[name] = _measure_scene(options, scene_path, checkpoint_path, perceptual, console)
+        write_json_atomic(options.result_path, results)
+    console.info(f"written: {options.result_path}")
+    return options.result_path
+
+
+def _measure_scene(
+    options: MetricsOptions,
+    scene_path: Path,
+    checkpoint_path: Path,
+    perceptual: Perceptual | None,
+    console: Console,
+) -> dict[str, Scores]:
+    checkpoint = load_reference_checkpoint(checkpoint_path, options.iteration_to_load, console.info)
+    scene = load_scene_for_checkpoint(
+        scene_path,
+        checkpoint,
+        size_rule=options.size,
+        images_dir=checkpoint.images_dir,
+        white_background=options.white_background,
+        notify=console.info,
+    )
+    if not scene.test_cameras:
+        raise UserError(f"{scene_path}: no view is held out; metrics need test views")
+    rows: dict[str, Scores] = {}
+    with ImageStore(options.white_background) as images:
+        for key, render in _models(options, scene_path, checkpoint_path, console):
+            rows[key] = _score(render, scene.test_cameras, images, perceptual)
+            shown = "  ".join(f"{n} {v:.4f}" for n, v in rows[key].items() if v is not None)
+            console.info(f"{scene_name(scene_path)} {key}: {shown}")
+    if checkpoint.settings.get("eval") is False:
+        # The layout of the file is the original's and has no place for it.
+        console.warn(
+            f"{scene_name(scene_path)}: these figures are too good, because {checkpoint_path} was "
+            "trained on the held-out views, too (eval=False in its cfg_args); train it with --eval"
+        )
+    return rows
+
+
+def _models(
+    options: MetricsOptions, scene_path: Path, checkpoint_path: Path, console: Console
+) -> Sequence[tuple[str, Callable[[Camera], Tensor]]]:
+    """Name and render function of every model to measure."""
+    models, device = [], options.compute.device
+    if options.evaluate_vanilla:
+        for iteration in dict.fromkeys((options.iteration_to_load, PAPER_ITERATION)):
+            try:
+                checkpoint = load_reference_checkpoint(checkpoint_path, iteration, console.info)
+            except UserError:
+                if iteration == options.iteration_to_load:
+                    raise
+                console.info(f"{checkpoint_path} has no iteration {iteration}; left out")
+                continue
+            cloud = checkpoint.read_cloud(console.info).to(device)
+            models.append((_vanilla_key(iteration), _gaussian_render(cloud.activate(), options)))
+    folder = options.output_root / "refined_mesh" / scene_name(scene_path)
+    name = options.refined_name(scene_path)
+    if options.uv_texture:
+        mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
+        background = plain_background(options.white_background, device)
+        models.append(
+            (options.key, lambda c: render_textured(mesh, c, background, supersampling=2))
+        )
+    else:
+        folder = options.output_root / "refined" / scene_name(scene_path) / name
+        path = folder / f"{options.refinement_iterations}.pt"
+        cloud = bound_cloud_from_state(load_payload(path)["state_dict"]).to(device)
+        models.append((options.key, _gaussian_render(cloud.activate(), options)))
+    return models
+
+
+def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[[Camera], Tensor]:
+    degree = 0 if options.diffuse_only else SH_DEGREE
+
+    def render(camera: Camera) -> Tensor:
+        return render_view(
+            gaussians, camera, white=options.white_background, geometry=False, sh_degree=degree
+        ).image
+
+    return render
+
+
+def _vanilla_key(iteration: int) -> str:
+    return f"3dgs_{iteration // 1000}k" if iteration % 1000 == 0 else f"3dgs_{iteration}"
+
+
+def _score(
+    render: Callable[[Camera], Tensor],
+    cameras: Sequence[Camera],
+    images: ImageStore,
+    perceptual: Perceptual | None,
+) -> Scores:
+    distances: list[float] = []
+
+    def render_and_compare(camera: Camera) -> Tensor:
+        image = render(camera)
+        if perceptual is not None:
+            target = upload(images.get(camera), image.device).float() / 255
+            distances.append(perceptual(image.clamp(0, 1), target))
+        return image
+
+    scores = evaluate(render_and_compare, cameras, images.get)
+    lpips = sum(distances) / len(distances) if distances else None
+    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips}

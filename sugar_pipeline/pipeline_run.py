@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the stages of a plan in one process, and writes the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
+from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
+from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_quality import (
+    OBJECT_FILE,
+    MeshQuality,
+    compare_surfaces,
+    read_reference,
+)
+from sugar_extractors.texture.texturing import extract_textured_mesh
+from sugar_pipeline.pipeline_pictures import mesh_picture_rows
+from sugar_pipeline.pipeline_report import StageRecord, write_report
+from sugar_pipeline.plan import PipelinePlan
+from sugar_trainers.capture import load_capture
+from sugar_trainers.coarse_run import train_coarse
+from sugar_trainers.naming import scene_name
+from sugar_trainers.refine_run import train_refined
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.ranks import Ranks
+from sugar_utils.schemas import ResultNote, RunRecord, read_checked
+
+TITLE = "SuGaR of"
+"""Beginning of the title by which a pipeline's report is told from a single run's."""
+
+
+@dataclass
+class PipelineResult:
+    """What a pipeline made.
+
+    Attributes:
+        records: The stages, those that were finished before included.
+        coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
+        refined: Refined ``.pt``.
+        textured: OBJ.
+        quality: Figures of each mesh, in scenes whose true geometry is known.
+        report: HTML file; None if it could not be written.
+    """
+
+    records: list[StageRecord] = field(default_factory=list)
+    coarse_mesh: Path | None = None
+    refined: Path | None = None
+    textured: Path | None = None
+    quality: dict[str, MeshQuality] = field(default_factory=dict)
+    report: Path | None = None
+
+
+def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineResult:
+    """Run all stages of a plan; what is finished already is not repeated.
+
+    All stages share one store of decoded photographs. Several processes train together; the first
+    alone does the rest while the others wait.
+    """
+    ranks = plan.coarse.compute.ranks
+    console = console or (Console() if ranks.is_first else Console.silent())
+    with ranks.together():
+        result = _run_stages(plan, console, ranks)
+        if ranks.is_first:
+            _conclude(plan, result, console)
+        ranks.wait()
+    return result
+
+
+def _run_stages(plan: PipelinePlan, console: Console, ranks: Ranks) -> PipelineResult:
+    for notice in plan.notices:
+        console.info(notice)
+    result = PipelineResult()
+    white = plan.coarse.config.white_background
+    with ImageStore(white, sharers=ranks.size) as images:
+        stages = _stages(plan, result, images, console)
+        for number, (title, trains, run) in enumerate(stages, start=1):
+            console.info(f"stage {number} of {plan.n_stages}: {title}")
+            if trains or ranks.is_first:
+                result.records.append(run())
+            # What a stage wrote is there before the next one reads it.
+            ranks.wait()
+    return result
+
+
+def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> None:
+    """Measure, report, and say where everything is."""
+    try:
+        result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
+        result.report = _write_report(plan, result, console)
+    except UserError as error:
+        # All results are there; a page about them is not worth an error.
+        console.warn(f"no report: {error}")
+    for name, quality in result.quality.items():
+        console.info(
+            f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
+            f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
+        )
+    for label, path in (
+        ("mesh", result.coarse_mesh),
+        ("refined model", result.refined),
+        ("textured mesh", result.textured),
+        ("report", result.report),
+    ):
+        if path is not None:
+            console.info(f"{label}: {path}")
+
+
+def _stages(
+    plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
+) -> list[tuple[str, bool, Callable[[], StageRecord]]]:
+    """Title of every stage that runs, whether it trains, and its function."""
+    coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization}"
+
+    def vanilla() -> StageRecord:
+        ply = train_vanilla(plan.vanilla, images)
+        return training_record("vanilla 3DGS", plan.vanilla.output / CHECKPOINT_FOLDER, [ply])
+
+    def coarse() -> StageRecord:
+        path = train_coarse(plan.coarse, images)
+        return training_record(coarse_title, path.parent, [path])
+
+    def mesh() -> StageRecord:
+        result.coarse_mesh = extract_coarse_mesh(plan.mesh, console)[0]
+        return file_record("coarse mesh", result.coarse_mesh)
+
+    def refine() -> StageRecord:
+        result.refined = train_refined(plan.refine, images)
+        outputs = [result.refined, *([plan.refine.ply_path] if plan.refine.export_ply else [])]
+        return training_record("refinement", result.refined.parent, outputs)
+
+    def texture() -> StageRecord:
+        result.textured = extract_textured_mesh(plan.texture, console, images)
+        return file_record("textured mesh", result.textured)
+
+    wanted = (
+        (plan.vanilla, "vanilla 3DGS", True, vanilla),
+        (plan.coarse, coarse_title, True, coarse),
+        (plan.mesh, "coarse mesh", False, mesh),
+        (plan.refine, "refinement", True, refine),
+        (plan.texture, "texture", False, texture),
+    )
+    return [(title, trains, run) for options, title, trains, run in wanted if options is not None]
+
+
+def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:
+    """Record of a training stage, from what its folder tells."""
+    recorded: dict[str, Any] = read_checked(directory / RUN_FILE, RunRecord)
+    phases = recorded.get("timings", {}).values()
+    return StageRecord(
+        name=name,
+        seconds=sum(phase["seconds"] for phase in phases),
+        peak_bytes=max((phase["peak_bytes"] for phase in phases), default=0),
+        outputs=tuple(outputs),
+        run_directory=directory,
+    )
+
+
+def file_record(name: str, path: Path) -> StageRecord:
+    """Record of a stage that writes its figures beside its result."""
+    recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
+    figures = dict(recorded.get("result", {}))
+    seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
+    beside = sorted(p for p in path.parent.iterdir() if p.stem == path.stem and p != path)
+    outputs = [path, *(p for p in beside if p.suffix != ".json")]
+    return StageRecord(
+        name=name,
+        seconds=seconds,
+        peak_bytes=peak,
+        outputs=tuple(outputs),
+        run_directory=None,
+        figures=figures,
+    )
+
+
+def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
+    """Figures of the meshes made; none for photographs of the real world."""
+    if not (scene / OBJECT_FILE).is_file() or result.coarse_mesh is None:
+        return {}
+    reference = read_reference(scene)
+    meshes = {"coarse mesh": result.coarse_mesh, "refined mesh": result.refined}
+    return {
+        name: compare_surfaces(read_any_mesh(path), reference, device=device)
+        for name, path in meshes.items()
+        if path is not None
+    }
+
+
+def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
+    """Whether a report of all stages exists that is newer than what they made."""
+    if not report.is_file() or f"<title>{TITLE}" not in report.read_text(encoding="utf-8"):
+        return False
+    outputs = [path for record in records for path in record.outputs if path.exists()]
+    return all(path.stat().st_mtime_ns <= report.stat().st_mtime_ns for path in outputs)
+
+
+def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) -> Path | None:
+    """The report lies with the last training stage; it never costs a result."""
+    last = plan.coarse if plan.refine is None else plan.refine
+    path = last.directory / REPORT_FILE
+    if _is_current(path, result.records):
+        return path
+    _, scene = load_capture(last, last.config.white_background, last.config.seed, lambda _: None)
+    cameras = scene.test_cameras or scene.train_cameras
+    rows = mesh_picture_rows(
+        cameras,
+        coarse_mesh=result.coarse_mesh,
+        refined=result.refined,
+        textured=result.textured,
+        white_background=last.config.white_background,
+        device=last.compute.device,
+    )
+    return write_report(
+        path,
+        f"{TITLE} {scene_name(last.scene_path)}",
+        result.records,
+        settings=plan.settings(),
+        pictures=rows,
+        quality=result.quality or None,
+        notify=console.warn,
+    )

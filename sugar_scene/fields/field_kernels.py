@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Density, tangent-plane and normal fields at random points, as Warp kernels with their adjoint.
+
+Same results as :func:`.reference_fields.evaluate_fields_reference` (letters N, K, S as there) in
+O(S + N) memory: nothing of size S x K is stored. The backward pass recomputes the pairs.
+
+The adjoint uses that all samples of one Gaussian i share its neighbour list. One thread per
+Gaussian i takes its neighbours j in turn and sums over its samples, in the local coordinates
+y = diag(1/s_j) R_j^T (x - mean_j), what the gradients of row j need: moments of y for mean,
+scales and rotation, and likewise the part that reaches row i through x. Each (i, j) owns a slot
+of 11 numbers; slots are then added up row by row in a fixed order. So there are no atomics, and
+the bits depend neither on the number of threads nor on the chunk size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sugar_scene.fields.field_adjoint import SLOT_SIZE, add_up_slots, sample_gradients_kernel
+from sugar_scene.fields.field_cpu import add_up_samples_native, evaluate_owners
+from sugar_scene.fields.field_device import PACK_SIZE, evaluate_samples, pack_rows
+from sugar_scene.fields.reference_fields import FieldSamples
+from sugar_utils.warp_launch import launch
+
+SLOT_BYTES = 64 * 2**20
+"""Ceiling of the backward pass's buffer of per-pair gradients."""
+
+_MIN_STRIP = 256
+
+
+def evaluate_fields(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    neighbors: Tensor,
+    indices: Tensor,
+    noise: Tensor,
+    density_factor: float = 1.0,
+    *,
+    native: bool | None = None,
+) -> FieldSamples:
+    """Sample points from Gaussians and evaluate all fields that the losses need.
+
+    Args:
+        means: (N, 3) float32 world units, CPU or CUDA.
+        quats: Unit quaternions, wxyz. (N, 4)
+        scales: (N, 3) world units.
+        opacities: (N,)
+        neighbors: Neighbours of each Gaussian, usually itself first. (N, K) int32
+        indices: Gaussian of each sample, sorted: samples of one Gaussian must be adjacent to
+            share work. Unsorted indices are slow, not wrong. (S,) integers
+        noise: Standard normal draws. (S, 3)
+        density_factor: Factor f of all opacities.
+        native: Whether to run the bodies for vector registers of the CPU instead of the kernels
+            of all devices; the device decides if None.
+
+    Returns:
+        Fields at the S samples, differentiable once with respect to the first four arguments.
+    """
+    if native is None:
+        native = means.device.type == "cpu"
+    samples = neighbors, indices, noise, float(density_factor), native
+    return FieldSamples(*_Fields.apply(means, quats, scales, opacities, *samples))
+
+
+class _Fields(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, means, quats, scales, opacities, neighbors, indices, noise, density_factor, native
+    ):
+        gaussians = [t.detach().float().contiguous() for t in (means, quats, scales, opacities)]
+        samples = [neighbors.int().contiguous(), noise.float().contiguous()]
+        n_samples, device = noise.shape[0], means.device
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty((n_samples, *shape), device=device)
+
+        outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
+        residual, packed, indices = empty(4), _pack(*gaussians), indices.int()
+        inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
+        owners, starts = _runs(indices)
+        if native:
+            launch(
+                evaluate_owners,
+                owners.shape[0],
+                [owners, starts, *inputs],
+                device=device,
+                min_items=_MIN_STRIP // 8,
+            )
+        else:
+            launch(evaluate_samples, n_samples, [indices, *inputs], device=device)
+        ctx.save_for_backward(*gaussians, *samples, owners, starts, residual)
+        ctx.density_factor, ctx.native = density_factor, native
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *field_grads):
+        *gaussians, neighbors, noise, owners, starts, residual = ctx.saved_tensors
+        has_point_grads = field_grads[0] is not None
+        point_grads = field_grads[0].contiguous() if has_point_grads else noise.new_empty((0, 3))
+        scalar_grads = torch.stack(
+            [noise.new_zeros(noise.shape[0]) if g is None else g for g in field_grads[1:]], dim=1
+        )
+        grads = [torch.zeros_like(t) for t in gaussians]
+        inputs = [*gaussians[1:3], _pack(*gaussians), neighbors, noise, residual]
+        inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
+        for first, slots in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
+            chunk = owners[first : first + slots.shape[0]]
+            launch(
+                add_up_samples_native if ctx.native else sample_gradients_kernel(),
+                chunk.shape[0],
+                [chunk, starts[first:], *inputs, slots],
+                device=noise.device,
+                min_items=_MIN_STRIP // 8,
+            )
+            targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
+            targets, order = targets.sort(stable=True)
+            launch(
+                add_up_slots,
+                targets.shape[0],
+                [targets, order, slots.view(-1, SLOT_SIZE), *grads],
+                device=noise.device,
+                min_items=_MIN_STRIP,
+            )
+        return (*grads, *[None] * 5)
+
+
+def _chunks(n_owners: int, slots_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (first owner, slot buffer) pairs that cover all owners; one buffer is reused."""
+    size = max(1, SLOT_BYTES // (slots_per_owner * SLOT_SIZE * 4))
+    slots = like.new_empty((min(size, n_owners), slots_per_owner, SLOT_SIZE))
+    for first in range(0, n_owners, size):
+        yield first, slots[: min(size, n_owners - first)]
+
+
+def _runs(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)"""
+    owners, counts = indices.unique_consecutive(return_counts=True)
+    starts = torch.zeros(owners.shape[0] + 1, dtype=torch.int32, device=indices.device)
+    starts[1:] = counts.cumsum(dim=0)
+    return owners, starts
+
+
+def _pack(means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor) -> Tensor:
+    """What each neighbour contributes to a sample, in one cache line. (N, 16)"""
+    packed = torch.empty((means.shape[0], PACK_SIZE), device=means.device)
+    launch(
+        pack_rows,
+        means.shape[0],
+        [means, quats, scales, opacities, packed],
+        device=means.device,
+        min_items=_MIN_STRIP,
+    )
+    return packed

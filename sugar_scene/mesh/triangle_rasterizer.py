@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First-hit rasterization of triangles without a graphics API, one source for CPU and CUDA.
+
+Every pixel centre is a ray ((x + 0.5 - cx) / fx, (y + 0.5 - cy) / fy, 1). Ray and triangle meet
+where the homogeneous edge functions d . (b x c), d . (c x a), d . (a x b) of the camera-space
+corners have one sign (Olano and Greer, "Triangle scan conversion using 2D homogeneous
+coordinates", 1997), so triangles that reach behind the camera need no clipping. Both sides are
+hit. Corners are float32 and their products float64, hence exact: an edge shared by two triangles
+gives opposite values, and no ray slips through between them.
+
+The winner at a pixel is the smallest depth, then the smallest face index. That does not depend
+on the order of the faces in a tile's list, so neither lists nor launches need to be ordered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization.view import TILE, View, make_view, n_tiles
+from sugar_utils.warp_launch import as_array, launch
+
+wp.set_module_options({"enable_backward": False})
+
+MAX_PAIRS = 1 << 24
+"""(tile, face) pairs sorted at a time; more are worked off in turns, which bounds the memory."""
+
+_CPU_CELL = TILE
+_GPU_CELL = 2
+_MIN_STRIP = 4096
+_BIG = 1.0e9
+_PAD = 0.05
+_TILE_SIDE = wp.constant(TILE)
+
+
+@dataclass(frozen=True)
+class TriangleHits:
+    """What each pixel sees first.
+
+    Attributes:
+        face: Row of the face; -1 where there is none. (H, W) int32
+        depth: Depth along the view axis; infinite where there is none. (H, W) world units
+        barycentrics: Weights of the face's three corners, perspective-correct; zero where there
+            is none. (H, W, 3)
+    """
+
+    face: Tensor
+    depth: Tensor
+    barycentrics: Tensor
+
+    @property
+    def covered(self) -> Tensor:
+        """Pixels with a hit. (H, W) bool"""
+        return self.face >= 0
+
+
+@wp.func
+def pixel_ray(view: View, x: int, y: int) -> wp.vec3d:
+    """Camera-space direction through the centre of a pixel, of depth 1."""
+    return wp.vec3d(
+        (wp.float64(x) + wp.float64(0.5) - wp.float64(view.cx)) / wp.float64(view.fx),
+        (wp.float64(y) + wp.float64(0.5) - wp.float64(view.cy)) / wp.float64(view.fy),
+        wp.float64(1.0),
+    )
+
+
+@wp.func
+def widen(v: wp.vec3) -> wp.vec3d:
+    return wp.vec3d(wp.float64(v[0]), wp.float64(v[1]), wp.float64(v[2]))
+
+
+@wp.kernel
+def move_to_camera(
+    first: int, view: View, points: wp.array(dtype=wp.vec3), moved: wp.array(dtype=wp.vec3)
+):
+    i = first + wp.tid()
+    moved[i] = view.rotation * points[i] + view.translation
+
+
+@wp.func
+def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: float) -> wp.vec2:
+    """Interval of pixel indices whose centres the projection of a triangle may cover."""
+    pa = f * a[axis] / a[2] + m
+    pb = f * b[axis] / b[2] + m
+    pc = f * c[axis] / c[2] + m
+    low = wp.min(pa, wp.min(pb, pc))
+    high = wp.max(pa, wp.max(pb, pc))
+    # float32 rounding grows with the coordinate; the exact test decides, this must only not miss.
+    pad = _PAD + 1.0e-5 * wp.max(wp.abs(low), wp.abs(high))
+    return wp.vec2(wp.clamp(low - pad - 0.5, -_BIG, _BIG), wp.clamp(high + pad - 0.5, -_BIG, _BIG))
+
+
+@wp.kernel
+def bound_faces(
+    first: int,
+    view: View,
+    near: float,
+    vertices: wp.array(dtype=wp.vec3),
+    faces: wp.array(dtype=wp.vec3i),
+    rects: wp.array(dtype=wp.vec4i),
+    counts: wp.array(dtype=int),
+):
+    """Pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles of each face."""
+    i = first + wp.tid()
+    rects[i] = wp.vec4i(0, 0, 0, 0)
+    counts[i] = 0
+    face = faces[i]
+    a = vertices[face[0]]
+    b = vertices[face[1]]
+    c = vertices[face[2]]
+    sum = wp.abs(a) + wp.abs(b) + wp.abs(c)
+    size = sum[0] + sum[1] + sum[2]
+    z_min = wp.min(a[2], wp.min(b[2], c[2]))
+    z_max = wp.max(a[2], wp.max(b[2], c[2]))
+    # Written so that a corner with NaN drops the face.
+    if not (size < 1.0e30 and z_max > near):
+        return
+    x = wp.vec2(0.0, float(view.width - 1))
+    y = wp.vec2(0.0, float(view.height - 1))
+    if z_min > 1.0e-6 * size:
+        x = axis_bounds(a, b, c, 0, view.fx, view.cx)
+        y = axis_bounds(a, b, c, 1, view.fy, view.cy)
+    x0 = wp.max(int(wp.ceil(x[0])), 0)
+    x1 = wp.min(int(wp.floor(x[1])) + 1, view.width)
+    y0 = wp.max(int(wp.ceil(y[0])), 0)
+    y1 = wp.min(int(wp.floor(y[1])) + 1, view.height)
+    if x1 <= x0 or y1 <= y0:
+        return
+    rects[i] = wp.vec4i(x0, x1, y0, y1)
+    across = (x1 - 1) / _TILE_SIDE - x0 / _TILE_SIDE + 1
+    counts[i] = across * ((y1 - 1) / _TILE_SIDE - y0 / _TILE_SIDE + 1)
+
+
+@wp.kernel
+def tiles_of_pairs(
+    first: int,
+    view: View,
+    pair_faces: wp.array(dtype=int),
+    pair_numbers: wp.array(dtype=int),
+    rects: wp.array(dtype=wp.vec4i),
+    tiles: wp.array(dtype=int),
+):
+    """Tile of the k-th pair of a face."""
+    i = first + wp.tid()
+    rect = rects[pair_faces[i]]
+    left = rect[0] / _TILE_SIDE
+    across = (rect[1] - 1) / _TILE_SIDE - left + 1
+    k = pair_numbers[i]
+    tiles[i] = (rect[2] / _TILE_SIDE + k / across) * view.tiles_x + left + k % across
+
+
+@wp.kernel
+def hit_faces(
+    first: int,
+    view: View,
+    near: float,
+    cell: int,
+    offsets: wp.array(dtype=int),
+    ids: wp.array(dtype=int),
+    vertices: wp.array(dtype=wp.vec3),
+    faces: wp.array(dtype=wp.vec3i),
+    rects: wp.array(dtype=wp.vec4i),
+    hits: wp.array2d(dtype=int),
+    depths: wp.array2d(dtype=float),
+):
+    """Work off a tile's faces within one square cell of the tile."""
+    item = first + wp.tid()
+    per_side = _TILE_SIDE / cell
+    tile = item / (per_side * per_side)
+    part = item % (per_side * per_side)
+    left = (tile % view.tiles_x) * _TILE_SIDE + (part % per_side) * cell
+    top = (tile / view.tiles_x) * _TILE_SIDE + (part / per_side) * cell
+    zero = wp.float64(0.0)
+    for k in range(offsets[tile], offsets[tile + 1]):
+        f = ids[k]
+        rect = rects[f]
+        x0 = wp.max(rect[0], left)
+        x1 = wp.min(rect[1], left + cell)
+        y0 = wp.max(rect[2], top)
+        y1 = wp.min(rect[3], top + cell)
+        if x0 >= x1 or y0 >= y1:
+            continue
+        face = faces[f]
+        a = widen(vertices[face[0]])
+        b = widen(vertices[face[1]])
+        c = widen(vertices[face[2]])
+        bc = wp.cross(b, c)
+        ca = wp.cross(c, a)
+        ab = wp.cross(a, b)
+        volume = wp.dot(a, bc)
+        # Seen from behind all signs change; edge-on there is nothing to see.
+        if volume < zero:
+            volume = -volume
+            bc = -bc
+            ca = -ca
+            ab = -ab
+        if not (volume > zero):
+            continue
+        for y in range(y0, y1):
+            for x in range(x0, x1):
+                ray = pixel_ray(view, x, y)
+                u = wp.dot(ray, bc)
+                v = wp.dot(ray, ca)
+                w = wp.dot(ray, ab)
+                if u >= zero and v >= zero and w >= zero:
+                    # Both are positive here, because the volume is.
+                    z = float(volume / (u + v + w))
+                    if z > near and (z < depths[y, x] or (z == depths[y, x] and f < hits[y, x])):
+                        depths[y, x] = z
+                        hits[y, x] = f
+
+
+@wp.kernel
+def weigh_corners(
+    first: int,
+    view: View,
+    vertices: wp.array(dtype=wp.vec3),
+    faces: wp.array(dtype=wp.vec3i),
+    hits: wp.array2d(dtype=int),
+    weights: wp.array2d(dtype=wp.vec3),
+):
+    """Barycentric coordinates of the hits; one work item per image row."""
+    y = first + wp.tid()
+    for x in range(view.width):
+        f = hits[y, x]
+        weights[y, x] = wp.vec3(0.0, 0.0, 0.0)
+        if f >= 0:
+            face = faces[f]
+            a = widen(vertices[face[0]])
+            b = widen(vertices[face[1]])
+            c = widen(vertices[face[2]])
+            ray = pixel_ray(view, x, y)
+            u = wp.dot(ray, wp.cross(b, c))
+            v = wp.dot(ray, wp.cross(c, a))
+            w = wp.dot(ray, wp.cross(a, b))
+            total = u + v + w
+            weights[y, x] = wp.vec3(float(u / total), float(v / total), float(w / total))
+
+
+def rasterize_triangles(
+    vertices: Tensor, faces: Tensor, camera: Camera, *, near: float = 0.0
+) -> TriangleHits:
+    """Find the first triangle on the ray of every pixel.
+
+    Args:
+        vertices: (V, 3) float32 world units, CPU or CUDA.
+        faces: Rows of the vertices. (F, 3) integers
+        camera: Any pinhole camera.
+        near: Hits not farther than this along the view axis do not count. World units
+
+    Returns:
+        The hits, without gradients.
+    """
+    return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera, near=near)
+
+
+def to_camera(points: Tensor, camera: Camera) -> Tensor:
+    """World to camera coordinates, bit-identical for any number of threads. (N, 3) -> (N, 3)"""
+    points = points.detach().float().contiguous()
+    moved = torch.empty_like(points)
+    launch(
+        move_to_camera,
+        points.shape[0],
+        [make_view(camera), as_array(points, wp.vec3), as_array(moved, wp.vec3)],
+        device=points.device,
+        min_items=_MIN_STRIP,
+    )
+    return moved
+
+
+def rasterize_camera_triangles(
+    vertices: Tensor, faces: Tensor, camera: Camera, *, near: float = 0.0
+) -> TriangleHits:
+    """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
+    device = vertices.device
+    vertices = vertices.detach().float().contiguous()
+    faces = faces.to(device=device, dtype=torch.int32).contiguous()
+    n_faces, view = faces.shape[0], make_view(camera)
+    hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
+    depths = torch.full(hits.shape, torch.inf, device=device)
+    weights = torch.empty(*hits.shape, 3, device=device)
+    rects = torch.empty(n_faces, 4, dtype=torch.int32, device=device)
+    counts = torch.empty(n_faces, dtype=torch.int32, device=device)
+    mesh = [as_array(vertices, wp.vec3), as_array(faces, wp.vec3i)]
+    rect_array = as_array(rects, wp.vec4i)
+    launch(
+        bound_faces,
+        n_faces,
+        [view, near, *mesh, rect_array, counts],
+        device=device,
+        min_items=_MIN_STRIP,
+    )
+    across, down = n_tiles(camera)
+    cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
+    for chunk in _face_chunks(counts):
+        offsets, ids = _tile_lists(view, chunk, counts, rects, across * down)
+        launch(
+            hit_faces,
+            across * down * (TILE // cell) ** 2,
+            [view, near, cell, offsets, ids, *mesh, rect_array, hits, depths],
+            device=device,
+        )
+    launch(
+        weigh_corners,
+        camera.height,
+        [view, *mesh, hits, as_array(weights, wp.vec3)],
+        device=device,
+        min_items=16,
+    )
+    return TriangleHits(hits, depths, weights)
+
+
+def _face_chunks(counts: Tensor) -> list[Tensor]:
+    """Faces on screen, in groups of at most ``MAX_PAIRS`` pairs (or one face)."""
+    on_screen = counts.nonzero()[:, 0]
+    if on_screen.shape[0] == 0:
+        return []
+    ends = counts[on_screen].long().cumsum(0)
+    if int(ends[-1]) <= MAX_PAIRS:
+        return [on_screen]
+    group = (ends - 1) // MAX_PAIRS
+    return list(on_screen.split(group.unique_consecutive(return_counts=True)[1].tolist()))
+
+
+def _tile_lists(
+    view: View, chunk: Tensor, counts: Tensor, rects: Tensor, n_all: int
+) -> tuple[Tensor, Tensor]:
+    """Faces by tile: start of each tile's run (tiles + 1,), and the faces (pairs,)."""
+    device, sizes = chunk.device, counts[chunk].long()
+    ends = sizes.cumsum(0)
+    n_pairs = int(ends[-1])
+    faces = torch.repeat_interleave(chunk.int(), sizes, output_size=n_pairs)
+    starts = torch.repeat_interleave(ends - sizes, sizes, output_size=n_pairs)
+    numbers = (torch.arange(n_pairs, device=device) - starts).int()
+    tiles = torch.empty(n_pairs, dtype=torch.int32, device=device)
+    launch(
+        tiles_of_pairs,
+        n_pairs,
+        [view, faces, numbers, as_array(rects, wp.vec4i), tiles],
+        device=device,
+        min_items=_MIN_STRIP,
+    )
+    tiles, order = tiles.sort()
+    edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)
+    return torch.searchsorted(tiles, edges, out_int32=True), faces[order]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A refinement run from coarse mesh to refined ``.pt`` and PLY."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.loop import LoopConfig
+from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.runner import StageRun, run_stage
+from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.optim.schedule import scaled
+from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
+from sugar_trainers.capture import CaptureOptions, load_capture
+from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
+from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_memory import plan_refinement
+from sugar_utils.console import Console
+from sugar_utils.files import file_digest
+
+CHECKPOINT_INTERVAL = 1_000
+TEST_INTERVAL = 5_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefineOptions(CaptureOptions):
+    """A refinement run; of the checkpoint only the cameras are used.
+
+    Attributes:
+        mesh_path: Coarse mesh, PLY with vertex colours.
+        output_dir: Parent of the run's folder; None for ``output/refined/<scene>``.
+        ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
+            ``output/refined_ply/<scene>``.
+        config: What decides the optimisation.
+        checkpoint_interval: Iterations of the unscaled schedule between two checkpoints.
+        export_ply: Write the refined Gaussians in the layout of 3DGS.
+        memory: How much memory there is.
+        run: Treatment of an occupied folder.
+        notices: Lines to print at the start.
+    """
+
+    mesh_path: Path
+    output_dir: Path | None = None
+    ply_dir: Path | None = None
+    config: RefineConfig = field(default_factory=RefineConfig)
+    checkpoint_interval: int = CHECKPOINT_INTERVAL
+    export_ply: bool = True
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name that all files of the refined model share."""
+        return refined_name(
+            self.mesh_path, self.config.normal_consistency_factor, self.config.per_triangle
+        )
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        parent = self.output_dir or OUTPUT_ROOT / "refined" / scene_name(self.scene_path)
+        return parent / self.name
+
+    @property
+    def result(self) -> Path:
+        """The final ``.pt``."""
+        return self.directory / f"{self.config.iterations}.pt"
+
+    @property
+    def ply_path(self) -> Path:
+        """The refined Gaussians for other programs."""
+        folder = self.ply_dir or self.output_dir
+        if folder is None:
+            folder = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
+        return folder / f"{self.name}.ply"
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result."""
+        return {**self.capture_identity(), **self.config.identity()}
+
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        return {**super().sources(), "mesh": self.mesh_path.resolve()}
+
+
+def train_refined(options: RefineOptions, images: ImageStore | None = None) -> Path:
+    """Refine a coarse mesh.
+
+    Args:
+        options: What to do.
+        images: Decoded photographs that other stages use, too; an own store if None.
+
+    Returns:
+        The final ``.pt``. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    return run_stage(_prepared, options, images)
+
+
+def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
+    config = options.config
+    _, scene = load_capture(options, config.white_background, config.seed, notices)
+    cloud = _start(options, scene.extent, notices)
+    inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path)}
+    identity = Identity(options.identity(), inputs, options.sources())
+
+    def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
+        def export(refined: BoundCloud) -> None:
+            write_refined_ply(options.ply_path, refined)
+            console.info(f"refined Gaussians: {options.ply_path}")
+
+        planned = plan_refinement(cloud, config, options.memory, scene, store, console)
+        exports = export if options.export_ply else None
+        return RefineStage(cloud, planned, scene.extent, exports, options.compute.rasterizer)
+
+    results = (options.result, *([options.ply_path] if options.export_ply else []))
+    directory = RunDirectory(options.directory, identity)
+    return StageRun("refinement", scene, directory, _loop(options), build, results), cloud
+
+
+def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
+    """Write mesh-bound Gaussians as a free 3DGS cloud that any viewer reads.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    with torch.no_grad():
+        gaussians = cloud.activate()
+        free = GaussianCloud(
+            means=gaussians.means,
+            sh_dc=gaussians.sh_dc,
+            sh_rest=gaussians.sh_rest,
+            opacity_logits=cloud.opacity_logits,
+            log_scales=gaussians.scales.log(),
+            quats=gaussians.quats,
+        )
+    write_gaussian_ply(path, free.detached())
+
+
+def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundCloud:
+    mesh, device = read_mesh_ply(options.mesh_path), options.compute.device
+    notices(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {options.mesh_path}")
+    return bind_to_mesh(
+        torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
+        torch.tensor(mesh.faces, device=device),
+        torch.tensor(mesh.colors, device=device).float() / 255.0,
+        options.config.per_triangle,
+        extent,
+    )
+
+
+def _loop(options: RefineOptions) -> LoopConfig:
+    config = options.config
+    test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
+    return LoopConfig(
+        first=1,
+        last=config.iterations,
+        seed=config.seed,
+        log_interval=config.log_interval,
+        checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
+        keep_checkpoints=options.run.keep_checkpoints,
+        test_iterations=tuple(range(test_interval, config.iterations, test_interval)),
+    )
