@@ -131,7 +131,7 @@ def shown(name: str, value: Any) -> str:
 def write_picture(path: Path, runs: list[Run]) -> None:
     """Four views of each refined mesh, a row per factor; the same cameras for all."""
     first = runs[0].plan.coarse
-    _, scene = load_capture(first, first.config.white_background, first.config.seed, print)
+    _, scene = load_capture(first, first.config.white_background, first.config.random_seed, print)
     views = pick_views(scene.train_cameras)
     rows = [
         np.concatenate(shaded_views(read_any_mesh(run.plan.refine.result), views, WIDTH), axis=1)

@@ -13,7 +13,7 @@ import pycolmap
 
 from benchmarks.fuzz_mutations import MANY_DIGITS, NUMBERS
 from benchmarks.fuzz_world import COMMANDS, Command, words_of
-from gaussian_splatting.train import parser as vanilla_parser
+from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
 from sugar_extractors.mesh.mesh_options import mesh_parser
 from sugar_extractors.texture.texture_options import texture_parser
 from sugar_pipeline.metrics_options import metrics_parser
@@ -22,7 +22,7 @@ from sugar_trainers.coarse_options import coarse_parser
 from sugar_trainers.refine_options import refine_parser
 
 _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
-    "gaussian_splatting/train.py": vanilla_parser,
+    "gaussian_splatting/train.py": lambda: vanilla_parser(None),
     "train.py": lambda: train_parser(None),
     "train_refined.py": lambda: refine_parser(None),
     "extract_mesh.py": lambda: mesh_parser(None),

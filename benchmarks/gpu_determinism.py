@@ -157,7 +157,7 @@ def training(setup: Setup) -> Iterator[Finding]:
     saving = {"split": ImageSplit(3, True), "samples": samples, "sample_chunk": samples // 2}
     for name, config in (
         ("dn_consistency", CoarseConfig(**plain)),
-        ("sdf", CoarseConfig(regularization="sdf", **plain)),
+        ("sdf", CoarseConfig(regularization_type="sdf", **plain)),
         ("strips, chunks, bf16", CoarseConfig(optimizer=OptimizerConfig("bf16", True), **saving)),
     ):
         yield _repeat(

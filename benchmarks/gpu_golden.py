@@ -89,7 +89,7 @@ class _RecordedDraws:
 
 def _coarse(setup: Setup, case: Case, mode: str) -> CoarseStage:
     cloud = golden_cloud(case).detached().to(setup.place)
-    config = CoarseConfig(regularization=mode, samples=1)
+    config = CoarseConfig(regularization_type=mode, sdf_samples=1)
     return CoarseStage(
         cloud, config, float(case["in_E"]), lambda message: None, _RecordedDraws(case)
     )
@@ -212,7 +212,7 @@ def refinement(setup: Setup) -> Iterator[Finding]:
     mesh = (torch.tensor(case[f"in_{name}"]) for name in ("vertices", "faces", "vertex_colors"))
     cloud = bind_to_mesh(*(t.to(setup.place) for t in mesh), per_triangle, extent)
     config = RefineConfig(
-        per_triangle=per_triangle,
+        gaussians_per_triangle=per_triangle,
         n_vertices_in_fg=int(case["in_n_vertices_in_fg"]),
         normal_consistency_factor=float(case["in_normal_consistency_factor"]),
     )

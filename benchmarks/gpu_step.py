@@ -35,7 +35,7 @@ def _settings(setup: Setup, n: int) -> dict[str, Setting]:
     n, samples = setup.size(n, 400), setup.size(1_000_000, 500)
     size = setup.size(WIDTH, 48), setup.size(HEIGHT, 36)
     plain = Setting("geometry", n, *size, samples=samples, sample_chunk=samples)
-    bfloat = OptimizerConfig("bf16", bfloat16=True)
+    bfloat = OptimizerConfig("bf16", use_bfloat16=True)
     return {
         "naive": replace(plain, phase="naive"),
         "default": plain,

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck
-from gaussian_splatting.train import parser as vanilla_parser
-from gaussian_splatting.vanilla.vanilla_options import vanilla_options
+from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
 from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.demo.demo_scene import make_demo_scene
@@ -64,7 +63,7 @@ def training(setup: Setup) -> Iterator[Finding]:
     vanilla = work / "vanilla"
     flags = ["-s", str(scene), "-m", str(vanilla), *words.split(), *device]
     started = time.perf_counter()
-    train_vanilla(vanilla_options(vanilla_parser().parse_args(flags)))
+    train_vanilla(vanilla_options(vanilla_parser(None).parse_args(flags)))
     seconds = time.perf_counter() - started
     yield _finding(setup, f"vanilla, {n} iterations", vanilla / "checkpoints", n, seconds)
 

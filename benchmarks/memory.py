@@ -146,9 +146,9 @@ class Setting:
     def coarse_config(self) -> CoarseConfig:
         """Settings of the coarse stage."""
         return CoarseConfig(
-            regularization=self.mode,
+            regularization_type=self.mode,
             full_res_normals=self.full_res_normals,
-            samples=self.samples,
+            sdf_samples=self.samples,
             sample_chunk=self.sample_chunk,
             split=self.split,
             optimizer=self.optimizer,
@@ -233,7 +233,7 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
         output.depth, output.normal, *intrinsics
     )
     draws = torch.Generator(device=target.device).manual_seed(0)
-    drawn = draw_samples(output.visible, config.samples, draws)
+    drawn = draw_samples(output.visible, config.sdf_samples, draws)
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
         stage.neighbors, *drawn,
@@ -359,7 +359,7 @@ def table_settings(args: argparse.Namespace) -> list[Setting]:
         samples=args.samples, sample_chunk=args.samples,
     )  # fmt: skip
     quarter = args.samples // 4
-    bfloat = OptimizerConfig("bf16", bfloat16=True)
+    bfloat = OptimizerConfig("bf16", use_bfloat16=True)
     return [
         replace(plain, phase="naive"),
         plain,
@@ -395,9 +395,9 @@ def describe_setting(setting: Setting, base: Setting) -> str:
         words.append(f"chunks of {setting.sample_chunk:,}")
     if not setting.full_res_normals:
         words.append("half-size normals")
-    if setting.optimizer.state != "fp32":
-        words.append(f"{setting.optimizer.state} moments")
-    if setting.optimizer.bfloat16:
+    if setting.optimizer.optimizer_state != "fp32":
+        words.append(f"{setting.optimizer.optimizer_state} moments")
+    if setting.optimizer.use_bfloat16:
         words.append("bfloat16 colours")
     return ", ".join(words)
 

@@ -45,10 +45,10 @@ FORMATS = {
     "fp32": OptimizerConfig(),
     "bf16": OptimizerConfig("bf16"),
     "8bit": OptimizerConfig("8bit"),
-    "fp32 + bfloat16": OptimizerConfig("fp32", bfloat16=True),
-    "bf16 + bfloat16": OptimizerConfig("bf16", bfloat16=True),
-    "8bit + bfloat16": OptimizerConfig("8bit", bfloat16=True),
-    "fp32 + sparse": OptimizerConfig("fp32", sparse=True),
+    "fp32 + bfloat16": OptimizerConfig("fp32", use_bfloat16=True),
+    "bf16 + bfloat16": OptimizerConfig("bf16", use_bfloat16=True),
+    "8bit + bfloat16": OptimizerConfig("8bit", use_bfloat16=True),
+    "fp32 + sparse": OptimizerConfig("fp32", sparse_adam=True),
 }
 SHAPES = {
     "means": (3,),
@@ -140,27 +140,27 @@ def train_once(name: str, args: argparse.Namespace, optimizer: OptimizerConfig, 
     n, further = args.iterations, args.init_ply is not None
     folder = args.output / args.train.name / f"{name.replace(' ', '')}_{seed}"
     options = VanillaOptions(
-        scene_path=args.train,
+        source_path=args.train,
         init_ply=args.init_ply,
-        output=folder,
+        model_path=folder,
         resolution_factor=args.resolution_factor,
-        eval_split=True,
+        eval=True,
         log_interval=10,
         checkpoint_interval=None,
         test_iterations=(),
         save_iterations=(),
         config=VanillaConfig(
             iterations=n,
-            rates=LearningRates(position_steps=n),
+            rates=LearningRates(position_lr_max_steps=n),
             densification=DensificationConfig(
-                start=n // 10,
-                stop=1 if further else 3 * n // 5,
-                interval=max(1, n // 20),
+                densify_from_iter=n // 10,
+                densify_until_iter=1 if further else 3 * n // 5,
+                densification_interval=max(1, n // 20),
                 max_gaussians=args.max_gaussians,
             ),
             sh_interval=1 if further else max(1, n // 8),
             optimizer=optimizer,
-            seed=seed,
+            random_seed=seed,
         ),
     )
     start = time.perf_counter()

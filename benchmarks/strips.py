@@ -88,7 +88,7 @@ class Bench:
     def stage(self, setting: Setting) -> CoarseStage:
         """A stage about to begin a geometric iteration; neighbours are searched once for all."""
         config = CoarseConfig(
-            samples=setting.samples,
+            sdf_samples=setting.samples,
             full_res_normals=setting.full_res_normals,
             split=setting.split,
         )

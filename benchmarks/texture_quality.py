@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import ImageStore, SugarSize
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
@@ -50,6 +50,7 @@ from sugar_extractors.texture.texturing import (
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud, face_normals
 from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_trainers.image_size import SugarSize
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 from sugar_utils.frame import run_main
 

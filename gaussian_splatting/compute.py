@@ -16,6 +16,7 @@ from sugar_utils.flags import integer
 from sugar_utils.neighbor_backends import NEIGHBOR_SEARCHES, NeighborSearch, choose_neighbor_search
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.settings import flag
 from sugar_utils.torchrun import Launch
 
 
@@ -48,30 +49,36 @@ class Compute:
         return tuple(line for line in (self.device_reason, together, *self.backend_reasons) if line)
 
 
-def add_device_flags(parser: argparse.ArgumentParser, *, gpu: tuple[str, ...] = ("--gpu",)) -> None:
-    """Where to compute.
+@dataclass(frozen=True)
+class DeviceFlags:
+    """Where to compute."""
 
-    Args:
-        parser: Gets the flags.
-        gpu: Spellings of the flag that numbers the device.
-    """
-    add = parser.add_argument_group("device").add_argument
-    add("--device", choices=DEVICE_KINDS, default="auto",
-        help="auto: a CUDA GPU where one can be used, else the CPU; the choice is printed "
-        "with its reason")  # fmt: skip
-    add(*gpu, type=integer, default=None,
-        help="number of the CUDA device; unset: the first that can be used")  # fmt: skip
+    device: str = flag(
+        "auto", "auto: a CUDA GPU of compute capability 7.5 or newer if torch and Warp can use "
+        "one, else the CPU; the choice is printed with its reason. cuda: an error that names what "
+        "is missing, and what helps, where there is none", group="device", choices=DEVICE_KINDS,
+    )  # fmt: skip
+    gpu: int | None = flag(
+        None, "number of the CUDA device; unset: the first that can be used", group="device",
+        parse=integer, idle="on the CPU; it says so",
+    )  # fmt: skip
 
 
-def add_backend_flags(parser: argparse.ArgumentParser) -> None:
-    """Who rasterizes and who finds neighbours, of every script that trains."""
-    add = parser.add_argument_group("backends").add_argument
-    add("--rasterizer", choices=RASTERIZERS, default="auto",
-        help="auto and warp: the built-in one; gsplat and inria: that package, if it is "
-        "installed and passes its self-test, on a CUDA device only")  # fmt: skip
-    add("--neighbors", choices=NEIGHBOR_SEARCHES, default="auto",
-        help="auto and warp: the built-in search; pytorch3d: that package, if it is installed "
-        "and passes its self-test")  # fmt: skip
+@dataclass(frozen=True)
+class BackendFlags:
+    """What rasterizes and what finds neighbours, of every script that trains."""
+
+    rasterizer: str = flag(
+        "auto", "rendering backend. auto and warp: the built-in rasterizer, the same bits on every "
+        "run; gsplat (1.5 or newer) and inria (diff_gaussian_rasterization): that package, if it "
+        "is installed and passes a self-test at the start, on CUDA devices only",
+        group="backends", choices=RASTERIZERS,
+    )  # fmt: skip
+    neighbors: str = flag(
+        "auto", "neighbour search. auto and warp: the built-in one; pytorch3d: that package, if "
+        "it is installed and passes a self-test at the start", group="backends",
+        choices=NEIGHBOR_SEARCHES, idle="for stages without neighbours",
+    )  # fmt: skip
 
 
 def compute_options(args: argparse.Namespace) -> Compute:

@@ -3,31 +3,20 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sugar_utils.flags import HelpFormatter, Parser
 from sugar_utils.frame import run_main
-
-
-def parser() -> argparse.ArgumentParser:
-    """All flags of the vanilla trainer."""
-    from gaussian_splatting.vanilla.vanilla_options import add_vanilla_flags
-
-    result = Parser(description=__doc__, formatter_class=HelpFormatter)
-    add_vanilla_flags(result)
-    return result
 
 
 def main() -> None:
     """Parse the flags and train."""
-    from gaussian_splatting.vanilla.vanilla_options import vanilla_options
+    from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
     from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 
-    train_vanilla(vanilla_options(parser().parse_args()))
+    train_vanilla(vanilla_options(vanilla_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import ImageStore, SugarSize
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
@@ -27,8 +28,10 @@ from sugar_extractors.mesh.mesh_config import MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_pipeline.perceptual import Perceptual, load_perceptual
+from sugar_scene.mesh_bound import LAYOUTS
 from sugar_scene.trainable_bound import bound_cloud_from_state
-from sugar_trainers.coarse_config import Regularization
+from sugar_trainers.coarse_config import REGULARIZATIONS, Regularization
+from sugar_trainers.image_size import SugarSize
 from sugar_trainers.naming import (
     NORMAL_CONSISTENCY,
     NORMAL_FACTOR,
@@ -42,9 +45,12 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import remove_stale_temporaries, write_json_atomic
+from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.settings import flag
 
 SH_DEGREE = 3
 PAPER_ITERATION = 30_000
+_flag = partial(flag, group="metrics")
 
 Scores = dict[str, float | None]
 
@@ -53,56 +59,59 @@ Scores = dict[str, float | None]
 class MetricsOptions:
     """What to measure.
 
+    ``dn_consistency`` and ``density`` share names.
+
     Attributes:
         scenes: Scene folder and vanilla checkpoint folder of each scene.
-        iteration_to_load: Vanilla iteration that SuGaR started from.
-        regularization: Mode of the coarse stage; ``dn_consistency`` and ``density`` share names.
-        estimation_factor: Weight of its density or sdf term.
-        surface_level: Level of the mesh.
-        n_vertices_in_mesh: Its triangle target.
-        per_triangle: Gaussians per triangle.
-        refinement_iterations: Iteration of the refined model.
         variant: How the coarse mesh was made: ``""``, ``"poissoncenters"``, ``"marchingcubes"``
             or ``"tsdf"``.
-        evaluate_vanilla: Measure the vanilla checkpoint, too.
-        uv_texture: Render the textured mesh instead of the Gaussians.
-        diffuse_only: Render view-independent colours.
-        white_background: Render on white instead of black.
         size: Size of the views.
-        output_root: Folder above all results.
         compute: Device.
     """
 
     scenes: dict[Path, Path]
-    iteration_to_load: int = 7_000
-    regularization: Regularization = "dn_consistency"
-    estimation_factor: float = 0.2
-    surface_level: float = 0.3
-    n_vertices_in_mesh: int = 1_000_000
-    per_triangle: int = 1
-    refinement_iterations: int = 15_000
+    iteration_to_load: int = _flag(7_000, "vanilla iteration that SuGaR started from", short="-i")
+    estimation_factor: float = _flag(
+        0.2, "weight of the density or sdf term", short="-e", parse=non_negative_float
+    )
+    regularization_type: Regularization = _flag(
+        "dn_consistency", "mode of the coarse stage; needed", short="-r",
+        choices=REGULARIZATIONS, unset=True,
+    )  # fmt: skip
+    surface_level: float = _flag(0.3, "level of the mesh", short="-l", parse=non_negative_float)
+    n_vertices_in_mesh: int = _flag(
+        1_000_000, "triangle target of the mesh", short="-v", parse=positive_int
+    )
+    gaussians_per_triangle: int = _flag(
+        1, "Gaussians bound to each triangle", short="-g", choices=tuple(LAYOUTS)
+    )
+    refinement_iterations: int = _flag(
+        15_000, "iteration of the refined model", short="-f", parse=positive_int
+    )
     variant: MeshVariant = ""
-    evaluate_vanilla: bool = False
-    uv_texture: bool = False
-    diffuse_only: bool = False
-    white_background: bool = False
+    evaluate_vanilla: bool = _flag(
+        False, "measure the vanilla checkpoint, too; its iteration 30000 if it is there"
+    )
+    use_uv_texture: bool = _flag(False, "render the textured mesh instead of the Gaussians")
+    use_diffuse_color_only: bool = _flag(False, "render the view-independent part of the colours")
+    white_background: bool = _flag(False, "render on white")
+    output_dir: Path = _flag(OUTPUT_ROOT, "folder above all results", parse=Path)
     size: SugarSize = field(default_factory=SugarSize)
-    output_root: Path = OUTPUT_ROOT
     compute: Compute = field(default_factory=Compute)
 
     @property
     def result_path(self) -> Path:
         """The JSON file."""
-        method = "sdf" if self.regularization == "sdf" else "density"
+        method = "sdf" if self.regularization_type == "sdf" else "density"
         suffix = {
             "": "", "tsdf": "_tsdf", "poissoncenters": "_poissoncenter",
             "marchingcubes": "_marchingcubes",
         }[self.variant]  # fmt: skip
-        suffix = ("_uvtexture" if self.uv_texture else "") + suffix
-        suffix = ("_diffuseonly" if self.diffuse_only else "") + suffix
+        suffix = ("_uvtexture" if self.use_uv_texture else "") + suffix
+        suffix = ("_diffuseonly" if self.use_diffuse_color_only else "") + suffix
         name = f"results_{method}{number_text(self.estimation_factor)}"
         name += f"_normal{number_text(NORMAL_FACTOR)}{suffix}.json"
-        return self.output_root / "metrics" / name
+        return self.output_dir / "metrics" / name
 
     @property
     def key(self) -> str:
@@ -113,9 +122,9 @@ class MetricsOptions:
     def refined_name(self, scene: Path) -> str:
         """Name that the files of a scene's refined model share."""
         coarse = coarse_directory(
-            self.output_root / "coarse" / scene_name(scene),
+            self.output_dir / "coarse" / scene_name(scene),
             self.iteration_to_load,
-            self.regularization,
+            self.regularization_type,
             self.estimation_factor,
             NORMAL_FACTOR,
         )
@@ -125,7 +134,7 @@ class MetricsOptions:
             self.n_vertices_in_mesh,
             self.variant,
         )
-        return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.per_triangle)
+        return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
 
 def measure(options: MetricsOptions, console: Console | None = None) -> Path:
@@ -201,16 +210,16 @@ def _models(
                 continue
             cloud = checkpoint.read_cloud(console.info).to(device)
             models.append((_vanilla_key(iteration), _gaussian_render(cloud.activate(), options)))
-    folder = options.output_root / "refined_mesh" / scene_name(scene_path)
+    folder = options.output_dir / "refined_mesh" / scene_name(scene_path)
     name = options.refined_name(scene_path)
-    if options.uv_texture:
+    if options.use_uv_texture:
         mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
         background = plain_background(options.white_background, device)
         models.append(
             (options.key, lambda c: render_textured(mesh, c, background, supersampling=2))
         )
     else:
-        folder = options.output_root / "refined" / scene_name(scene_path) / name
+        folder = options.output_dir / "refined" / scene_name(scene_path) / name
         path = folder / f"{options.refinement_iterations}.pt"
         cloud = bound_cloud_from_state(load_payload(path)["state_dict"]).to(device)
         models.append((options.key, _gaussian_render(cloud.activate(), options)))
@@ -218,7 +227,7 @@ def _models(
 
 
 def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[[Camera], Tensor]:
-    degree = 0 if options.diffuse_only else SH_DEGREE
+    degree = 0 if options.use_diffuse_color_only else SH_DEGREE
 
     def render(camera: Camera) -> Tensor:
         return render_view(

@@ -4,25 +4,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from sugar_extractors.mesh.mesh_options import add_mesh_flags
-from sugar_extractors.texture.texture_options import add_texture_flags
-from sugar_scene.mesh_bound import LAYOUTS
+from gaussian_splatting.compute import BackendFlags, DeviceFlags
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.shared_flags import ScheduleFlags
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.texture.texturing import TextureOptions
 from sugar_trainers.coarse_config import REGULARIZATIONS
-from sugar_trainers.coarse_options import add_coarse_flags, add_scene_flags
+from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.naming import OUTPUT_ROOT
+from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
-from sugar_utils.flags import (
-    HelpFormatter,
-    Parser,
-    boolean,
-    finite_float,
-    integer,
-    optional_str,
-    positive_int,
-)
+from sugar_utils.flags import HelpFormatter, Parser, open_share, optional_str, positive_int
+from sugar_utils.settings import Flag, add_flags, flag, flags_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -45,108 +44,118 @@ DEMO_FLAGS = (
 )
 
 
+_pipeline = partial(flag, group="pipeline")
+_preset = partial(flag, group="presets")
+_mesh = partial(flag, group="mesh stage")
+_train, _full = "only train.py", "only train_full_pipeline.py"
+
+
+@dataclass(frozen=True)
+class PresetFlags:
+    """Names for common sizes of the mesh and lengths of the refinement."""
+
+    low_poly: bool = _preset(
+        False, "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
+        idle="with --high_poly",
+    )  # fmt: skip
+    high_poly: bool = _preset(
+        False, "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say"
+    )
+    refinement_time: str | None = _preset(
+        None, "2000, 7000 or 15000 iterations of refinement, whatever -f says",
+        parse=optional_str, metavar="{short,medium,long}",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PipelineFlags:
+    """What both pipelines ask beside the flags of their stages."""
+
+    regularization_type: str | None = _pipeline(
+        None, "how the surface is regularised: dn_consistency is recommended; needed", short="-r",
+        choices=REGULARIZATIONS, idle="with --demo, which takes dn_consistency",
+    )  # fmt: skip
+    output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path)
+    stop_after: str | None = _pipeline(None, "last stage to run; unset: texture", choices=STAGES)
+    export_obj: bool = _pipeline(True, "bake a texture and write OBJ and GLB", short="-t")
+    surface_level: float = _mesh(
+        0.3, "density of the level set that becomes the mesh", short="-l", parse=open_share,
+        idle="with --mesh_extractor tsdf",
+    )  # fmt: skip
+    n_vertices_in_mesh: int = _mesh(
+        HIGH_POLY[0], "triangles (not vertices) kept in the foreground, and as many in the "
+        "background", short="-v", parse=positive_int,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainFlags:
+    """What ``train.py`` can do instead of training."""
+
+    demo: bool = flag(
+        False, "make a small scene, take it all the way to a textured mesh, on short schedules, "
+        "and measure that. Of the other flags, --output_dir, --random_seed and those of the "
+        "device, checkpoints and resuming act", group=_train, action="store_true",
+    )  # fmt: skip
+    doctor: bool = flag(
+        False, "look at the machine, and at scene and checkpoint if they are given, and say what "
+        "to fix; nothing is trained. Exit code 2 if there is a problem", group=_train,
+        action="store_true",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FullFlags:
+    """The stage that ``train_full_pipeline.py`` puts before the others."""
+
+    gs_output_dir: Path | None = flag(
+        None, "start from this vanilla checkpoint instead of training one", group=_full,
+        parse=lambda text: None if text == "None" else Path(text),
+    )  # fmt: skip
+    vanilla_iterations: int = flag(
+        7_000, "length of the vanilla stage, and the iteration that SuGaR starts from",
+        group=_full, parse=positive_int,
+    )  # fmt: skip
+
+
+_CAPTURE = ("input", "image size", "background")
+_GROUPS: dict[type, tuple[str, ...]] = {
+    CoarseOptions: (*_CAPTURE, "checkpoint", "coarse stage", "memory", "run"),
+    MeshOptions: ("surface",),
+    RefineOptions: ("refinement stage",),
+    TextureOptions: ("texture",),
+}
+"""Of each stage's flags those that the pipelines have; the others follow from the stage before."""
+
+
 def train_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train.py``."""
     parser = Parser(description=description, formatter_class=HelpFormatter)
-    add_scene_flags(parser)
-    add_pipeline_flags(parser, "--export_uv_textured_mesh")
-    parser.add_argument(
-        "--demo",
-        action="store_true",
-        help="make a small scene, take it all the way to a textured mesh and measure that",
-    )
-    parser.add_argument(
-        "--doctor",
-        action="store_true",
-        help="look at the machine, and at scene and checkpoint if they are given, and say what "
-        "to mend; nothing is trained",
-    )
+    texture = {"group": _train, "options": {"spellings": ["-t", "--export_uv_textured_mesh"]}}
+    _add_pipeline_flags(parser, texture)
+    add_flags(parser, TrainFlags)
     return parser
 
 
 def full_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train_full_pipeline.py``."""
     parser = Parser(description=description, formatter_class=HelpFormatter)
-    add_scene_flags(parser, checkpoint=False)
-    add_vanilla_stage_flags(parser)
-    add_pipeline_flags(parser, "--export_obj")
+    # The checkpoint is the one that the stage before makes.
+    parser.set_defaults(checkpoint_path=None, iteration_to_load=None)
+    _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",))
+    for settings in (FullFlags, DensificationConfig, VanillaOptions):
+        add_flags(parser, settings, _full, "vanilla stage")
     return parser
 
 
-def add_pipeline_flags(parser: argparse.ArgumentParser, texture_flag: str) -> None:
-    """What both pipelines have in common.
-
-    Args:
-        parser: Gets the flags.
-        texture_flag: Long name of ``-t``, which differs between the scripts.
-    """
-    add = parser.add_argument_group("pipeline").add_argument
-    add("-r", "--regularization_type", choices=REGULARIZATIONS, default=None,
-        help="how the surface is regularised; dn_consistency is recommended")  # fmt: skip
-    add("--output_dir", type=Path, default=OUTPUT_ROOT, help="folder above all results")
-    add("--stop_after", choices=STAGES, default=None, help="last stage to run")
-    add("-t", texture_flag, dest="export_obj", type=boolean, default=True,
-        help="bake a texture and write OBJ and GLB")  # fmt: skip
-    add_preset_flags(parser)
-    add_coarse_flags(parser)
-    add_mesh_stage_flags(parser)
-    add_refine_stage_flags(parser)
-    add_texture_flags(parser)
-
-
-def add_preset_flags(parser: argparse.ArgumentParser) -> None:
-    """Names for common sizes of the mesh and lengths of the refinement."""
-    add = parser.add_argument_group("presets").add_argument
-    add("--low_poly", type=boolean, default=False,
-        help="200,000 triangles with 6 Gaussians each, whatever -v and -g say")  # fmt: skip
-    add("--high_poly", type=boolean, default=False,
-        help="1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly "
-        "say")  # fmt: skip
-    add("--refinement_time", type=optional_str, default=None, metavar="{short,medium,long}",
-        help="2000, 7000 or 15000 iterations of refinement, whatever -f says")  # fmt: skip
-
-
-def add_vanilla_stage_flags(parser: argparse.ArgumentParser) -> None:
-    """The stage that ``train_full_pipeline.py`` puts before the others."""
-    add = parser.add_argument_group("vanilla stage").add_argument
-    add("--gs_output_dir", type=lambda text: None if text == "None" else Path(text), default=None,
-        help="start from this vanilla checkpoint instead of training one")  # fmt: skip
-    add("--vanilla_iterations", type=positive_int, default=7_000,
-        help="length of the vanilla stage, and the iteration that SuGaR starts from")  # fmt: skip
-    add("--max_gaussians", type=positive_int, default=None,
-        help="densification never goes beyond this number")  # fmt: skip
-    add("--init_ply", type=Path, default=None,
-        help="start from this PLY, Gaussians or coloured points, instead of the scene's "
-        "points")  # fmt: skip
-
-
-def add_mesh_stage_flags(parser: argparse.ArgumentParser) -> None:
-    """Level, size, and how the surface is found."""
-    add = parser.add_argument_group("coarse mesh: level and size").add_argument
-    add("-l", "--surface_level", type=open_share, default=0.3,
-        help="density of the level set that becomes the mesh")  # fmt: skip
-    add("-v", "--n_vertices_in_mesh", type=positive_int, default=HIGH_POLY[0],
-        help="triangles (not vertices) kept in the foreground, and as many in the "
-        "background")  # fmt: skip
-    add_mesh_flags(parser)
-
-
-def add_refine_stage_flags(parser: argparse.ArgumentParser) -> None:
-    """Mesh-bound Gaussians."""
-    add = parser.add_argument_group("refinement").add_argument
-    add("-g", "--gaussians_per_triangle", type=integer, default=HIGH_POLY[1],
-        choices=tuple(LAYOUTS), help="Gaussians bound to each triangle")  # fmt: skip
-    add("-f", "--refinement_iterations", type=positive_int, default=15_000,
-        help="length of the refinement")  # fmt: skip
-    add("--export_ply", type=boolean, default=True, help="write the refined Gaussians as PLY")
-
-
-def open_share(text: str) -> float:
-    """A number greater than 0 and less than 1."""
-    value = finite_float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must lie between 0 and 1; 0.3 is usual")
-    return value
+def _add_pipeline_flags(
+    parser: argparse.ArgumentParser, texture: dict[str, object], without: tuple[str, ...] = ()
+) -> None:
+    for settings, groups in _GROUPS.items():
+        add_flags(parser, settings, *(group for group in groups if group not in without))
+    add_flags(parser, PipelineFlags, export_obj=texture)
+    for settings in (PresetFlags, DeviceFlags, BackendFlags, ScheduleFlags):
+        add_flags(parser, settings)
 
 
 def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
@@ -184,12 +193,12 @@ def runs_stage(args: argparse.Namespace, stage: str) -> bool:
 def notices(args: argparse.Namespace) -> tuple[str, ...]:
     """One line for each group of flags that was given but cannot act beside the others."""
     lines = []
-    for stage, add_flags in (
-        ("mesh", add_mesh_stage_flags),
-        ("refine", add_refine_stage_flags),
-        ("texture", add_texture_flags),
-    ):
-        used = given_flags(args, add_flags)
+    for stage in STAGES[1:]:
+        used = [
+            f"--{declared.name}"
+            for declared in _flags_of_stage(stage)
+            if getattr(args, declared.name) != declared.default
+        ]
         if used and not runs_stage(args, stage):
             lines.append(f"{', '.join(used)}: no effect, the {stage} stage does not run")
     if args.low_poly and args.high_poly:
@@ -197,13 +206,12 @@ def notices(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def given_flags(
-    args: argparse.Namespace, add_flags: Callable[[argparse.ArgumentParser], None]
-) -> list[str]:
-    """Flags whose values are not the defaults, among those that ``add_flags`` declares."""
-    parser = Parser(add_help=False)
-    add_flags(parser)
-    return changed_flags(args, parser)
+def _flags_of_stage(stage: str) -> Iterator[Flag]:
+    """Flags that act in this stage alone."""
+    settings = {"mesh": MeshOptions, "refine": RefineOptions, "texture": TextureOptions}[stage]
+    if stage == "mesh":
+        yield from flags_of(PipelineFlags, "mesh stage")
+    yield from flags_of(settings, *_GROUPS[settings])
 
 
 def changed_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:

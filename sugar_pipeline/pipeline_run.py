@@ -119,11 +119,11 @@ def _stages(
     plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
 ) -> list[tuple[str, bool, Callable[[], StageRecord]]]:
     """Title of every stage that runs, whether it trains, and its function."""
-    coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization}"
+    coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization_type}"
 
     def vanilla() -> StageRecord:
         ply = train_vanilla(plan.vanilla, images)
-        return training_record("vanilla 3DGS", plan.vanilla.output / CHECKPOINT_FOLDER, [ply])
+        return training_record("vanilla 3DGS", plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
 
     def coarse() -> StageRecord:
         path = train_coarse(plan.coarse, images)
@@ -209,7 +209,9 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
     path = last.directory / REPORT_FILE
     if _is_current(path, result.records):
         return path
-    _, scene = load_capture(last, last.config.white_background, last.config.seed, lambda _: None)
+    _, scene = load_capture(
+        last, last.config.white_background, last.config.random_seed, lambda _: None
+    )
     cameras = scene.test_cameras or scene.train_cameras
     rows = mesh_picture_rows(
         cameras,

@@ -12,34 +12,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.images import SugarSize
 from gaussian_splatting.engine.session import RunOptions
-from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.vanilla.vanilla_options import (
-    budget_notices,
-    image_split,
-    memory_options,
-    optimizer_config,
-    run_options,
-)
+from gaussian_splatting.vanilla.vanilla_options import budget_notices
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.mesh_options import check_ray_samples, mesh_settings
 from sugar_extractors.texture.texture_atlas import check_square_size
-from sugar_extractors.texture.texture_options import texture_settings
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage
 from sugar_trainers.coarse_config import REGULARIZATIONS
-from sugar_trainers.coarse_options import coarse_options, required_inputs
+from sugar_trainers.coarse_options import coarse_options
 from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.image_size import SugarSize
 from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_box
+from sugar_utils.settings import from_args, require_given
 
 MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
@@ -101,8 +92,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     args = apply_presets(args)
     check_square_size(args.square_size)
     require_box(args.bboxmin, args.bboxmax)
-    check_ray_samples(args)
-    required_inputs(args)
+    require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
     coarse = coarse_options(args, args.regularization_type, folders.of("coarse"))
     coarse = replace(coarse, run=_run_of(args, "coarse"))
@@ -113,7 +103,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     plan = replace(plan, mesh=mesh)
     if not runs_stage(args, "refine"):
         return plan
-    refine = _refine_options(args, mesh, folders)
+    refine = _refine_options(args, coarse, mesh, folders)
     plan = replace(plan, refine=refine)
     if not runs_stage(args, "texture"):
         return plan
@@ -127,8 +117,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
         UserError: As :func:`train_plan`.
     """
     args = argparse.Namespace(**vars(args))
-    if args.scene_path is None:
-        raise UserError("-s/--scene_path is missing; --help lists all flags")
+    require_given(args, CoarseOptions, "scene_path")
     args.iteration_to_load = args.vanilla_iterations
     if args.gs_output_dir is not None:
         args.checkpoint_path = args.gs_output_dir
@@ -141,7 +130,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
     plan = train_plan(args)
-    return replace(plan, vanilla=_vanilla_options(args, plan.coarse.compute))
+    return replace(plan, vanilla=_vanilla_options(args, plan.coarse))
 
 
 @dataclass(frozen=True)
@@ -157,7 +146,7 @@ class _Folders:
 
 def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
     """Treatment of earlier runs; a checkpoint given by path concerns the stage that made it."""
-    options = run_options(args)
+    options = from_args(RunOptions, args)
     if options.resume in ("auto", "none") or _maker(args, Path(options.resume)) == stage:
         return options
     return replace(options, resume="auto")
@@ -173,55 +162,38 @@ def _maker(args: argparse.Namespace, checkpoint: Path) -> str:
     return "vanilla" if name == CHECKPOINT_FOLDER and trains_vanilla else "coarse"
 
 
-def _capture(args: argparse.Namespace, coarse: CoarseOptions) -> dict:
-    return {
-        "scene_path": coarse.scene_path,
-        "checkpoint_path": coarse.checkpoint_path,
-        "iteration_to_load": coarse.iteration_to_load,
-        "eval_split": coarse.eval_split,
-        "images_dir": coarse.images_dir,
-        "size": coarse.size,
-        "compute": coarse.compute,
-    }
-
-
 def _mesh_options(
     args: argparse.Namespace, coarse: CoarseOptions, folders: _Folders
 ) -> MeshOptions:
-    return MeshOptions(
-        **_capture(args, coarse),
-        **mesh_settings(args),
+    return from_args(
+        MeshOptions,
+        args,
+        compute=coarse.compute,
         coarse_model_path=coarse.result,
-        output_dir=folders.of("coarse_mesh"),
+        mesh_output_dir=folders.of("coarse_mesh"),
         surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
-        seed=args.random_seed,
-        overwrite=args.overwrite,
     )
 
 
 def _refine_options(
-    args: argparse.Namespace, mesh: MeshOptions, folders: _Folders
+    args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions, folders: _Folders
 ) -> RefineOptions:
-    config = RefineConfig(
-        iterations=args.refinement_iterations,
-        per_triangle=args.gaussians_per_triangle,
+    config = from_args(
+        RefineConfig,
+        args,
         n_vertices_in_fg=args.n_vertices_in_mesh,
-        bbox=None if args.bboxmin is None else (args.bboxmin, args.bboxmax),
-        white_background=args.white_background,
-        optimizer=optimizer_config(args),
-        split=image_split(args),
-        seed=args.random_seed,
+        optimizer=coarse.config.optimizer,
     )
-    return RefineOptions(
-        **_capture(args, mesh),
+    return from_args(
+        RefineOptions,
+        args,
+        compute=coarse.compute,
+        memory=coarse.memory,
         mesh_path=mesh.mesh_paths[0],
         output_dir=folders.of("refined"),
         ply_dir=folders.of("refined_ply"),
         config=config.with_schedule(args.schedule_scale),
-        checkpoint_interval=args.checkpoint_interval,
-        export_ply=args.export_ply,
-        memory=memory_options(args),
         run=_run_of(args, "refine"),
     )
 
@@ -229,13 +201,12 @@ def _refine_options(
 def _texture_options(
     args: argparse.Namespace, refine: RefineOptions, folders: _Folders
 ) -> TextureOptions:
-    return TextureOptions(
-        **_capture(args, refine),
-        **texture_settings(args),
+    return from_args(
+        TextureOptions,
+        args,
+        compute=refine.compute,
         refined_model_path=refine.result,
-        output_dir=folders.of("refined_mesh"),
-        white_background=args.white_background,
-        overwrite=args.overwrite,
+        mesh_output_dir=folders.of("refined_mesh"),
     )
 
 
@@ -250,36 +221,33 @@ def _with_recovery(config: VanillaConfig) -> VanillaConfig:
         config,
         densification=replace(
             rules,
-            interval=max(rules.interval, MIN_DENSIFICATION_INTERVAL),
+            densification_interval=max(rules.densification_interval, MIN_DENSIFICATION_INTERVAL),
             opacity_reset_interval=max(rules.opacity_reset_interval, MIN_RESET_INTERVAL),
         ),
     )
 
 
-def _vanilla_options(args: argparse.Namespace, compute: Compute) -> VanillaOptions:
+def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> VanillaOptions:
     """The vanilla stage holds out what the others hold out, at the size that they train on."""
-    config = VanillaConfig(
-        iterations=scaled(args.vanilla_iterations, args.schedule_scale),
-        densification=DensificationConfig(max_gaussians=args.max_gaussians),
-        optimizer=optimizer_config(args),
-        split=image_split(args),
-        white_background=args.white_background,
-        seed=args.random_seed,
+    iterations = scaled(args.vanilla_iterations, args.schedule_scale)
+    config = from_args(
+        VanillaConfig, args, iterations=iterations, optimizer=coarse.config.optimizer
     )
-    # A size that the user asks for is that of all stages; else each keeps the rule of the original.
-    size = SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor)
-    return VanillaOptions(
-        scene_path=args.scene_path,
-        output=args.checkpoint_path,
-        images_dir=args.images or "images",
-        size=None if size == SugarSize() else size,
-        eval_split=args.eval,
+    return from_args(
+        VanillaOptions,
+        args,
+        source_path=args.scene_path,
+        model_path=args.checkpoint_path,
+        images=args.images or "images",
+        # A size that the user asks for is that of all stages; else each keeps the original's rule.
+        size=None if coarse.size == SugarSize() else coarse.size,
         config=_with_recovery(config.with_schedule(args.schedule_scale)),
-        init_ply=args.init_ply,
         checkpoint_interval=scaled(args.checkpoint_interval, args.schedule_scale),
         test_iterations=(),
         save_iterations=(),
-        compute=compute,
+        # Gaussians grow in number, which no plan made before can hold to a budget.
+        memory=replace(coarse.memory, vram_budget=None),
+        compute=coarse.compute,
         run=_run_of(args, "vanilla"),
-        notices=budget_notices(args),
+        notices=budget_notices(coarse.memory),
     )

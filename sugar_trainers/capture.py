@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.images import SugarSize
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
+from sugar_trainers.image_size import SugarSize
 from sugar_utils.errors import UserError
+from sugar_utils.settings import flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,21 +21,30 @@ class CaptureOptions:
     """The inputs of a stage.
 
     Attributes:
-        scene_path: Scene folder with the photographs.
-        checkpoint_path: Vanilla 3DGS checkpoint directory, or a PLY.
-        iteration_to_load: Which iteration of the checkpoint.
-        eval_split: Hold out every 8th view.
-        images_dir: Folder of the photographs inside the scene folder; None for the one that the
-            checkpoint was trained on, or ``images``.
         size: Size of the training images.
-        compute: Device and who computes; no part of the identity.
+        compute: Device and rendering backend; no part of the identity.
     """
 
-    scene_path: Path
-    checkpoint_path: Path
-    iteration_to_load: int = 7_000
-    eval_split: bool = True
-    images_dir: str | None = None
+    scene_path: Path = flag(
+        MISSING, "scene folder (images/ and sparse/0/); needed", group="input", short="-s",
+        parse=Path, idle="with --demo",
+    )  # fmt: skip
+    checkpoint_path: Path = flag(
+        MISSING, "vanilla 3DGS checkpoint folder, or a PLY; needed", group="checkpoint",
+        short="-c", parse=Path, idle="with --demo",
+    )  # fmt: skip
+    iteration_to_load: int = flag(
+        7_000, "iteration of the checkpoint to start from; part of the result's folder name",
+        group="checkpoint", short="-i", idle="for a lone PLY it only enters that name",
+    )  # fmt: skip
+    eval: bool = flag(
+        True, "hold out every 8th view by name, beginning with the first; a scene with "
+        "transforms_test.json holds out that", group="input",
+    )  # fmt: skip
+    images: str | None = flag(
+        None, "folder of the photographs inside the scene folder; unset: as the checkpoint was "
+        "trained, else images", group="input", parse=str,
+    )  # fmt: skip
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
@@ -46,8 +56,8 @@ class CaptureOptions:
         """The settings above that decide a result, as JSON values."""
         return {
             "iteration_to_load": self.iteration_to_load,
-            "eval": self.eval_split,
-            "images": self.images_dir,
+            "eval": self.eval,
+            "images": self.images,
             "img_resolution": self.size.img_resolution,
             "img_size_limit": self.size.img_size_limit,
             "resolution_factor": self.size.resolution_factor,
@@ -93,8 +103,8 @@ def load_views(
         options.scene_path,
         checkpoint,
         size_rule=options.size,
-        images_dir=options.images_dir or checkpoint.images_dir,
-        eval_split=options.eval_split,
+        images_dir=options.images or checkpoint.images_dir,
+        eval_split=options.eval,
         white_background=white_background,
         seed=seed,
         require_images=require_images,

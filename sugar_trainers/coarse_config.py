@@ -4,15 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
+from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_utils.errors import UserError
+from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.settings import flag, without_flags
 
 Regularization = Literal["density", "sdf", "dn_consistency"]
 REGULARIZATIONS: tuple[Regularization, ...] = ("sdf", "density", "dn_consistency")
+
+
+_coarse = partial(flag, group="coarse stage")
+_weight = partial(flag, group="single coarse stage", parse=non_negative_float)
 
 
 @dataclass(frozen=True)
@@ -70,60 +78,66 @@ class CoarseConfig:
     """Everything that decides the result of the coarse stage.
 
     Attributes:
-        regularization: ``density``, ``sdf`` or ``dn_consistency`` (recommended).
+        regularization_type: ``density``, ``sdf`` or ``dn_consistency`` (recommended).
         schedule: When what happens.
         rates: Learning rates.
-        estimation_factor: Weight of the density or sdf term.
-        normal_factor: Weight of the better-normal term.
         entropy_factor: Weight of the opacity entropy.
         dn_factor: Weight of depth-normal consistency.
         n_neighbors: Neighbours K of the density field, the Gaussian itself included.
-        samples: Points drawn per iteration.
         sample_chunk: Points evaluated at once; the result does not depend on it.
-        knn_batch_size: Points per launch of the neighbour search; the result does not depend on it.
         prune_opacity: Gaussians below are removed when the geometric terms begin.
-        full_res_normals: Evaluate depth-normal consistency at the training size; False renders
-            depth and normals a second time at half the size instead.
-        white_background: Render on white instead of black.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
-        seed: Random seed.
     """
 
-    regularization: Regularization = "dn_consistency"
+    regularization_type: Regularization = "dn_consistency"
     schedule: CoarseSchedule = field(default_factory=CoarseSchedule)
-    rates: LearningRates = field(default_factory=LearningRates)
-    estimation_factor: float = 0.2
-    normal_factor: float = 0.2
+    rates: LearningRates = without_flags(LearningRates)
+    estimation_factor: float = _weight(
+        0.2, "weight of the density or sdf term; part of the folder's name", short="-e"
+    )
+    normal_factor: float = _weight(
+        0.2, "weight of the better-normal term; part of the folder's name", short="-n"
+    )
     entropy_factor: float = 0.1
     dn_factor: float = 0.05
     n_neighbors: int = 16
-    samples: int = 1_000_000
+    sdf_samples: int = _coarse(
+        1_000_000, "points drawn per iteration for the surface terms of all modes",
+        parse=positive_int,
+    )  # fmt: skip
     sample_chunk: int = 1_000_000
-    knn_batch_size: int = 100_000
+    knn_batch_size: int = _coarse(
+        100_000, "points per launch of the neighbour search; the result does not depend on it",
+        parse=positive_int,
+    )  # fmt: skip
     prune_opacity: float = 0.5
-    full_res_normals: bool = True
-    white_background: bool = False
+    full_res_normals: bool = _coarse(
+        True, "depth-normal consistency at the training size, in the colour's own raster pass; "
+        "False: in a pass of its own at half the size, which needs less memory and time",
+        idle="unless -r dn_consistency",
+    )  # fmt: skip
+    white_background: bool = white_background()
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
-    seed: int = 0
+    random_seed: int = random_seed()
 
     def __post_init__(self) -> None:
-        if self.regularization not in REGULARIZATIONS:
+        if self.regularization_type not in REGULARIZATIONS:
             raise UserError(
-                f"--regularization_type {self.regularization} is unknown; choose one of "
+                f"--regularization_type {self.regularization_type} is unknown; choose one of "
                 f"{', '.join(REGULARIZATIONS)} (dn_consistency is the recommended one)"
             )
 
     @property
     def uses_sdf(self) -> bool:
         """Whether the sdf term takes the place of the density term."""
-        return self.regularization == "sdf"
+        return self.regularization_type == "sdf"
 
     @property
     def uses_depth_normals(self) -> bool:
         """Whether depth-normal consistency is enforced."""
-        return self.regularization == "dn_consistency"
+        return self.regularization_type == "dn_consistency"
 
     @property
     def density_factor(self) -> float:

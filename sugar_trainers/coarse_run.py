@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.schedule import scaled, scaled_all
+from gaussian_splatting.shared_flags import checkpoint_interval
 from sugar_trainers.capture import CaptureOptions, load_capture
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
@@ -25,11 +27,10 @@ from sugar_trainers.stage_memory import plan_coarse
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
+from sugar_utils.settings import flag
 
 INTENDED_START = 7_000
-CHECKPOINT_INTERVAL = 1_000
-CHECKPOINT_MILESTONES = (5_000, 7_000, 10_000, 13_000, 15_000)
-TEST_ITERATIONS = (7_000, 8_000, 9_000, 10_000, 12_000, 15_000)
+_flag = partial(flag, group="coarse stage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +41,27 @@ class CoarseOptions(CaptureOptions):
     applies to them as well.
 
     Attributes:
-        output_dir: Parent of the run's folder; None for ``output/coarse/<scene>``.
         config: What decides the optimisation.
-        checkpoint_interval: Iterations between two checkpoints.
-        checkpoint_milestones: Further checkpoints, always kept.
-        test_iterations: When to measure the held-out views.
         memory: How much memory there is.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
 
-    output_dir: Path | None = None
+    output_dir: Path | None = flag(
+        None, "folder in which the run's folder is made; unset: output/coarse/<scene>",
+        group="single coarse stage", short="-o", parse=Path,
+    )  # fmt: skip
     config: CoarseConfig = field(default_factory=CoarseConfig)
-    checkpoint_interval: int = CHECKPOINT_INTERVAL
-    checkpoint_milestones: tuple[int, ...] = CHECKPOINT_MILESTONES
-    test_iterations: tuple[int, ...] = TEST_ITERATIONS
+    checkpoint_interval: int = checkpoint_interval("coarse stage")
+    checkpoint_milestones: tuple[int, ...] = _flag(
+        (5_000, 7_000, 10_000, 13_000, 15_000), "further checkpoints, never thinned out; those "
+        "before the first iteration, 7000, never come",
+    )  # fmt: skip
+    test_iterations: tuple[int, ...] = _flag(
+        (7_000, 8_000, 9_000, 10_000, 12_000, 15_000), "when to measure the held-out views and "
+        "picture some; the last iteration always",
+        idle="with --eval False nothing is measured; pictures are then of training views",
+    )  # fmt: skip
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
     notices: tuple[str, ...] = ()
@@ -66,7 +73,7 @@ class CoarseOptions(CaptureOptions):
         return coarse_directory(
             parent,
             self.iteration_to_load,
-            self.config.regularization,
+            self.config.regularization_type,
             self.config.estimation_factor,
             self.config.normal_factor,
         )
@@ -101,7 +108,7 @@ def _prepared(
     options: CoarseOptions, notices: Notices
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
     config, compute = options.config, options.compute
-    checkpoint, scene = load_capture(options, config.white_background, config.seed, notices)
+    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
     _advise(options, checkpoint, notices)
     inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path)}
     identity = Identity(options.identity(), inputs, options.sources())
@@ -117,7 +124,7 @@ def _prepared(
             neighbors=compute.neighbors,
         )
 
-    title = f"coarse SuGaR, {config.regularization}"
+    title = f"coarse SuGaR, {config.regularization_type}"
     directory = RunDirectory(options.directory, identity)
     run = StageRun(title, scene, directory, _loop(options), build, (options.result,))
     # Read before the run's folder is touched: a damaged file must not leave one behind.
@@ -157,7 +164,7 @@ def _loop(options: CoarseOptions) -> LoopConfig:
     return LoopConfig(
         first=schedule.first,
         last=schedule.last,
-        seed=options.config.seed,
+        seed=options.config.random_seed,
         log_interval=schedule.log_interval,
         checkpoint_interval=scaled(options.checkpoint_interval, scale),
         checkpoint_milestones=scaled_all(options.checkpoint_milestones, scale),

@@ -66,9 +66,11 @@ class CoarseStage(Stage):
         rasterizer: Rasterizer = WARP,
         neighbors: NeighborSearch = nearest_neighbors,
     ) -> None:
-        self.name = f"coarse {config.regularization}"
+        self.name = f"coarse {config.regularization_type}"
         self.extent = extent
-        self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, config.seed)
+        self.model = TrainableCloud(
+            cloud, config.rates, extent, config.optimizer, config.random_seed
+        )
         self.neighbors: Tensor | None = None
         self._config = config
         self._notify = notify
@@ -80,11 +82,13 @@ class CoarseStage(Stage):
     @property
     def memory_plan(self) -> MemoryPlan:
         """Strips of the image and chunks of the samples."""
-        return MemoryPlan(self._config.split, min(self._config.sample_chunk, self._config.samples))
+        return MemoryPlan(
+            self._config.split, min(self._config.sample_chunk, self._config.sdf_samples)
+        )
 
     @memory_plan.setter
     def memory_plan(self, plan: MemoryPlan) -> None:
-        chunk = plan.sample_chunk or self._config.samples
+        chunk = plan.sample_chunk or self._config.sdf_samples
         self._config = replace(self._config, split=plan.split, sample_chunk=chunk)
         self._sampler = SurfaceSampler(self._config, self.extent)
 
@@ -248,11 +252,11 @@ class CoarseStage(Stage):
         return self._sampler.backward(leaves, self.neighbors, indices, noise, camera, depth)
 
     def _samples(self, mask: Tensor, iteration: int, slot: int) -> tuple[Tensor, Tensor]:
-        n = self._config.samples
+        n = self._config.sdf_samples
         if self._given_samples is not None:
             return self._given_samples(mask, n, iteration)
         labels = draw_labels(iteration, slot)
-        rng = generator(self._config.seed, "samples", *labels, device=mask.device)
+        rng = generator(self._config.random_seed, "samples", *labels, device=mask.device)
         return draw_samples(mask, n, rng)
 
 

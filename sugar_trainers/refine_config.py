@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,53 +13,70 @@ import numpy as np
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
-from sugar_scene.mesh_bound import triangle_layout
+from gaussian_splatting.shared_flags import random_seed, white_background
+from sugar_scene.mesh_bound import LAYOUTS, triangle_layout
+from sugar_utils.flags import non_negative_float, positive_int, require_box, vector3
+from sugar_utils.settings import flag, without_flags
 
 MAX_SH_DEGREE = 3
 Corner = tuple[float, float, float]
+_refine = partial(flag, group="refinement stage")
+_alone = partial(flag, group="only train_refined.py")
 
 
 @dataclass(frozen=True)
 class RefineConfig:
     """Everything that decides the result of the refinement.
 
+    The box only sets the rate of the vertices; without one the extent of the cameras does.
+
     Attributes:
-        iterations: Optimisation runs from iteration 1 to this one.
-        per_triangle: Gaussians per triangle: 1, 3, 4 or 6.
-        normal_consistency_factor: Weight of the normal consistency of the mesh.
-        n_vertices_in_fg: Nominal number of foreground vertices; only sets the vertex rate.
-        bbox: Opposite corners of the foreground box; only sets the vertex rate. None: the extent
-            of the cameras takes its place.
         rates: Learning rates; the position rate is that of the vertices.
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
+        log_interval: Iterations between two log lines.
         schedule_scale: What the schedule was multiplied with; rates follow the paper's clock.
-        white_background: Render on white instead of black.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
-        seed: Random seed.
     """
 
-    iterations: int = 15_000
-    per_triangle: int = 1
-    normal_consistency_factor: float = 0.1
-    n_vertices_in_fg: int = 1_000_000
-    bbox: tuple[Corner, Corner] | None = None
-    rates: LearningRates = field(default_factory=LearningRates)
+    refinement_iterations: int = _refine(
+        15_000, "length of the refinement", short="-f", parse=positive_int
+    )
+    gaussians_per_triangle: int = _refine(
+        1, "Gaussians bound to each triangle", short="-g", choices=tuple(LAYOUTS)
+    )
+    normal_consistency_factor: float = _alone(
+        0.1, "weight of the normal consistency of the mesh", short="-n", parse=non_negative_float
+    )
+    n_vertices_in_fg: int = _alone(
+        1_000_000, "nominal number of foreground vertices; sets the learning rate of vertices only",
+        short="-v", parse=positive_int,
+    )  # fmt: skip
+    bboxmin: Corner | None = _alone(
+        None, "low corner of the foreground; sets the learning rate of vertices only", short="-b",
+        parse=vector3, metavar="(X,Y,Z)",
+    )  # fmt: skip
+    bboxmax: Corner | None = _alone(
+        None, "high corner of the foreground; sets the learning rate of vertices only", short="-B",
+        parse=vector3, metavar="(X,Y,Z)",
+    )  # fmt: skip
+    rates: LearningRates = without_flags(LearningRates)
     sh_interval: int = 1_000
     log_interval: int = 200
     schedule_scale: float = 1.0
-    white_background: bool = False
+    white_background: bool = white_background()
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
-    seed: int = 0
+    random_seed: int = random_seed()
 
     def __post_init__(self) -> None:
-        triangle_layout(self.per_triangle)
+        triangle_layout(self.gaussians_per_triangle)
+        require_box(self.bboxmin, self.bboxmax)
 
     def with_schedule(self, scale: float) -> RefineConfig:
         """The same settings with every length and interval scaled."""
         values = {f: getattr(self, f) for f in self.__dataclass_fields__}
-        for name in ("iterations", "sh_interval", "log_interval"):
+        for name in ("refinement_iterations", "sh_interval", "log_interval"):
             values[name] = scaled(values[name], scale)
         return RefineConfig(**{**values, "schedule_scale": self.schedule_scale * scale})
 
@@ -69,7 +87,9 @@ class RefineConfig:
         Args:
             extent: Camera extent in world units, the radius where no box is given.
         """
-        radius = extent if self.bbox is None else 0.5 * math.dist(*self.bbox)
+        radius = extent
+        if self.bboxmin is not None and self.bboxmax is not None:
+            radius = 0.5 * math.dist(self.bboxmin, self.bboxmax)
         # The original takes this root in float32; so do we, to start from the same rates.
         return 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.schedule import scaled
+from gaussian_splatting.shared_flags import checkpoint_interval
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_trainers.capture import CaptureOptions, load_capture
@@ -28,9 +30,10 @@ from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_memory import plan_refinement
 from sugar_utils.console import Console
 from sugar_utils.files import file_digest
+from sugar_utils.settings import flag
 
-CHECKPOINT_INTERVAL = 1_000
 TEST_INTERVAL = 5_000
+_alone = partial(flag, group="only train_refined.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +41,25 @@ class RefineOptions(CaptureOptions):
     """A refinement run; of the checkpoint only the cameras are used.
 
     Attributes:
-        mesh_path: Coarse mesh, PLY with vertex colours.
-        output_dir: Parent of the run's folder; None for ``output/refined/<scene>``.
         ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
             ``output/refined_ply/<scene>``.
         config: What decides the optimisation.
-        checkpoint_interval: Iterations of the unscaled schedule between two checkpoints.
-        export_ply: Write the refined Gaussians in the layout of 3DGS.
         memory: How much memory there is.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
 
-    mesh_path: Path
-    output_dir: Path | None = None
+    mesh_path: Path = _alone(
+        MISSING, "coarse mesh (PLY with vertex colours); needed", short="-m", parse=Path,
+        missing="pass the coarse mesh that extract_mesh.py made",
+    )  # fmt: skip
+    output_dir: Path | None = _alone(
+        None, "parent of the run's folder; unset: output/refined/<scene>", short="-o", parse=Path
+    )
     ply_dir: Path | None = None
     config: RefineConfig = field(default_factory=RefineConfig)
-    checkpoint_interval: int = CHECKPOINT_INTERVAL
-    export_ply: bool = True
+    checkpoint_interval: int = checkpoint_interval("only train_refined.py")
+    export_ply: bool = flag(True, "write the refined Gaussians as PLY", group="refinement stage")
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
     notices: tuple[str, ...] = ()
@@ -64,7 +68,9 @@ class RefineOptions(CaptureOptions):
     def name(self) -> str:
         """Name that all files of the refined model share."""
         return refined_name(
-            self.mesh_path, self.config.normal_consistency_factor, self.config.per_triangle
+            self.mesh_path,
+            self.config.normal_consistency_factor,
+            self.config.gaussians_per_triangle,
         )
 
     @property
@@ -76,7 +82,7 @@ class RefineOptions(CaptureOptions):
     @property
     def result(self) -> Path:
         """The final ``.pt``."""
-        return self.directory / f"{self.config.iterations}.pt"
+        return self.directory / f"{self.config.refinement_iterations}.pt"
 
     @property
     def ply_path(self) -> Path:
@@ -113,7 +119,7 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
 
 def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
     config = options.config
-    _, scene = load_capture(options, config.white_background, config.seed, notices)
+    _, scene = load_capture(options, config.white_background, config.random_seed, notices)
     cloud = _start(options, scene.extent, notices)
     inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path)}
     identity = Identity(options.identity(), inputs, options.sources())
@@ -158,7 +164,7 @@ def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundClou
         torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
         torch.tensor(mesh.faces, device=device),
         torch.tensor(mesh.colors, device=device).float() / 255.0,
-        options.config.per_triangle,
+        options.config.gaussians_per_triangle,
         extent,
     )
 
@@ -168,10 +174,10 @@ def _loop(options: RefineOptions) -> LoopConfig:
     test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
     return LoopConfig(
         first=1,
-        last=config.iterations,
-        seed=config.seed,
+        last=config.refinement_iterations,
+        seed=config.random_seed,
         log_interval=config.log_interval,
         checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
         keep_checkpoints=options.run.keep_checkpoints,
-        test_iterations=tuple(range(test_interval, config.iterations, test_interval)),
+        test_iterations=tuple(range(test_interval, config.refinement_iterations, test_interval)),
     )

@@ -43,7 +43,11 @@ class RefineStage(Stage):
     ) -> None:
         self.extent = extent
         self.model = TrainableBoundCloud(
-            cloud, config.rates, config.vertex_rate_scale(extent), config.optimizer, config.seed
+            cloud,
+            config.rates,
+            config.vertex_rate_scale(extent),
+            config.optimizer,
+            config.random_seed,
         )
         self._config = config
         self._export = export

@@ -78,7 +78,7 @@ def coarse_loads(
         surface = replace(
             entropy,
             geometry=geometry,
-            samples=config.samples,
+            samples=config.sdf_samples,
             candidates=candidates,
             neighbors=config.n_neighbors,
             entropy=False,
@@ -124,7 +124,7 @@ def plan_coarse(
     Raises:
         UserError: Nothing fits.
     """
-    first = MemoryPlan(config.split, min(config.sample_chunk, config.samples))
+    first = MemoryPlan(options.split, min(config.sample_chunk, config.sdf_samples))
     plan = _plan(cloud, config, options, first, scene, store, console)
     return replace(config, split=plan.split, sample_chunk=plan.sample_chunk)
 
@@ -138,7 +138,7 @@ def plan_refinement(
     console: Console,
 ) -> RefineConfig:
     """As :func:`plan_coarse`, of the refinement."""
-    plan = _plan(cloud, config, options, MemoryPlan(config.split), scene, store, console)
+    plan = _plan(cloud, config, options, MemoryPlan(options.split), scene, store, console)
     return replace(config, split=plan.split)
 
 
@@ -150,7 +150,7 @@ def foresee_coarse(
     Raises:
         UserError: Nothing fits.
     """
-    first = MemoryPlan(config.split, min(config.sample_chunk, config.samples))
+    first = MemoryPlan(options.split, min(config.sample_chunk, config.sdf_samples))
     return _choice(cloud, config, options, first, scene)
 
 

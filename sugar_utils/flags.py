@@ -83,6 +83,30 @@ def non_negative_float(text: str) -> float:
     return value
 
 
+def unit_float(text: str) -> float:
+    """A number from 0 to 1."""
+    value = finite_float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must lie between 0 and 1")
+    return value
+
+
+def share(text: str) -> float:
+    """A number of at least 0 and less than 1."""
+    value = finite_float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 0 and less than 1")
+    return value
+
+
+def open_share(text: str) -> float:
+    """A number greater than 0 and less than 1."""
+    value = finite_float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must lie between 0 and 1; 0.3 is usual")
+    return value
+
+
 def optional_str(text: str) -> str | None:
     """A string, where the word ``None`` means that the flag is not set."""
     return None if text == "None" else text

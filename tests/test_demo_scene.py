@@ -14,7 +14,6 @@ from PIL import Image
 from plyfile import PlyData
 from scipy.spatial import cKDTree
 
-from gaussian_splatting.data.images import SugarSize
 from gaussian_splatting.data.scene import load_scene
 from sugar_pipeline.demo.demo_scene import DemoScene, make_demo_scene
 from sugar_pipeline.demo.object_geometry import (
@@ -24,6 +23,7 @@ from sugar_pipeline.demo.object_geometry import (
     rope_knot,
 )
 from sugar_pipeline.demo.ray_tracer import DemoRenderer
+from sugar_trainers.image_size import SugarSize
 from sugar_utils.errors import UserError
 
 SMALL = {"n_views": 6, "width": 64, "height": 48}

@@ -194,8 +194,8 @@ def test_a_device_is_no_part_of_what_identifies_a_run(monkeypatch, tmp_path):
     for stage in ("vanilla", "coarse"):
         assert getattr(here, stage).identity() == getattr(there, stage).identity()
     job = here.mesh.jobs[0]
-    assert replace(here.mesh, use_vanilla=True).identity(*job) == replace(
-        there.mesh, use_vanilla=True
+    assert replace(here.mesh, use_vanilla_3dgs=True).identity(*job) == replace(
+        there.mesh, use_vanilla_3dgs=True
     ).identity(*job)
 
 

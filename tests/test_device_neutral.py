@@ -82,9 +82,9 @@ def stages(tmp_path):
     short = CoarseSchedule(entropy_stop=9_500)
     for mode in ("density", "sdf", "dn_consistency"):
         for full in (True, False):
-            config = CoarseConfig(mode, short, samples=500, full_res_normals=full)
+            config = CoarseConfig(mode, short, sdf_samples=500, full_res_normals=full)
             yield CoarseStage(cloud_on_gpu(), config, EXTENT, print), ITERATION
-    split = CoarseConfig("sdf", short, samples=500, sample_chunk=200, split=ImageSplit(2, True))
+    split = CoarseConfig("sdf", short, sdf_samples=500, sample_chunk=200, split=ImageSplit(2, True))
     yield CoarseStage(cloud_on_gpu(), split, EXTENT, print), ITERATION
     config = VanillaConfig(random_background=True)
     yield VanillaStage(cloud_on_gpu(), config, EXTENT, tmp_path), 600
@@ -223,8 +223,8 @@ def mesh_scene(tmp_path_factory):
     [
         {"extractor": "centers"},
         {"extractor": "marching_cubes", "grid_resolution": 48},
-        {"extractor": "tsdf", "tsdf": TsdfConfig(depth="level_set", voxel_size=0.08)},
-        {"extractor": "tsdf", "tsdf": TsdfConfig(depth="blended", voxel_size=0.08)},
+        {"extractor": "tsdf", "tsdf": TsdfConfig(tsdf_depth="level_set", tsdf_voxel_size=0.08)},
+        {"extractor": "tsdf", "tsdf": TsdfConfig(tsdf_depth="blended", tsdf_voxel_size=0.08)},
     ],
     ids=["centers", "marching cubes", "level set", "blended"],
 )
@@ -236,12 +236,12 @@ def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
             checkpoint_path=mesh_scene.checkpoint,
             iteration_to_load=MESH_ITERATION,
             coarse_model_path=mesh_scene.coarse,
-            output_dir=tmp_path / str(device.index),
+            mesh_output_dir=tmp_path / str(device.index),
             surface_levels=(0.3,),
             decimation_targets=(500,),
-            backend="pycolmap",
-            poisson=PoissonConfig(SolverConfig(depth=5)),
-            background=False,
+            meshing_backend="pycolmap",
+            poisson=PoissonConfig(SolverConfig(poisson_depth=5)),
+            background_mesh=False,
             compute=Compute(device),
             **extra,
         )
@@ -259,10 +259,10 @@ def test_textures_and_measuring_work_on_the_device(uv_texture, scene, tmp_path):
     options = MetricsOptions(
         scenes={scene.root: checkpoint},
         n_vertices_in_mesh=300,
-        per_triangle=3,
+        gaussians_per_triangle=3,
         evaluate_vanilla=True,
-        uv_texture=uv_texture,
-        output_root=root,
+        use_uv_texture=uv_texture,
+        output_dir=root,
         compute=Compute(GPU),
     )
     model = save_model(
@@ -275,8 +275,8 @@ def test_textures_and_measuring_work_on_the_device(uv_texture, scene, tmp_path):
                     scene_path=scene.root,
                     checkpoint_path=checkpoint,
                     refined_model_path=model,
-                    output_dir=root / "refined_mesh" / "scene",
-                    postprocess=False,
+                    mesh_output_dir=root / "refined_mesh" / "scene",
+                    postprocess_mesh=False,
                     compute=Compute(GPU),
                 )
             )
@@ -286,8 +286,8 @@ def test_textures_and_measuring_work_on_the_device(uv_texture, scene, tmp_path):
                     scene_path=scene.root,
                     checkpoint_path=checkpoint,
                     refined_model_path=model,
-                    output_dir=tmp_path / "peeled",
-                    postprocess=True,
+                    mesh_output_dir=tmp_path / "peeled",
+                    postprocess_mesh=True,
                     compute=Compute(GPU),
                 )
             )

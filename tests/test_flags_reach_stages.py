@@ -16,12 +16,11 @@ STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "textu
 
 STAGES_OF_FLAGS = {
     "vcmrt": "scene_path eval images resolution_factor img_resolution img_size_limit output_dir "
-    "schedule_scale vanilla_iterations overwrite",
+    "schedule_scale vanilla_iterations overwrite random_seed",
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing",
-    "vcmr": "random_seed",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
     "v": "max_gaussians init_ply",

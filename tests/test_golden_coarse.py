@@ -30,7 +30,7 @@ def recorded_draws(case):
 
 def make_stage(case, mode, *, prune_at=9_000):
     schedule = CoarseSchedule(prune=prune_at)
-    config = CoarseConfig(regularization=mode, schedule=schedule, samples=1)
+    config = CoarseConfig(regularization_type=mode, schedule=schedule, sdf_samples=1)
     cloud = golden_cloud(case).detached()
     return CoarseStage(cloud, config, float(case["in_E"]), print, recorded_draws(case))
 
@@ -113,7 +113,10 @@ def test_sdf_and_normal_gradients_match_the_recorded_ones():
 
     def weighted(estimation, normal):
         config = CoarseConfig(
-            regularization="sdf", samples=1, estimation_factor=estimation, normal_factor=normal
+            regularization_type="sdf",
+            sdf_samples=1,
+            estimation_factor=estimation,
+            normal_factor=normal,
         )
         stage = CoarseStage(
             golden_cloud(case).detached(), config, float(case["in_E"]), print, recorded_draws(case)
@@ -132,7 +135,7 @@ def test_sdf_and_normal_gradients_match_the_recorded_ones():
 
 def test_entropy_iteration_matches_the_recorded_one():
     case = load_golden("case06_losses_lr_prune_A")
-    config = CoarseConfig(regularization="dn_consistency")
+    config = CoarseConfig(regularization_type="dn_consistency")
     stage = CoarseStage(golden_cloud(case).detached(), config, float(case["in_E"]), print)
     index, iteration = int(case["in_camera_index"]), int(case["in_iteration"])
     stage.begin(iteration)

@@ -31,7 +31,7 @@ def make_stage(case):
         extent,
     )
     config = RefineConfig(
-        per_triangle=int(case["in_gaussians_per_triangle"]),
+        gaussians_per_triangle=int(case["in_gaussians_per_triangle"]),
         n_vertices_in_fg=int(case["in_n_vertices_in_fg"]),
         normal_consistency_factor=float(case["in_normal_consistency_factor"]),
     )

@@ -44,7 +44,7 @@ def step(stage, iteration, camera, target):
 def coarse_stage(mode, full, split, cloud=None):
     # Both the entropy and the geometric terms act in one iteration.
     schedule = CoarseSchedule(entropy_stop=9_500)
-    config = CoarseConfig(mode, schedule, samples=3_000, full_res_normals=full, split=split)
+    config = CoarseConfig(mode, schedule, sdf_samples=3_000, full_res_normals=full, split=split)
     return CoarseStage(cloud or disturbed_cloud(tiny_cloud()), config, EXTENT, print)
 
 

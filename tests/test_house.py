@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gaussian_splatting.train import parser as vanilla_parser
+from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
 from sugar_extractors.mesh.mesh_options import mesh_parser
 from sugar_extractors.texture.texture_options import texture_parser
 from sugar_pipeline.doctor.machine_checkup import TESTED_TORCH
@@ -88,7 +88,7 @@ PARSERS = {
     ),
     "metrics.py": (lambda: metrics_parser(None), ("Metrics", "Presets", "Device")),
     "gaussian_splatting/train.py": (
-        vanilla_parser,
+        lambda: vanilla_parser(None),
         ("Device", "Backends", "Memory", "Run", "Vanilla trainer"),
     ),
 }

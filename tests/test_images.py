@@ -12,12 +12,12 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import (
     ImageFolder,
     ImageStore,
-    SugarSize,
     VanillaSize,
     decode_image,
     fit_to_file,
     missing_images,
 )
+from sugar_trainers.image_size import SugarSize
 from sugar_utils.errors import UserError
 
 

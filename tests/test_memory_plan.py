@@ -35,7 +35,7 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
             "geometry",
             **{**SMALL, "sample_chunk": 5_000},
             full_res_normals=False,
-            optimizer=OptimizerConfig("8bit", bfloat16=True),
+            optimizer=OptimizerConfig("8bit", use_bfloat16=True),
         ),
         Setting("geometry", **SMALL, mode="sdf", strips=2, recompute=True),
         Setting("refine", **SMALL, strips=2),
@@ -90,7 +90,7 @@ def test_photographs_in_other_memory_cost_nothing():
 
 
 def test_strips_named_by_flags_stay():
-    options = MemoryOptions(fixed_split=True)
+    options = MemoryOptions(use_gradient_checkpointing=False)
     assert chosen(8e9, options).plan.split == FIRST.split
     with pytest.raises(UserError, match="fits without --gradient_accumulation") as caught:
         chosen(1.3e9, options)

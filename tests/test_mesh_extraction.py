@@ -73,12 +73,12 @@ def options(scene, tmp_path) -> MeshOptions:
         checkpoint_path=scene.checkpoint,
         iteration_to_load=ITERATION,
         coarse_model_path=scene.coarse,
-        output_dir=tmp_path / "meshes",
+        mesh_output_dir=tmp_path / "meshes",
         surface_levels=(0.3,),
         decimation_targets=(3_000,),
         surface_points=40_000,
-        poisson=PoissonConfig(SolverConfig(depth=6)),
-        backend="pycolmap",
+        poisson=PoissonConfig(SolverConfig(poisson_depth=6)),
+        meshing_backend="pycolmap",
     )
 
 
@@ -101,9 +101,9 @@ def outward_share(mesh: TriangleMesh) -> float:
 def test_a_sphere_comes_back_closed_outward_and_coloured(options, backend, project):
     options = replace(
         options,
-        backend=backend,
-        project_on_surface_points=project,
-        poisson=PoissonConfig(SolverConfig(depth=6), density_quantile=0.0),
+        meshing_backend=backend,
+        project_mesh_on_surface_points=project,
+        poisson=PoissonConfig(SolverConfig(poisson_depth=6), vertices_density_quantile=0.0),
     )
     (path,) = extract_coarse_mesh(options)
     assert path.name == "sugarmesh_3Dgs30_densityestim02_sdfnorm02_level03_decim3000.ply"
@@ -126,7 +126,12 @@ def test_a_sphere_comes_back_closed_outward_and_coloured(options, backend, proje
 @pytest.mark.parametrize("depth", ["blended", "level_set"])
 @pytest.mark.parametrize("backend", backends())
 def test_tsdf_fusion_finds_the_sphere(options, backend, depth):
-    options = replace(options, extractor="tsdf", backend=backend, tsdf=TsdfConfig(voxel_size=0.06))
+    options = replace(
+        options,
+        mesh_extractor="tsdf",
+        meshing_backend=backend,
+        tsdf=TsdfConfig(tsdf_voxel_size=0.06),
+    )
     (path,) = extract_coarse_mesh(options)
     assert path.name == "sugarmesh_3Dgs30_densityestim02_sdfnorm02_tsdf_decim3000.ply"
     mesh = read_mesh_ply(path)
@@ -139,7 +144,7 @@ def test_tsdf_fusion_finds_the_sphere(options, backend, depth):
 
 
 def test_tsdf_voxel_size_is_automatic_and_bounded(options, capsys):
-    bounded = replace(options, extractor="tsdf", tsdf=TsdfConfig(max_voxels=20_000))
+    bounded = replace(options, mesh_extractor="tsdf", tsdf=TsdfConfig(max_voxels=20_000))
     (path,) = extract_coarse_mesh(bounded)
     figures = json.loads(path.with_suffix(".json").read_text())["result"]
     assert figures["foreground_voxels"] <= 20_000
@@ -172,7 +177,7 @@ def test_background_is_meshed_unless_it_is_empty_or_unwanted(tmp_path, options, 
     (path,) = extract_coarse_mesh(options)
     z = read_mesh_ply(path).vertices[:, 2]
     assert (np.abs(z - 8.9) < 0.5).mean() > 0.1
-    options = replace(options, background=False, output_dir=tmp_path / "without")
+    options = replace(options, background_mesh=False, mesh_output_dir=tmp_path / "without")
     (path,) = extract_coarse_mesh(options)
     assert np.abs(read_mesh_ply(path).vertices).max() < 1.2
 
@@ -192,8 +197,8 @@ def test_threads_do_not_change_bits(tmp_path, options, backend, extractor):
             torch.set_num_threads(threads)
             (path,) = extract_coarse_mesh(
                 replace(
-                    options, backend=backend, extractor=extractor, surface_points=15_000,
-                    output_dir=tmp_path / str(threads),
+                    options, meshing_backend=backend, mesh_extractor=extractor,
+                    surface_points=15_000, mesh_output_dir=tmp_path / str(threads),
                 )
             )  # fmt: skip
             results.add(path.read_bytes())
@@ -208,11 +213,17 @@ def test_a_box_is_in_world_coordinates_unless_centred_explicitly(tmp_path, optio
     cameras = [camera for camera in cameras_around(28) if camera.center[2] > 0]
     options = changed_scene(tmp_path, options, sphere_cloud(), cameras)
     box = {"bboxmin": (-2.0, -2.0, 0.4), "bboxmax": (2.0, 2.0, 2.0)}
-    (path,) = extract_coarse_mesh(replace(options, background=False, seed=1, **box))
+    (path,) = extract_coarse_mesh(replace(options, background_mesh=False, random_seed=1, **box))
     assert read_mesh_ply(path).vertices[:, 2].min() > 0.3
     shifted = {"bboxmin": (-2.0, -2.0, 0.4 - 1.75), "bboxmax": (2.0, 2.0, 0.25)}
     (path,) = extract_coarse_mesh(
-        replace(options, background=False, center_bbox=True, output_dir=tmp_path / "c", **shifted)
+        replace(
+            options,
+            background_mesh=False,
+            center_bbox=True,
+            mesh_output_dir=tmp_path / "c",
+            **shifted,
+        )
     )
     assert read_mesh_ply(path).vertices[:, 2].min() > 0.1
 
@@ -226,7 +237,7 @@ def test_failures_say_what_to_do(tmp_path, options):
     far = {"bboxmin": (50.0, 50.0, 50.0), "bboxmax": (60.0, 60.0, 60.0)}
     fails("holds 0 of .* surface points; they lie in", **far)
     fails("holds 0 of", bboxmin=(-0.2, -0.2, -0.2), bboxmax=(0.2, 0.2, 0.2))
-    fails("no surface in the box", extractor="tsdf", tsdf=TsdfConfig(voxel_size=0.1), **far)
+    fails("no surface in the box", extractor="tsdf", tsdf=TsdfConfig(tsdf_voxel_size=0.1), **far)
     fails("without --bboxmax", bboxmin=(0.0, 0.0, 0.0))
     fails("is not below", bboxmin=(0.0, 0.0, 0.0), bboxmax=(1.0, 0.0, 1.0))
     fails("must lie between 0 and 1", surface_levels=(1.0,))
@@ -252,7 +263,7 @@ def test_a_model_that_no_camera_sees_is_a_user_error(tmp_path, options):
 
 @pytest.mark.slow
 def test_vanilla_gaussians_can_be_meshed(options):
-    options = replace(options, use_vanilla=True, coarse_model_path=None)
+    options = replace(options, use_vanilla_3dgs=True, coarse_model_path=None)
     (path,) = extract_coarse_mesh(options)
     assert path.name == "sugarmesh_vanilla3dgs_level03_decim3000.ply"
 
@@ -275,7 +286,7 @@ def test_backends_keep_colours_and_order_densities_by_support(backend):
         ((dense * 0.5 + 0.5) * 255).astype(np.uint8),
     )
     tool = choose_backend(backend)
-    mesh, densities = tool.reconstruct(samples, SolverConfig(depth=6))
+    mesh, densities = tool.reconstruct(samples, SolverConfig(poisson_depth=6))
     local = mesh.vertices - 100
     assert np.abs(np.linalg.norm(local, axis=1) - 1).max() < 0.05
     assert outward_share(replace(mesh, vertices=local)) == 1
@@ -324,15 +335,15 @@ def test_the_command_line_fills_every_option(tmp_path):
     assert made.decimation_targets == (1_000,)
     assert made.bboxmin == (-1, -2, -3)
     assert made.center_bbox is None
-    assert made.tsdf.depth == "level_set"
+    assert made.tsdf.tsdf_depth == "level_set"
     default = mesh_options(mesh_parser(None).parse_args(["-s", "s", "-c", "c", "--device", "cpu"]))
     assert default == MeshOptions(scene_path=Path("s"), checkpoint_path=Path("c"))
 
 
 def test_the_ablations_are_named_as_in_the_original(options):
     model = options.coarse_model_path.parent.name.removeprefix("sugarcoarse_")
-    cubes = replace(options, extractor="marching_cubes").mesh_paths[0].name
-    centers = replace(options, extractor="centers").mesh_paths[0].name
+    cubes = replace(options, mesh_extractor="marching_cubes").mesh_paths[0].name
+    centers = replace(options, mesh_extractor="centers").mesh_paths[0].name
     assert cubes == "sugarmesh_" + model + "marchingcubes_level03_decim3000.ply"
     assert centers == "sugarmesh_" + model + "_poissoncenters_decim3000.ply"
 
@@ -342,7 +353,7 @@ def test_the_ablations_find_the_sphere(options, extractor):
     # An eighth of the ball.
     box = {"bboxmin": (0.0,) * 3, "bboxmax": (1.5,) * 3, "background": False}
     (path,) = extract_coarse_mesh(
-        replace(options, extractor=extractor, grid_resolution=56, min_opacity=0.2, **box)
+        replace(options, mesh_extractor=extractor, grid_resolution=56, min_opacity=0.2, **box)
     )
     mesh = read_mesh_ply(path)
     radii = np.linalg.norm(mesh.vertices, axis=1)
@@ -381,7 +392,7 @@ def test_surface_without_points_nearby_is_cut_away_unless_it_shall_be_closed():
     points = sphere_points(4_000)
     half = points[points[:, 2] > 0].astype(np.float32)
     samples = SurfaceSamples(half, half, np.full(half.shape, 128, np.uint8))
-    config = PoissonConfig(SolverConfig(depth=5), density_quantile=0.01)
+    config = PoissonConfig(SolverConfig(poisson_depth=5), vertices_density_quantile=0.01)
     cell = cell_size(half, config.solver)
 
     def farthest(config: PoissonConfig) -> float:
@@ -390,7 +401,7 @@ def test_surface_without_points_nearby_is_cut_away_unless_it_shall_be_closed():
 
     assert farthest(config) <= config.max_gap
     assert farthest(replace(config, max_gap=0.0)) > config.max_gap
-    assert farthest(replace(config, density_quantile=0.0)) > config.max_gap
+    assert farthest(replace(config, vertices_density_quantile=0.0)) > config.max_gap
 
 
 def test_a_handful_of_background_points_makes_no_background(options, capsys):
@@ -404,14 +415,16 @@ def test_a_doubled_density_is_a_halved_level(options):
     doubled = replace(options, density_factor=2.0, surface_levels=(0.6,))
     (plain,), (other,) = extract_coarse_mesh(options), extract_coarse_mesh(doubled)
     mean = [np.linalg.norm(read_mesh_ply(path).vertices, axis=1).mean() for path in (plain, other)]
-    higher = replace(options, surface_levels=(0.6,), output_dir=options.output_dir / "higher")
+    higher = replace(
+        options, surface_levels=(0.6,), mesh_output_dir=options.mesh_output_dir / "higher"
+    )
     farther = np.linalg.norm(read_mesh_ply(extract_coarse_mesh(higher)[0]).vertices, axis=1).mean()
     assert abs(mean[0] - mean[1]) < 0.2 * abs(mean[0] - farther)
 
 
 @pytest.mark.slow
 def test_constants_that_the_library_does_not_know_are_named(options, capsys):
-    extract_coarse_mesh(replace(options, poisson=PoissonConfig(SolverConfig(6, scale=1.5))))
+    extract_coarse_mesh(replace(options, poisson=PoissonConfig(SolverConfig(6, poisson_scale=1.5))))
     assert "--poisson_scale: no effect without Open3D" in capsys.readouterr().out
 
 

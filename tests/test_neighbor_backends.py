@@ -133,7 +133,7 @@ def test_a_missing_pytorch3d_is_one_line(monkeypatch):
 
 def test_the_coarse_stage_asks_the_search_that_was_chosen():
     ops = FakeOps()
-    config = CoarseConfig("density", samples=100)
+    config = CoarseConfig("density", sdf_samples=100)
     stage = CoarseStage(tiny_cloud(), config, 3.0, print, neighbors=Pytorch3dNeighbors(ops))
     stage.begin(9_100)
     assert ops.batches == [200]

@@ -68,9 +68,9 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         (OptimizerConfig(), 48 * 12),
         (OptimizerConfig("bf16"), 48 * 8),
         (OptimizerConfig("8bit"), 3 * 8 + 45 * (4 + 2) + 4),
-        (OptimizerConfig("fp32", bfloat16=True), 3 * 12 + 45 * 6),
-        (OptimizerConfig("bf16", bfloat16=True), 3 * 8 + 45 * 6),
-        (OptimizerConfig("8bit", bfloat16=True), 3 * 8 + 45 * 4 + 4),
+        (OptimizerConfig("fp32", use_bfloat16=True), 3 * 12 + 45 * 6),
+        (OptimizerConfig("bf16", use_bfloat16=True), 3 * 8 + 45 * 6),
+        (OptimizerConfig("8bit", use_bfloat16=True), 3 * 8 + 45 * 4 + 4),
     ],
 )
 def test_a_row_takes_as_many_bytes_as_promised(config, expected):
@@ -149,7 +149,7 @@ def test_rounding_of_moments_is_unbiased(state, which):
 def test_rounding_of_bfloat16_values_is_unbiased_and_keeps_what_does_not_move():
     n = 20_000
     adam = GroupedAdam({"sh_rest": torch.full((n, 15, 3), 0.1)}, {"sh_rest": 1e-5},
-                       OptimizerConfig(bfloat16=True))  # fmt: skip
+                       OptimizerConfig(use_bfloat16=True))  # fmt: skip
     start = float(adam.parameters["sh_rest"].detach()[0, 0, 0])
     gradient = torch.ones(n, 15, 3, dtype=torch.bfloat16)
     gradient[:, 1] = 0
@@ -197,7 +197,7 @@ def test_least_squares_are_solved_as_well_as_in_float32(config):
     """Noisy gradients of a quadratic; the mean error left is that of float32."""
 
     # A bfloat16 value of 0.2 has a spacing of 1e-3.
-    spacing = 4e-4 if config.bfloat16 else 0.0
+    spacing = 4e-4 if config.use_bfloat16 else 0.0
     assert error_left(config) <= 1.1 * error_left(OptimizerConfig()) + spacing
 
 
@@ -304,7 +304,7 @@ def test_rows_that_were_not_seen_stay_as_they_are(config):
 
 
 def test_rows_that_were_seen_step_as_in_dense_adam():
-    dense, sparse = make(OptimizerConfig()), make(OptimizerConfig(sparse=True))
+    dense, sparse = make(OptimizerConfig()), make(OptimizerConfig(sparse_adam=True))
     seen = torch.arange(8) < 4
     for seed in (1, 10, 20):
         step(dense, seed)
@@ -314,7 +314,7 @@ def test_rows_that_were_seen_step_as_in_dense_adam():
 
 
 def test_a_sparse_step_wants_to_know_the_view():
-    adam = make(OptimizerConfig(sparse=True))
+    adam = make(OptimizerConfig(sparse_adam=True))
     with pytest.raises(ValueError, match="which rows were seen"):
         adam.step()
 
@@ -324,7 +324,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            adams = [make(OptimizerConfig(s, bfloat16=True), n) for s in STATE_FORMATS]
+            adams = [make(OptimizerConfig(s, use_bfloat16=True), n) for s in STATE_FORMATS]
             for adam in adams:
                 step(adam, 1)
             results.append([snapshot(adam) for adam in adams])
@@ -391,7 +391,7 @@ def test_vertices_of_visible_triangles_step_and_others_do_not():
     vertices = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [5, 5, 5], [6, 5, 5], [5, 6, 5]])
     faces = torch.tensor([[0, 1, 2], [3, 4, 5]])
     bound = bind_to_mesh(vertices, faces, torch.rand(6, 3), 3, 1.0)
-    model = TrainableBoundCloud(bound, LearningRates(), 1.0, OptimizerConfig(sparse=True))
+    model = TrainableBoundCloud(bound, LearningRates(), 1.0, OptimizerConfig(sparse_adam=True))
     before = snapshot(model.optimizer)
     for p in model.optimizer.parameters.values():
         p.grad = torch.ones_like(p)

@@ -85,8 +85,8 @@ def state_of(root: Path) -> dict[str, int]:
 def test_presets_win_over_single_flags(words, triangles, per_triangle, iterations):
     plan = plan_of(*words.split())
     assert plan.mesh.decimation_targets == (triangles,)
-    assert plan.refine.config.per_triangle == per_triangle
-    assert plan.refine.config.iterations == iterations
+    assert plan.refine.config.gaussians_per_triangle == per_triangle
+    assert plan.refine.config.refinement_iterations == iterations
     assert plan.refine.config.n_vertices_in_fg == triangles
 
 
@@ -110,9 +110,9 @@ def test_files_have_the_names_of_the_original():
 def test_every_stage_sees_the_same_input():
     plan = plan_of("--eval", "False", "--resolution_factor", "3", "--images", "photos", "-i", "30")
     for stage in (plan.coarse, plan.mesh, plan.refine, plan.texture):
-        assert not stage.eval_split
+        assert not stage.eval
         assert stage.size.resolution_factor == 3
-        assert stage.images_dir == "photos"
+        assert stage.images == "photos"
         assert stage.iteration_to_load == 30
 
 
@@ -148,14 +148,14 @@ def test_a_checkpoint_given_by_path_goes_to_the_stage_that_made_it(tmp_path):
 
 def test_the_full_pipeline_trains_vanilla_on_the_views_that_are_not_held_out():
     plan = full_plan_of("--schedule_scale", "0.1", "--resolution_factor", "2")
-    assert plan.vanilla.eval_split
+    assert plan.vanilla.eval
     assert plan.vanilla.config.iterations == 700
     assert plan.vanilla.size.resolution_factor == 2
-    assert plan.vanilla.config.densification.interval == 50
+    assert plan.vanilla.config.densification.densification_interval == 50
     assert plan.vanilla.config.densification.opacity_reset_interval > 700
-    assert plan.vanilla.output == plan.coarse.checkpoint_path
+    assert plan.vanilla.model_path == plan.coarse.checkpoint_path
     assert plan.coarse.iteration_to_load == 700
-    assert not full_plan_of("--eval", "False").vanilla.eval_split
+    assert not full_plan_of("--eval", "False").vanilla.eval
 
 
 def test_the_full_pipeline_starts_from_a_given_checkpoint():
@@ -328,7 +328,7 @@ def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
     plan = demo_plan(args, tmp_path / "demo_scene")
     assert plan.n_stages == 5
     assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 1_500
-    assert plan.vanilla.config.densification.stop < plan.vanilla.config.iterations
+    assert plan.vanilla.config.densification.densify_until_iter < plan.vanilla.config.iterations
     assert plan.coarse.config.schedule.last == 1_200
-    assert plan.coarse.checkpoint_path == plan.vanilla.output
+    assert plan.coarse.checkpoint_path == plan.vanilla.model_path
     assert plan.texture.obj_path.is_relative_to(tmp_path)

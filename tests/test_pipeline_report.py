@@ -155,7 +155,7 @@ def test_an_extraction_ends_with_a_report_where_its_scene_is_there(tmp_path, mon
         checkpoint_path=scene.checkpoint,
         iteration_to_load=ITERATION,
         coarse_model_path=scene.coarse,
-        output_dir=made.parent,
+        mesh_output_dir=made.parent,
     )
     assert extract_and_report(options) == [made]
     assert "m.ply" in (made.parent / REPORT_FILE).read_text(encoding="utf-8")

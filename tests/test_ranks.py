@@ -24,8 +24,8 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
-from gaussian_splatting.optim.optimizer_config import OptimizerConfig
-from gaussian_splatting.vanilla.vanilla_options import optimizer_config
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig, optimizer_config
+from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_utils import device
 from sugar_utils.console import Console
@@ -89,7 +89,7 @@ def launched(monkeypatch):
 
 
 def vanilla_args(*words: str):
-    return vanilla_train.parser().parse_args(["-s", "scene", "-m", "out", *words])
+    return vanilla_parser(None).parse_args(["-s", "scene", "-m", "out", *words])
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Pull:
 
     def __init__(self, views_per_step: int) -> None:
         tensors = {"log_scales": torch.zeros(3, 3)}
-        config = OptimizerConfig(sparse=True, views_per_step=views_per_step)
+        config = OptimizerConfig(sparse_adam=True, views_per_step=views_per_step)
         optimizer = GroupedAdam(tensors, {"log_scales": 0.1}, config)
         self.seen: list[tuple[int, int, str]] = []
         self.gradients: list[float] = []
@@ -189,7 +189,7 @@ def test_the_first_view_of_a_step_has_the_draws_of_a_step_of_one_view():
 def test_one_view_per_step_leaves_the_identity_as_it_was():
     assert OptimizerConfig().identity() == {}
     assert OptimizerConfig(views_per_step=2).identity() == {"views_per_step": 2}
-    assert OptimizerConfig(sparse=True, views_per_step=3).identity() == {
+    assert OptimizerConfig(sparse_adam=True, views_per_step=3).identity() == {
         "sparse_adam": True,
         "views_per_step": 3,
     }

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.cameras import camera_extent
-from gaussian_splatting.data.images import ImageStore, SugarSize, VanillaSize
+from gaussian_splatting.data.images import ImageStore, VanillaSize
 from gaussian_splatting.data.reference_layout import (
     ReferenceCheckpoint,
     load_reference_checkpoint,
@@ -19,6 +19,7 @@ from gaussian_splatting.data.reference_layout import (
     write_cameras_json,
 )
 from gaussian_splatting.data.scene import load_scene, load_scene_for_checkpoint
+from sugar_trainers.image_size import SugarSize
 from sugar_utils.errors import UserError
 from tests.golden import GOLDEN_DIR, load_golden
 from tests.test_colmap import PINHOLE, make_scene

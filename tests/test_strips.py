@@ -9,7 +9,6 @@ import torch
 
 import train
 import train_refined
-from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.engine.strips import (
     WHOLE_IMAGE,
     ImageSplit,
@@ -27,7 +26,7 @@ from gaussian_splatting.rasterization import (
     rasterize,
     rasterizers,
 )
-from gaussian_splatting.vanilla.vanilla_options import vanilla_config
+from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -61,7 +60,7 @@ def coarse_gradients(mode, split, *, camera=None, full=True):
     camera = camera or view()
     # Both the entropy and the geometric terms, in one iteration.
     schedule = CoarseSchedule(entropy_stop=9_500)
-    config = CoarseConfig(mode, schedule, samples=3_000, full_res_normals=full, split=split)
+    config = CoarseConfig(mode, schedule, sdf_samples=3_000, full_res_normals=full, split=split)
     stage = CoarseStage(disturbed_cloud(tiny_cloud()), config, EXTENT, print)
     stage.begin(ITERATION)
     result = stage.accumulate(ITERATION, camera, photograph(camera))
@@ -321,37 +320,37 @@ def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
 # Flags
 
 
-def coarse_config_of(*flags):
+def coarse_memory_of(*flags):
     args = coarse_parser(None).parse_args(["-s", "scene", "-c", "checkpoint", *flags])
     options = coarse_options(args, "density", None)
-    return options.config, options.notices
+    return options.memory, options.notices
 
 
 def test_flags_choose_the_strips():
-    assert coarse_config_of()[0].split == WHOLE_IMAGE
-    assert coarse_config_of("--gradient_accumulation", "True")[0].split == ImageSplit(4)
-    config, notices = coarse_config_of("--gradient_accumulation", "--accumulation_steps", "7")
-    assert config.split == ImageSplit(7)
+    assert coarse_memory_of()[0].split == WHOLE_IMAGE
+    assert coarse_memory_of("--gradient_accumulation", "True")[0].split == ImageSplit(4)
+    memory, notices = coarse_memory_of("--gradient_accumulation", "--accumulation_steps", "7")
+    assert memory.split == ImageSplit(7)
     assert notices == ()
-    config, notices = coarse_config_of("--accumulation_steps", "7")
-    assert config.split == WHOLE_IMAGE
+    memory, notices = coarse_memory_of("--accumulation_steps", "7")
+    assert memory.split == WHOLE_IMAGE
     assert "--accumulation_steps has no effect" in notices[0]
-    assert coarse_config_of("--use_gradient_checkpointing", "True")[0].split.recompute
+    assert coarse_memory_of("--use_gradient_checkpointing", "True")[0].split.recompute
 
 
 def test_flags_act_in_every_trainer(tmp_path):
     flags = ["--gradient_accumulation", "True", "--accumulation_steps", "5"]
-    args = vanilla_train.parser().parse_args(["-s", "scene", "-m", "model", *flags])
-    assert vanilla_config(args).split == ImageSplit(5)
+    args = vanilla_parser(None).parse_args(["-s", "scene", "-m", "model", *flags])
+    assert vanilla_options(args).memory.split == ImageSplit(5)
     mesh = tmp_path / "mesh.ply"
     mesh.touch()
     args = refine_parser(None).parse_args(["-s", "a", "-c", "b", "-m", str(mesh), *flags])
-    assert refine_options(args).config.split == ImageSplit(5)
+    assert refine_options(args).memory.split == ImageSplit(5)
 
 
 def test_no_steps_are_refused(capsys):
     with pytest.raises(SystemExit):
-        coarse_config_of("--gradient_accumulation", "True", "--accumulation_steps", "0")
+        coarse_memory_of("--gradient_accumulation", "True", "--accumulation_steps", "0")
     assert "--accumulation_steps" in capsys.readouterr().err
 
 

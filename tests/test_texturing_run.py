@@ -251,11 +251,11 @@ def test_flags_have_the_defaults_of_the_original(inputs):
     args = texture_parser(None).parse_args([str(w) for w in (*shared, "-m", model, "-g", 1)])
     options = texture_options(args)
     assert options.square_size == 10
-    assert options.per_triangle is None
-    assert not options.postprocess
+    assert options.n_gaussians_per_surface_triangle is None
+    assert not options.postprocess_mesh
     assert (options.postprocess_density_threshold, options.postprocess_iterations) == (0.1, 5)
     assert options.iteration_to_load == 7_000
-    assert options.eval_split
+    assert options.eval
     assert options.obj_path.parts[:3] == ("output", "refined_mesh", "scene")
     assert options.compute.device_reason.startswith("computing on ")
     parser = Parser()

@@ -15,7 +15,6 @@ import train
 import train_coarse_density
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.images import SugarSize
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.data.scene import load_scene
@@ -27,6 +26,7 @@ from sugar_scene.fields.reference_fields import sdf_from_density
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.image_size import SugarSize
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
@@ -407,7 +407,11 @@ ALL_TERMS_AT_ONCE = CoarseSchedule(
 
 def all_terms_config(mode: str, **changes) -> CoarseConfig:
     return CoarseConfig(
-        regularization=mode, schedule=ALL_TERMS_AT_ONCE, samples=700, n_neighbors=8, **changes
+        regularization_type=mode,
+        schedule=ALL_TERMS_AT_ONCE,
+        sdf_samples=700,
+        n_neighbors=8,
+        **changes,
     )
 
 
@@ -439,7 +443,9 @@ def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[d
         term = depth_normal_consistency(output.depth, output.normal, *intrinsics)
         loss = loss + config.dn_factor * term
     mask = sampling_mask(gaussians, camera, output.visible, depth)
-    indices, noise = draw_samples(mask, config.samples, generator(config.seed, "samples", 2))
+    indices, noise = draw_samples(
+        mask, config.sdf_samples, generator(config.random_seed, "samples", 2)
+    )
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
         stage.neighbors, indices, noise, config.density_factor,

@@ -54,7 +54,7 @@ def windows_plan(scene: str, output: str, *flags: str):
 
 def results_of(plan) -> dict[str, PureWindowsPath]:
     return {
-        "vanilla": plan.vanilla.output,
+        "vanilla": plan.vanilla.model_path,
         "coarse": plan.coarse.result,
         "mesh": plan.mesh.mesh_paths[0],
         "refined": plan.refine.result,
@@ -95,7 +95,7 @@ def test_results_differ_also_without_regard_to_case():
 
 def test_a_stage_reads_what_the_one_before_wrote():
     plan = windows_plan("D:\\scans\\Cup", "E:\\out")
-    assert plan.coarse.checkpoint_path == plan.vanilla.output
+    assert plan.coarse.checkpoint_path == plan.vanilla.model_path
     assert plan.mesh.coarse_model_path == plan.coarse.result
     assert plan.refine.mesh_path == plan.mesh.mesh_paths[0]
     assert plan.texture.refined_model_path == plan.refine.result

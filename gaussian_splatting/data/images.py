@@ -29,7 +29,7 @@ from sugar_utils.files import require_regular_file
 from sugar_utils.memory import available_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
-_DIVISORS = (1, 2, 4, 8)
+DIVISORS = (1, 2, 4, 8)
 _NAMED_IN_ERRORS = 3
 _MAX_SEARCHED = 200_000
 _MAX_SIDE = 1 << 16
@@ -44,7 +44,7 @@ class SizeRule(Protocol):
         ...
 
 
-def _pixels(width: float, height: float) -> tuple[int, int]:
+def whole_pixels(width: float, height: float) -> tuple[int, int]:
     """Whole pixels, at least one a side.
 
     Raises:
@@ -56,44 +56,6 @@ def _pixels(width: float, height: float) -> tuple[int, int]:
             f"{_MAX_SIDE:,} px; use another --resolution or --resolution_factor"
         )
     return max(1, round(width)), max(1, round(height))
-
-
-@dataclass(frozen=True)
-class SugarSize:
-    """The size rule of SuGaR's stages: a divisor, and a cap on the long side.
-
-    As in the original, the cap is compared with the size of the file and multiplies the divisor:
-    a 5187 px image with divisor 2 and cap 1920 is trained on at 960 px.
-    """
-
-    img_resolution: int = 1
-    """Divisor of both sides: 1, 2, 4 or 8."""
-    img_size_limit: int = 1920
-    """Files whose long side exceeds this many pixels are shrunk to it."""
-    resolution_factor: float | None = None
-    """Divisor of any size that replaces the two settings above; None leaves them in force."""
-
-    def __post_init__(self) -> None:
-        if self.img_resolution not in _DIVISORS:
-            raise UserError(
-                f"--img_resolution must be 1, 2, 4 or 8, not {self.img_resolution}; "
-                "use --resolution_factor for other divisors"
-            )
-        if self.img_size_limit < 1:
-            raise UserError(f"--img_size_limit must be at least 1, not {self.img_size_limit}")
-        factor = self.resolution_factor
-        if factor is not None and not (math.isfinite(factor) and factor > 0):
-            raise UserError(f"--resolution_factor must be a positive number, not {factor}")
-
-    def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels for a file of the given size."""
-        if self.resolution_factor is not None:
-            divisor = self.resolution_factor
-        else:
-            divisor = float(self.img_resolution)
-            if max(width, height) > self.img_size_limit:
-                divisor *= max(width, height) / self.img_size_limit
-        return _pixels(width / divisor, height / divisor)
 
 
 @dataclass(frozen=True)
@@ -111,11 +73,11 @@ class VanillaSize:
 
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels for a file of the given size."""
-        if self.resolution in _DIVISORS:
-            return _pixels(width / self.resolution, height / self.resolution)
+        if self.resolution in DIVISORS:
+            return whole_pixels(width / self.resolution, height / self.resolution)
         wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)
         wanted = max(1, int(wanted))
-        return _pixels(wanted, height * wanted // width)
+        return whole_pixels(wanted, height * wanted // width)
 
 
 def image_size(path: Path) -> tuple[int, int]:

@@ -7,6 +7,7 @@ by :mod:`gaussian_splatting.engine.memory_model`; what is left of the budget goe
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,11 +25,16 @@ from gaussian_splatting.engine.memory_model import (
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.rasterization import project
+from gaussian_splatting.shared_flags import optional_boolean
 from sugar_utils.errors import UserError
+from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.memory import available_bytes, format_bytes
+from sugar_utils.settings import flag, from_args
+from sugar_utils.torchrun import Launch
 
 MAX_STRIPS = 32
 MIN_CHUNK = 50_000
+STRIPS = 4
 SURVEYED_VIEWS = 4
 MIN_PHOTOGRAPHS = 2
 """The one that is trained on and the next one."""
@@ -45,17 +51,60 @@ class MemoryOptions:
     """What the user said about memory; none of it changes the result but for rounding.
 
     Attributes:
-        budget: Bytes for tensors and photographs; None for what is free.
-        fixed_split: The flags name the strips: leave them.
         processes: How many train together; where each sees several views per step, it keeps one
             more copy of the gradients.
         sharers: How many of them share the memory of this machine's CPU.
     """
 
-    budget: int | None = None
-    fixed_split: bool = False
+    vram_budget: float | None = flag(
+        None, "GiB for tensors on the training device, and on the CPU for photographs as well; "
+        "unset: four fifths of what is free there. Strips, chunks of samples and the photographs "
+        "in memory follow from it; see below", group="memory", parse=positive_float,
+        idle="in vanilla training; it says so",
+    )  # fmt: skip
+    gradient_accumulation: bool | None = optional_boolean(
+        None, "work on one image in horizontal strips, which bounds the memory of pixels; the "
+        "gradient is that of the whole image; unset: as --vram_budget needs it",
+    )  # fmt: skip
+    accumulation_steps: int | None = flag(
+        None, f"number of strips, {STRIPS} when unset; at most one per image row", group="memory",
+        parse=positive_int, idle="without --gradient_accumulation True; it says so",
+    )  # fmt: skip
+    use_gradient_checkpointing: bool | None = optional_boolean(
+        None, "project and blend again instead of keeping the results; the same bits, a little "
+        "less memory, about 1.15 times the time; unset: as --vram_budget needs it",
+    )  # fmt: skip
     processes: int = 1
     sharers: int = 1
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes for tensors and photographs; None for what is free."""
+        return None if self.vram_budget is None else round(self.vram_budget * 2**30)
+
+    @property
+    def split(self) -> ImageSplit:
+        """The strips that the flags ask for."""
+        strips = (self.accumulation_steps or STRIPS) if self.gradient_accumulation else 1
+        return ImageSplit(strips, bool(self.use_gradient_checkpointing))
+
+    @property
+    def fixed_split(self) -> bool:
+        """Whether the flags name the strips, so that no plan may change them."""
+        return (self.gradient_accumulation, self.use_gradient_checkpointing) != (None, None)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """One line for a flag that was given and cannot act."""
+        if self.accumulation_steps is None or self.gradient_accumulation:
+            return ()
+        return ("--accumulation_steps has no effect without --gradient_accumulation True",)
+
+
+def memory_options(args: argparse.Namespace) -> MemoryOptions:
+    """The settings that were parsed, for the processes that torchrun started."""
+    launch = Launch.read()
+    return from_args(MemoryOptions, args, processes=launch.size, sharers=launch.local_size)
 
 
 @dataclass(frozen=True)
@@ -220,16 +269,16 @@ def _refusal(
         f"training needs {format_bytes(needed(optimizer, options))} at least, the budget is "
         f"{format_bytes(budget)} (--vram_budget)"
     )
-    anything = replace(options, fixed_split=False)
+    anything = replace(options, gradient_accumulation=None, use_gradient_checkpointing=None)
     if options.fixed_split and needed(optimizer, anything) <= budget:
         return f"{start}; it fits without --gradient_accumulation and --use_gradient_checkpointing"
-    for state in STATE_FORMATS[STATE_FORMATS.index(optimizer.state) :]:
-        for half in (optimizer.bfloat16, True):
-            config = OptimizerConfig(state, half, optimizer.sparse)
+    for state in STATE_FORMATS[STATE_FORMATS.index(optimizer.optimizer_state) :]:
+        for half in (optimizer.use_bfloat16, True):
+            config = OptimizerConfig(state, half, optimizer.sparse_adam)
             if needed(config, anything) <= budget:
                 more = " --use_bfloat16 True" if half else ""
                 return f"{start}; it fits with --optimizer_state {state}{more}"
-    smallest = OptimizerConfig("8bit", bfloat16=True, sparse=optimizer.sparse)
+    smallest = OptimizerConfig("8bit", use_bfloat16=True, sparse_adam=optimizer.sparse_adam)
     return (
         f"{start}; even --optimizer_state 8bit --use_bfloat16 True needs "
         f"{format_bytes(needed(smallest, anything))}: give that much, smaller images or fewer "

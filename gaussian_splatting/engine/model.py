@@ -71,7 +71,7 @@ class TrainableModel(ABC):
         Args:
             visible: (N,) bool
         """
-        if self.optimizer.config.sparse:
+        if self.optimizer.config.sparse_adam:
             self.optimizer.see(self.rows_seen(visible))
 
     def rows_seen(self, visible: Tensor) -> dict[str, Tensor]:

@@ -13,8 +13,10 @@ from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
+from sugar_utils.flags import positive_int
 from sugar_utils.locks import exclusive
 from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.settings import flag
 from sugar_utils.text import printable
 
 
@@ -22,15 +24,22 @@ from sugar_utils.text import printable
 class RunOptions:
     """How a run treats its folder and its checkpoints; none of it changes the result.
 
-    Attributes:
-        resume: ``auto``, ``none``, or a checkpoint file or folder.
-        overwrite: Replace another run in the folder.
-        keep_checkpoints: Interval checkpoints to keep; None for all.
+    ``keep_checkpoints`` of None keeps all.
     """
 
-    resume: str = "auto"
-    overwrite: bool = False
-    keep_checkpoints: int | None = 3
+    resume: str = flag(
+        "auto", "auto: go on where an unfinished run with the same settings stopped; none: start "
+        "anew; PATH: continue this checkpoint file, or run folder",
+        group="run", metavar="{auto,none,PATH}",
+    )  # fmt: skip
+    overwrite: bool = flag(
+        False, "replace another run in the output folder", group="run",
+        idle="for an unfinished run with the same settings, which is continued",
+    )  # fmt: skip
+    keep_checkpoints: int | None = flag(
+        3, "interval checkpoints to keep; milestones and the last one always stay", group="run",
+        parse=positive_int,
+    )  # fmt: skip
 
 
 @dataclass

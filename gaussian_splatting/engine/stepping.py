@@ -288,7 +288,7 @@ class Stepper:
         terms = torch.stack([total.terms.get(name, zero) for name in names])
         ranks.sum_(terms)
         total.terms = dict(zip(names, terms.unbind(), strict=True))
-        if optimizer.config.sparse:
+        if optimizer.config.sparse_adam:
             visible = total.visible.to(torch.uint8)
             ranks.max_(visible)
             total.visible = visible.bool()

@@ -106,7 +106,7 @@ class GroupedAdam:
 
     def see(self, rows: Mapping[str, Tensor]) -> None:
         """Say which rows the next step changes, where steps are sparse. name -> (N,) bool"""
-        if self.config.sparse:
+        if self.config.sparse_adam:
             self._seen = dict(rows)
 
     @torch.no_grad()
@@ -116,7 +116,7 @@ class GroupedAdam:
         Raises:
             ValueError: Steps are sparse and :meth:`see` was not called since the last one.
         """
-        if self.config.sparse and self._seen is None:
+        if self.config.sparse_adam and self._seen is None:
             raise ValueError("a sparse step needs to be told which rows were seen")
         for name, parameter in self.parameters.items():
             if parameter.grad is None:

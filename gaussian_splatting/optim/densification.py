@@ -10,53 +10,68 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.adam import GroupedAdam
+from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.quaternions import rotation_matrices
+from sugar_utils.settings import flag
 
 SPLIT_CHILDREN = 2
 SPLIT_SHRINK = 0.8 * SPLIT_CHILDREN
 RESET_OPACITY = 0.01
 LARGE_SHARE = 0.1
 
+_iterations = partial(flag, group="vanilla trainer", parse=positive_int)
+
 
 @dataclass(frozen=True)
 class DensificationConfig:
     """When and how the number of Gaussians changes.
 
+    Gradients are mean norms of the screen-space gradient, positions in units of half the image
+    size. Once ``opacity_reset_interval`` has passed, Gaussians larger than a tenth of the extent
+    are removed as well.
+
     Attributes:
-        start: Densify after this iteration.
-        stop: ... and before this one.
-        interval: Iterations between two rounds.
-        gradient_threshold: Mean norm of the screen-space gradient (positions in units of half
-            the image size) from which a Gaussian is cloned or split.
-        percent_dense: Share of the extent that separates clone (smaller) from split (larger).
         min_opacity: Fainter Gaussians are removed.
-        opacity_reset_interval: Opacities are reset at every multiple of it; once it has passed,
-            Gaussians larger than a tenth of the extent are removed as well.
-        max_gaussians: The number never grows beyond this; None for no limit.
     """
 
-    start: int = 500
-    stop: int = 15_000
-    interval: int = 100
-    gradient_threshold: float = 2e-4
-    percent_dense: float = 0.01
+    densify_from_iter: int = _iterations(500, "densify after this iteration")
+    densify_until_iter: int = _iterations(
+        15_000, "densification and opacity resets end before this iteration"
+    )
+    densification_interval: int = _iterations(100, "iterations between two rounds of densification")
+    densify_grad_threshold: float = _iterations(
+        2e-4, "mean screen-space gradient from which a Gaussian is cloned or split",
+        parse=positive_float,
+    )  # fmt: skip
+    percent_dense: float = _iterations(
+        0.01, "share of the extent above which Gaussians are split instead of cloned",
+        parse=positive_float,
+    )  # fmt: skip
     min_opacity: float = 0.005
-    opacity_reset_interval: int = 3000
-    max_gaussians: int | None = None
+    opacity_reset_interval: int = _iterations(
+        3_000, "iterations between two resets of all opacities"
+    )
+    max_gaussians: int | None = flag(
+        None, "densification never goes beyond this number: the strongest candidates first; more "
+        "points at the start are thinned out evenly", group="vanilla stage", parse=positive_int,
+        idle="with --gs_output_dir",
+    )  # fmt: skip
 
     def due(self, iteration: int) -> bool:
         """Whether a round follows this iteration."""
-        return self.start < iteration < self.stop and iteration % self.interval == 0
+        within = self.densify_from_iter < iteration < self.densify_until_iter
+        return within and iteration % self.densification_interval == 0
 
     def reset_due(self, iteration: int) -> bool:
         """Whether opacities are reset after this iteration."""
-        return iteration < self.stop and iteration % self.opacity_reset_interval == 0
+        return iteration < self.densify_until_iter and iteration % self.opacity_reset_interval == 0
 
 
 @dataclass
@@ -147,7 +162,7 @@ def reset_opacity(optimizer: GroupedAdam) -> None:
 
 def _within_budget(gradient: Tensor, config: DensificationConfig) -> Tensor:
     """Gaussians to clone or split: each adds one, the strongest first if not all may. (N,) bool"""
-    grow = gradient >= config.gradient_threshold
+    grow = gradient >= config.densify_grad_threshold
     if config.max_gaussians is None:
         return grow
     budget = max(0, config.max_gaussians - gradient.shape[0])

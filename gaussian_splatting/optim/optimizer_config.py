@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+
+from gaussian_splatting.shared_flags import optional_boolean
+from sugar_utils.errors import UserError
+from sugar_utils.flags import positive_int
+from sugar_utils.settings import flag, from_args
+from sugar_utils.torchrun import Launch
 
 StateFormat = Literal["fp32", "bf16", "8bit"]
 STATE_FORMATS: tuple[StateFormat, ...] = ("fp32", "bf16", "8bit")
@@ -23,20 +30,28 @@ MIN_BLOCK = 16
 class OptimizerConfig:
     """Storage of values and moments.
 
-    Attributes:
-        state: Moments in float32, bfloat16, or 8 bits with one scale per Gaussian and parameter.
-            8 bits serve parameters of at least 16 values per Gaussian (the bands 1 to 3 of the
-            colours, three quarters of all values); the others are in bfloat16 then.
-        bfloat16: Store bands 1 to 3 of the colours, their gradients and their moments in bfloat16.
-        sparse: Step only the Gaussians that the views of the step show; values and moments of the
-            others stay as they are.
-        views_per_step: Views whose gradients are averaged in one step.
+    Moments in 8 bits serve parameters of at least 16 values per Gaussian (the bands 1 to 3 of the
+    colours, three quarters of all values); the others are in bfloat16 then. bfloat16 and 8 bits
+    round stochastically.
     """
 
-    state: StateFormat = "fp32"
-    bfloat16: bool = False
-    sparse: bool = False
-    views_per_step: int = 1
+    optimizer_state: StateFormat = flag(
+        "fp32", "Adam's moments in fp32, bf16 or 8bit (8, 4, about 2.5 bytes per value), rounded "
+        "stochastically; 8bit acts on colour bands 1 to 3, the rest is bf16 then",
+        group="memory", choices=STATE_FORMATS,
+    )  # fmt: skip
+    use_bfloat16: bool = optional_boolean(
+        False, "store colour bands 1 to 3, their gradients and moments in bfloat16; everything "
+        "else, and all arithmetic, stays float32",
+    )  # fmt: skip
+    sparse_adam: bool = optional_boolean(
+        False, "step only the Gaussians that the views of a step show; values and moments of the "
+        "others stay as they are",
+    )  # fmt: skip
+    views_per_step: int = flag(
+        1, "views whose gradients are averaged in one step, a multiple of the number of processes; "
+        "unset: one for each process", group="run", parse=positive_int, unset=True,
+    )  # fmt: skip
 
     def value_dtype(self, name: str) -> torch.dtype:
         """Type in which a parameter is stored."""
@@ -49,11 +64,11 @@ class OptimizerConfig:
             name: The parameter.
             width: Values per row.
         """
-        if self.state == "8bit" and width < MIN_BLOCK:
+        if self.optimizer_state == "8bit" and width < MIN_BLOCK:
             return "bf16"
-        if self.state == "fp32" and self._is_half(name):
+        if self.optimizer_state == "fp32" and self._is_half(name):
             return "bf16"
-        return self.state
+        return self.optimizer_state
 
     def identity(self) -> dict[str, Any]:
         """The settings that are not the usual ones, by the names of their flags.
@@ -61,16 +76,32 @@ class OptimizerConfig:
         What is usual is left out, so that runs of earlier versions can be continued.
         """
         values = {
-            "optimizer_state": self.state,
-            "use_bfloat16": self.bfloat16,
-            "sparse_adam": self.sparse,
+            "optimizer_state": self.optimizer_state,
+            "use_bfloat16": self.use_bfloat16,
+            "sparse_adam": self.sparse_adam,
         }
         given = {name: value for name, value in values.items() if value not in ("fp32", False)}
         views = self.views_per_step
         return given if views == 1 else {**given, "views_per_step": views}
 
     def _is_half(self, name: str) -> bool:
-        return self.bfloat16 and name in BFLOAT16_VALUES
+        return self.use_bfloat16 and name in BFLOAT16_VALUES
 
 
 DEFAULT_OPTIMIZER = OptimizerConfig()
+
+
+def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
+    """The settings that were parsed, for the processes that torchrun started.
+
+    Raises:
+        UserError: The processes cannot share the views evenly.
+    """
+    size = Launch.read().size
+    views = args.views_per_step or size
+    if views % size != 0:
+        raise UserError(
+            f"--views_per_step {views}: {size} processes cannot share them evenly; give a "
+            f"multiple of {size}"
+        )
+    return from_args(OptimizerConfig, args, views_per_step=views)

@@ -6,54 +6,48 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-POSITION_LR_INIT = 1.6e-4
-POSITION_LR_FINAL = 1.6e-6
-POSITION_LR_STEPS = 30_000
-SH_LR = 2.5e-3
+from sugar_utils.flags import positive_float, positive_int
+from sugar_utils.settings import flag
+
 SH_REST_DIVISOR = 20.0
-OPACITY_LR = 0.05
-SCALE_LR = 0.005
-ROTATION_LR = 0.001
+
+_rate = partial(flag, group="vanilla trainer", parse=positive_float)
 
 
 @dataclass(frozen=True)
 class LearningRates:
     """Rates of 3DGS (Kerbl et al. 2023): all constant but that of the positions.
 
-    Attributes:
-        position_init: Rate of positions at iteration 0, per unit of camera extent.
-        position_final: Rate at ``position_steps``.
-        position_steps: Iterations over which the rate falls log-linearly.
-        sh: Rate of band 0; the higher bands use a twentieth.
-        opacity: Rate of opacity logits.
-        scale: Rate of log scales.
-        rotation: Rate of quaternions.
+    Rates are per step; that of positions per unit of camera extent, and it falls log-linearly.
     """
 
-    position_init: float = POSITION_LR_INIT
-    position_final: float = POSITION_LR_FINAL
-    position_steps: int = POSITION_LR_STEPS
-    sh: float = SH_LR
-    opacity: float = OPACITY_LR
-    scale: float = SCALE_LR
-    rotation: float = ROTATION_LR
+    position_lr_init: float = _rate(1.6e-4, "first learning rate of positions, times camera extent")
+    position_lr_final: float = _rate(1.6e-6, "their last learning rate")
+    position_lr_max_steps: int = _rate(
+        30_000, "iterations from the first to the last", parse=positive_int
+    )
+    feature_lr: float = _rate(2.5e-3, "learning rate of colours; higher bands take a twentieth")
+    opacity_lr: float = _rate(0.05, "learning rate of opacities")
+    scaling_lr: float = _rate(0.005, "learning rate of sizes")
+    rotation_lr: float = _rate(0.001, "learning rate of rotations")
 
     def position(self, iteration: float, extent: float) -> float:
         """Position rate at an absolute iteration, in world units per step."""
-        progress = min(max(iteration / self.position_steps, 0.0), 1.0)
-        low, high = math.log(self.position_init), math.log(self.position_final)
+        progress = min(max(iteration / self.position_lr_max_steps, 0.0), 1.0)
+        low, high = math.log(self.position_lr_init), math.log(self.position_lr_final)
         return extent * math.exp(low + (high - low) * progress)
 
     def by_name(self, iteration: float, extent: float) -> dict[str, float]:
         """Rates of the six Gaussian parameters by attribute name."""
         return {
             "means": self.position(iteration, extent),
-            "sh_dc": self.sh,
-            "sh_rest": self.sh / SH_REST_DIVISOR,
-            "opacity_logits": self.opacity,
-            "log_scales": self.scale,
-            "quats": self.rotation,
+            "sh_dc": self.feature_lr,
+            "sh_rest": self.feature_lr / SH_REST_DIVISOR,
+            "opacity_logits": self.opacity_lr,
+            "log_scales": self.scaling_lr,
+            "quats": self.rotation_lr,
         }
 
 

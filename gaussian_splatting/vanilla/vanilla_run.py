@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.images import ImageStore, SugarSize, VanillaSize
+from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
     point_cloud_path,
@@ -27,53 +28,67 @@ from gaussian_splatting.engine.identity import (
     scene_inputs,
 )
 from gaussian_splatting.engine.loop import LoopConfig
+from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.files import file_digest
+from sugar_utils.settings import flag
 
 CHECKPOINT_FOLDER = "checkpoints"
+_flag = partial(flag, group="vanilla trainer")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VanillaOptions:
     """A vanilla run.
 
     Attributes:
-        scene_path: Scene folder.
-        output: Checkpoint directory to write.
-        images_dir: Folder of the photographs inside the scene folder.
-        resolution: Size rule: -1, a divisor (1, 2, 4, 8) or a width in pixels.
-        size: Size of the training images by SuGaR's rule, which replaces ``resolution``; None for
-            none.
-        eval_split: Hold out every 8th view.
+        size: Size of the training images by another rule, which replaces ``resolution``.
         config: What decides the optimisation.
-        init_ply: Start from this PLY (Gaussians or points) instead of the scene's points.
         log_interval: Iterations between log lines.
-        checkpoint_interval: Iterations between checkpoints to resume from; None for none.
-        checkpoint_iterations: Further checkpoints.
-        test_iterations: When to measure held-out views.
-        save_iterations: When to write a PLY, besides the end.
-        compute: Device and who rasterizes.
+        memory: How the memory of one view is saved.
+        compute: Device and rendering backend.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
 
-    scene_path: Path
-    output: Path
-    images_dir: str = "images"
-    resolution: float = -1
-    size: SugarSize | None = None
-    eval_split: bool = False
+    source_path: Path = _flag(MISSING, "scene folder", short="-s", parse=Path, required=True)
+    model_path: Path = _flag(
+        MISSING, "checkpoint folder to write", short="-m", parse=Path, required=True
+    )
+    images: str = _flag(
+        "images", "folder of the photographs in the scene folder", short="-i",
+        idle="for transforms*.json, which names its files",
+    )  # fmt: skip
+    resolution: float = _flag(
+        -1.0, "-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels", short="-r"
+    )
+    size: SizeRule | None = None
+    eval: bool = _flag(
+        False, "hold out every 8th view, as train.py does by default", action="store_true"
+    )
     config: VanillaConfig = field(default_factory=VanillaConfig)
-    init_ply: Path | None = None
+    init_ply: Path | None = flag(
+        None, "start from this PLY, Gaussians or coloured points, instead of the scene's points",
+        group="vanilla stage", parse=Path, idle="with --gs_output_dir",
+    )  # fmt: skip
     log_interval: int = 100
-    checkpoint_interval: int | None = 1000
-    checkpoint_iterations: tuple[int, ...] = ()
-    test_iterations: tuple[int, ...] = (7_000, 30_000)
-    save_iterations: tuple[int, ...] = (7_000, 30_000)
+    checkpoint_interval: int | None = checkpoint_interval("vanilla trainer")
+    checkpoint_iterations: tuple[int, ...] = _flag(
+        (), "further iterations whose checkpoints are kept, never thinned out"
+    )
+    test_iterations: tuple[int, ...] = _flag(
+        (7_000, 30_000), "when to measure the held-out views and picture some; the last iteration "
+        "always", idle="nothing is measured without --eval; pictures are then of training views",
+    )  # fmt: skip
+    save_iterations: tuple[int, ...] = _flag(
+        (7_000, 30_000), "when to write a PLY; the last iteration always"
+    )
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     compute: Compute = field(default_factory=Compute)
     run: RunOptions = field(default_factory=RunOptions)
     notices: tuple[str, ...] = ()
@@ -83,8 +98,8 @@ class VanillaOptions:
         size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
         return {
             **size,
-            "images": self.images_dir,
-            "eval": self.eval_split,
+            "images": self.images,
+            "eval": self.eval,
             **self.config.identity(),
         }
 
@@ -97,7 +112,7 @@ class VanillaOptions:
     def sources(self) -> dict[str, Any]:
         """Where the inputs lie."""
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
-        return {"scene": self.scene_path.resolve(), **own}
+        return {"scene": self.source_path.resolve(), **own}
 
 
 def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> Path:
@@ -121,36 +136,37 @@ def _prepared(
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
     config = options.config
     scene = load_scene(
-        options.scene_path,
+        options.source_path,
         size_rule=_size_rule(options),
-        images_dir=options.images_dir,
-        eval_split=options.eval_split,
+        images_dir=options.images,
+        eval_split=options.eval,
         white_background=config.white_background,
-        seed=config.seed,
+        seed=config.random_seed,
         notify=notices,
     )
 
     def export(iteration: int, trained: GaussianCloud) -> None:
         _write_layout(scene, options)
-        write_point_cloud(options.output, iteration, trained)
+        write_point_cloud(options.model_path, iteration, trained)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
-        return VanillaStage(cloud, config, scene.extent, export, options.compute.rasterizer)
+        planned = replace(config, split=options.memory.split)
+        return VanillaStage(cloud, planned, scene.extent, export, options.compute.rasterizer)
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, notices)
     directory = RunDirectory(
-        options.output / CHECKPOINT_FOLDER,
+        options.model_path / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
         output_flag="-m/--model_path",
-        products=(options.output / "point_cloud",),
+        products=(options.model_path / "point_cloud",),
     )
-    results = (point_cloud_path(options.output, config.iterations),)
+    results = (point_cloud_path(options.model_path, config.iterations),)
     run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results)
     return run, cloud
 
 
-def _size_rule(options: VanillaOptions) -> SugarSize | VanillaSize:
+def _size_rule(options: VanillaOptions) -> SizeRule:
     return VanillaSize(options.resolution) if options.size is None else options.size
 
 
@@ -158,7 +174,7 @@ def _loop(options: VanillaOptions) -> LoopConfig:
     return LoopConfig(
         first=1,
         last=options.config.iterations,
-        seed=options.config.seed,
+        seed=options.config.random_seed,
         log_interval=options.log_interval,
         checkpoint_interval=options.checkpoint_interval,
         checkpoint_milestones=options.checkpoint_iterations,
@@ -192,13 +208,15 @@ def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:
 
 def _write_layout(scene: Scene, options: VanillaOptions) -> None:
     write_cfg_args(
-        options.output,
-        source_path=options.scene_path.resolve(),
+        options.model_path,
+        source_path=options.source_path.resolve(),
         sh_degree=options.config.sh_degree,
-        images=options.images_dir,
+        images=options.images,
         resolution=options.resolution,
         white_background=options.config.white_background,
-        eval_split=options.eval_split,
+        eval_split=options.eval,
     )
-    write_cameras_json(options.output, scene.original_train_cameras, scene.original_test_cameras)
-    write_input_ply(options.output, scene.points, scene.points_rgb)
+    write_cameras_json(
+        options.model_path, scene.original_train_cameras, scene.original_test_cameras
+    )
+    write_input_ply(options.model_path, scene.points, scene.points_rgb)

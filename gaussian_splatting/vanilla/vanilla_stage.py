@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,13 +34,18 @@ from gaussian_splatting.optim.densification import (
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_utils.errors import UserError
+from sugar_utils.flags import positive_int, unit_float
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
 from sugar_utils.random import draw_labels, generator
+from sugar_utils.settings import flag
 from sugar_utils.spherical_harmonics import rgb_to_sh
 
 INITIAL_OPACITY = 0.1
 SH_DEGREE = 3
+
+_flag = partial(flag, group="vanilla trainer")
 
 
 @dataclass(frozen=True)
@@ -47,30 +53,31 @@ class VanillaConfig:
     """Settings of the vanilla stage.
 
     Attributes:
-        iterations: Optimisation runs from iteration 1 to this one.
         rates: Learning rates.
         densification: Adaptive density control.
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
-        sh_degree: Degree at which it stops growing, 0 to 3.
-        dssim_weight: Weight of 1 - SSIM in the colour loss; the rest is L1.
-        white_background: Render on white instead of black.
-        random_background: Render on a random colour in each iteration.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
-        seed: Random seed.
     """
 
-    iterations: int = 30_000
+    iterations: int = _flag(
+        30_000, "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
+        parse=positive_int, unset=True,
+    )  # fmt: skip
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     sh_interval: int = 1000
-    sh_degree: int = SH_DEGREE
-    dssim_weight: float = DSSIM_WEIGHT
-    white_background: bool = False
-    random_background: bool = False
+    sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
+    lambda_dssim: float = _flag(
+        DSSIM_WEIGHT, "weight of 1 - SSIM in the colour loss; the rest is L1", parse=unit_float
+    )
+    white_background: bool = white_background()
+    random_background: bool = _flag(
+        False, "a random background colour in every iteration", action="store_true"
+    )
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
-    seed: int = 0
+    random_seed: int = random_seed()
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
@@ -84,12 +91,14 @@ class VanillaConfig:
         d = self.densification
         return replace(
             self,
-            rates=replace(self.rates, position_steps=scaled(self.rates.position_steps, scale)),
+            rates=replace(
+                self.rates, position_lr_max_steps=scaled(self.rates.position_lr_max_steps, scale)
+            ),
             densification=replace(
                 d,
-                start=scaled(d.start, scale),
-                stop=scaled(d.stop, scale),
-                interval=scaled(d.interval, scale),
+                densify_from_iter=scaled(d.densify_from_iter, scale),
+                densify_until_iter=scaled(d.densify_until_iter, scale),
+                densification_interval=scaled(d.densification_interval, scale),
                 opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
             ),
             sh_interval=scaled(self.sh_interval, scale),
@@ -152,7 +161,9 @@ class VanillaStage(Stage):
         rasterizer: Rasterizer = WARP,
     ) -> None:
         self.extent = extent
-        self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, config.seed)
+        self.model = TrainableCloud(
+            cloud, config.rates, extent, config.optimizer, config.random_seed
+        )
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
@@ -171,7 +182,7 @@ class VanillaStage(Stage):
 
     def phase(self, iteration: int) -> str:
         """Densification, then refinement of a fixed set."""
-        return "densify" if iteration < self._config.densification.stop else "refine"
+        return "densify" if iteration < self._config.densification.densify_until_iter else "refine"
 
     def begin(self, iteration: int) -> None:
         """Learning rates only."""
@@ -188,8 +199,8 @@ class VanillaStage(Stage):
             rasterizer=self._rasterizer,
         )
         terms, d_means2d = view.backpropagate([self._color_term(target)])
-        loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.dssim_weight)
-        if iteration < self._config.densification.stop:
+        loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
+        if iteration < self._config.densification.densify_until_iter:
             seen = DensificationStats.of(d_means2d, view.visible, camera)
             if self._step_stats is None:
                 self._step_stats = seen
@@ -222,11 +233,11 @@ class VanillaStage(Stage):
                 # Without an extent every Gaussian would be large.
                 remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
                 generator=generator(
-                    self._config.seed, "split", iteration, device=self.model.device
+                    self._config.random_seed, "split", iteration, device=self.model.device
                 ),
             )
             check_population(len(self.model), iteration, "densification")
-        white_reset = self._config.white_background and iteration == rules.start
+        white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
             reset_opacity(optimizer)
         if iteration < self._config.iterations:
@@ -263,7 +274,7 @@ class VanillaStage(Stage):
         self._export(iteration, self.model.cloud.detached())
 
     def _color_term(self, target: Tensor) -> ImageTerm:
-        weight = self._config.dssim_weight
+        weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             l1, ssim = l1_and_ssim(
@@ -279,5 +290,5 @@ class VanillaStage(Stage):
     def _background(self, iteration: int, slot: int) -> Tensor:
         if not self._config.random_background:
             return plain_background(self._config.white_background, self.model.device)
-        rng = generator(self._config.seed, "background", *draw_labels(iteration, slot))
+        rng = generator(self._config.random_seed, "background", *draw_labels(iteration, slot))
         return torch.rand(3, generator=rng, device="cpu").to(self.model.device)

@@ -62,7 +62,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     model = options.model
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
-    checkpoint, scene = load_views(options, console.info, seed=options.seed)
+    checkpoint, scene = load_views(options, console.info, seed=options.random_seed)
     jobs = {job: options.mesh_path(*job) for job in options.jobs}
     # Cameras and Gaussians; no photographs are read.
     inputs = {
@@ -85,7 +85,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
 
 
 def _check(options: MeshOptions) -> None:
-    if not options.use_vanilla and options.coarse_model_path is None:
+    if not options.use_vanilla_3dgs and options.coarse_model_path is None:
         raise UserError(
             "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
             "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
@@ -120,23 +120,23 @@ class _Extraction:
         cloud = cloud.to(device)
         model = self._build_model(cloud, path)
         boxes = self._boxes(scene)
-        backend = choose_backend(options.backend)
+        backend = choose_backend(options.meshing_backend)
         self._console.info(f"meshing with {backend.name}")
         self._advise(backend)
         levels = sorted({level for level, _ in jobs})
         samples = {}
-        if options.extractor == "poisson":
+        if options.mesh_extractor == "poisson":
             samples = dict(zip(levels, self._sample(model, scene, levels), strict=True))
         for level in levels:
-            if options.extractor == "tsdf":
+            if options.mesh_extractor == "tsdf":
                 regions = self._tsdf_regions(model, cloud, scene, boxes)
-            elif options.extractor == "marching_cubes":
+            elif options.mesh_extractor == "marching_cubes":
                 regions = self._density_regions(model, boxes, level)
-            elif options.extractor == "centers":
+            elif options.mesh_extractor == "centers":
                 points = center_samples(model, scene.train_cameras)
                 regions = self._poisson_regions(points, boxes, backend, project=False)
             else:
-                project = options.project_on_surface_points
+                project = options.project_mesh_on_surface_points
                 regions = self._poisson_regions(samples.pop(level), boxes, backend, project)
             meshes, surface, figures = regions
             for target in [target for job_level, target in jobs if job_level == level]:
@@ -155,8 +155,8 @@ class _Extraction:
         """Name constants that were given but that the library does not know."""
         given, usual = self._options.poisson.solver, SolverConfig()
         idle = [
-            f"--poisson_{name}"
-            for name in ("width", "scale", "linear_fit")
+            f"--{name}"
+            for name in ("poisson_width", "poisson_scale", "poisson_linear_fit")
             if getattr(given, name) != getattr(usual, name)
         ]
         if idle and backend.name == PycolmapBackend.name:
@@ -167,7 +167,7 @@ class _Extraction:
         model = build_model(
             cloud,
             min_opacity=options.min_opacity,
-            n_neighbors=options.n_neighbors,
+            n_neighbors=options.mesh_neighbors,
             diamond_extent=options.diamond_extent,
             density_factor=options.density_factor,
         )
@@ -212,7 +212,7 @@ class _Extraction:
                 n_samples=options.ray_samples,
                 reach=options.ray_reach,
                 candidates_per_point=options.candidates_per_point,
-                seed=options.seed,
+                seed=options.random_seed,
                 on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
             )
 
@@ -232,7 +232,7 @@ class _Extraction:
         inside = boxes[0].contains(samples.points)
         outside = boxes[1].contains(samples.points) & ~inside
         parts = {"foreground": inside}
-        if options.background:
+        if options.background_mesh:
             parts["background"] = outside
         figures: dict[str, Any] = {"surface_points": len(samples)}
         meshes = []
@@ -275,7 +275,7 @@ class _Extraction:
         options, figures, meshes = self._options, {}, []
         render = view_renderer(model, cloud, options.tsdf)
         parts = {"foreground": (boxes[0], None)}
-        if options.background:
+        if options.background_mesh:
             parts["background"] = (boxes[1], boxes[0])
         for name, (box, hole) in parts.items():
             start = time.monotonic()
@@ -302,7 +302,7 @@ class _Extraction:
     ) -> _Regions:
         options, figures, meshes = self._options, {}, []
         parts = {"foreground": (boxes[0], None)}
-        if options.background:
+        if options.background_mesh:
             parts["background"] = (boxes[1], boxes[0])
         for name, (box, hole) in parts.items():
             start = time.monotonic()

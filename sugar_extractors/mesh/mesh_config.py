@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +17,14 @@ from sugar_extractors.mesh.level_sets import (
     RAY_REACH,
     RAY_SAMPLES,
 )
+from sugar_extractors.mesh.meshing_backends import BACKENDS
 from sugar_extractors.mesh.poisson import PoissonConfig
 from sugar_extractors.mesh.surface_samples import CANDIDATES_PER_POINT
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
+from sugar_utils.flags import boolean, integer, positive_float, positive_int, share, vector3
+from sugar_utils.settings import flag
 
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
 """How a mesh was made, as file names tell it; empty for level sets and Poisson."""
@@ -34,11 +39,21 @@ _VARIANTS: dict[str, MeshVariant] = {
 }
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
-SURFACE_POINTS = 10_000_000
-MIN_BACKGROUND_SHARE = 0.001
-FOREGROUND_FACTOR, BACKGROUND_FACTOR = 1.0, 4.0
 
 Vector = tuple[float, float, float]
+_flag = partial(flag, group="surface")
+
+
+def ray_end_count(text: str) -> int:
+    """A number of densities along a ray, which has two ends."""
+    value = integer(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 2; {RAY_SAMPLES} is usual")
+    return value
+
+
+_points = partial(flag, group="surface", idle="with --mesh_extractor tsdf")
+_alone = partial(flag, group="only extract_mesh.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,77 +64,101 @@ class MeshOptions(CaptureOptions):
     unless it is meshed itself.
 
     Attributes:
-        coarse_model_path: Coarse ``.pt``, or the folder of a coarse run; unused with
-            ``use_vanilla``.
-        use_vanilla: Mesh the vanilla Gaussians themselves.
-        output_dir: Folder of the meshes; None for ``output/coarse_mesh/<scene>``.
-        extractor: ``poisson``, ``tsdf``, or the ablations ``centers`` and ``marching_cubes``.
+        mesh_extractor: ``poisson``, ``tsdf``, or the ablations ``centers`` and
+            ``marching_cubes``.
         surface_levels: Densities of the level sets; one mesh for each. Unused by ``tsdf``
             and ``centers``.
         decimation_targets: Triangles of the foreground and of the background; one mesh for each.
-        project_on_surface_points: Snap the decimated mesh to the surface points.
-        surface_points: Points in total and per level.
-        candidates_per_point: Pixels tried per point.
-        density_factor: Factor of the density, before it is compared with the level.
-        background: Whether to mesh what lies outside the foreground box.
-        min_background_share: Share of the surface points below which the background is left out.
-        bboxmin: Low corner of the foreground box, world units; None for a cube.
-        bboxmax: High corner, likewise.
-        center_bbox: Whether the box is relative to the mean camera centre. None: the default cube
-            is, a box given by its corners is not.
-        foreground_factor: Half side of the default cube in camera extents.
-        background_factor: Half side of the background cube in camera extents.
-        min_opacity: Gaussians of at most this opacity are ignored.
-        n_neighbors: Gaussians that the density is summed over.
-        diamond_extent: Half diagonals of the diamonds in standard deviations.
-        ray_samples: Densities per ray.
-        ray_reach: Standard deviations searched before and behind a hit.
         poisson: Constants of the reconstruction.
         tsdf: Constants of the fusion.
-        grid_resolution: Corners along the side of the grid of ``marching_cubes``.
-        backend: ``auto``, ``open3d`` or ``pycolmap``.
-        seed: Seed of the choice of pixels.
-        overwrite: Replace meshes that were made with other settings.
     """
 
-    coarse_model_path: Path | None = None
-    use_vanilla: bool = False
-    output_dir: Path | None = None
-    extractor: str = "poisson"
+    coarse_model_path: Path | None = _alone(
+        None, ".pt of a coarse run, or its folder", short="-m", parse=Path
+    )
+    use_vanilla_3dgs: bool = _alone(False, "mesh the vanilla Gaussians themselves")
+    mesh_output_dir: Path | None = _alone(
+        None, "folder of the meshes; unset: output/coarse_mesh/<scene>", short="-o", parse=Path
+    )
     surface_levels: tuple[float, ...] = SURFACE_LEVELS
     decimation_targets: tuple[int, ...] = DECIMATION_TARGETS
-    project_on_surface_points: bool = True
-    surface_points: int = SURFACE_POINTS
-    candidates_per_point: int = CANDIDATES_PER_POINT
-    density_factor: float = 1.0
-    background: bool = True
-    min_background_share: float = MIN_BACKGROUND_SHARE
-    bboxmin: Vector | None = None
-    bboxmax: Vector | None = None
-    center_bbox: bool | None = None
-    foreground_factor: float = FOREGROUND_FACTOR
-    background_factor: float = BACKGROUND_FACTOR
-    min_opacity: float = MIN_OPACITY
-    n_neighbors: int = N_NEIGHBORS
-    diamond_extent: float = DIAMOND_EXTENT
-    ray_samples: int = RAY_SAMPLES
-    ray_reach: float = RAY_REACH
+    mesh_extractor: str = _flag(
+        "poisson", "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
+        "rendered depth", choices=EXTRACTORS,
+    )  # fmt: skip
+    project_mesh_on_surface_points: bool = _points(
+        True, "snap the vertices of the decimated Poisson mesh to the surface points"
+    )
+    bboxmin: Vector | None = _flag(
+        None, "low corner of the foreground in world coordinates; unset: a cube around the cameras",
+        short="-b", parse=vector3, metavar="(X,Y,Z)",
+    )  # fmt: skip
+    bboxmax: Vector | None = _flag(
+        None, "high corner of the foreground", short="-B", parse=vector3, metavar="(X,Y,Z)"
+    )
+    center_bbox: bool | None = _flag(
+        None, "move the foreground box by the mean camera centre; unset: only the default cube",
+        parse=boolean,
+    )  # fmt: skip
+    background_mesh: bool = _flag(True, "mesh what lies outside the foreground, too")
+    foreground_factor: float = _flag(
+        1.0, "half side of the default foreground cube in camera extents", parse=positive_float,
+        idle="with --bboxmin and --bboxmax",
+    )  # fmt: skip
+    background_factor: float = _flag(
+        4.0, "half side of the background cube in camera extents", parse=positive_float
+    )
+    min_background_share: float = _points(
+        0.001, "leave the background out if it has a smaller share of the surface points: Poisson "
+        "makes large blobs of a few", parse=share,
+        idle="with --mesh_extractor tsdf, --background_mesh False",
+    )  # fmt: skip
+    surface_points: int = _points(
+        10_000_000, "points sampled on the surface, per level", parse=positive_int
+    )
+    candidates_per_point: int = _points(
+        CANDIDATES_PER_POINT, "pixels tried per surface point wanted", parse=positive_int
+    )
+    density_factor: float = _flag(
+        1.0, "factor of the density, before it is compared with the level", parse=positive_float,
+        idle="with --tsdf_depth blended",
+    )  # fmt: skip
+    min_opacity: float = _flag(
+        MIN_OPACITY, "Gaussians that are not more opaque than this are ignored", parse=share
+    )
+    mesh_neighbors: int = _flag(
+        N_NEIGHBORS, "Gaussians that the density is summed over", parse=positive_int
+    )
+    diamond_extent: float = _points(
+        DIAMOND_EXTENT, "half diagonals of the diamonds that rays are cast at, in standard "
+        "deviations", parse=positive_float,
+    )  # fmt: skip
+    ray_samples: int = _points(RAY_SAMPLES, "densities per ray, at least 2", parse=ray_end_count)
+    ray_reach: float = _points(
+        RAY_REACH, "standard deviations searched before and behind a diamond", parse=positive_float
+    )
     poisson: PoissonConfig = field(default_factory=PoissonConfig)
     tsdf: TsdfConfig = field(default_factory=TsdfConfig)
-    grid_resolution: int = RESOLUTION
-    backend: str = "auto"
-    seed: int = 0
-    overwrite: bool = False
+    grid_resolution: int = _alone(
+        RESOLUTION, "corners along the side of the grid of marching cubes", parse=positive_int,
+        idle="without --use_marching_cubes True",
+    )  # fmt: skip
+    meshing_backend: str = _flag(
+        "auto", "library for Poisson and decimation; auto: Open3D where it can be imported",
+        choices=BACKENDS,
+    )  # fmt: skip
+    random_seed: int = _alone(0, "seed of the choice of pixels")
+    overwrite: bool = _alone(False, "replace meshes that were made with other settings")
 
     @property
     def directory(self) -> Path:
         """Folder of the meshes."""
-        return self.output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
+        return self.mesh_output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
 
     def mesh_path(self, level: float, target: int) -> Path:
         """File of one mesh."""
         model = "vanilla3dgs"
-        if not self.use_vanilla and self.coarse_model_path is not None:
+        if not self.use_vanilla_3dgs and self.coarse_model_path is not None:
             path = self.coarse_model_path
             folder = path if path.is_dir() else path.resolve().parent
             model = folder.resolve().name.removeprefix("sugarcoarse_")
@@ -128,12 +167,12 @@ class MeshOptions(CaptureOptions):
     @property
     def variant(self) -> MeshVariant:
         """How file names tell the extractor."""
-        return _VARIANTS[self.extractor]
+        return _VARIANTS[self.mesh_extractor]
 
     @property
     def has_levels(self) -> bool:
         """Whether the surface is a level set of the density."""
-        return self.extractor in ("poisson", "marching_cubes")
+        return self.mesh_extractor in ("poisson", "marching_cubes")
 
     @property
     def jobs(self) -> list[tuple[float, int]]:
@@ -158,8 +197,8 @@ class MeshOptions(CaptureOptions):
             "surface_levels",
             "decimation_targets",
         }
-        skipped |= {"tsdf"} if self.extractor != "tsdf" else {"poisson"}
-        skipped |= {"grid_resolution"} if self.extractor != "marching_cubes" else {"poisson"}
+        skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
+        skipped |= {"grid_resolution"} if self.mesh_extractor != "marching_cubes" else {"poisson"}
         values = {name: v for name, v in asdict(self).items() if name not in skipped}
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
@@ -172,7 +211,7 @@ class MeshOptions(CaptureOptions):
         Raises:
             UserError: There is none.
         """
-        if self.use_vanilla or self.coarse_model_path is None:
+        if self.use_vanilla_3dgs or self.coarse_model_path is None:
             return None
         return model_file(self.coarse_model_path, COARSE_FLAG)
 

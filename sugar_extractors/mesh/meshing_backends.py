@@ -26,7 +26,9 @@ from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
+from sugar_utils.flags import non_negative_float, non_negative_int, positive_float, positive_int
 from sugar_utils.neighbors import nearest_neighbors_of
+from sugar_utils.settings import flag
 
 BACKENDS = ("auto", "open3d", "pycolmap")
 
@@ -39,25 +41,31 @@ _MIN_RATIO = 1e-9
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
+_POISSON_ONLY = "with --mesh_extractor tsdf"
+_flag = functools.partial(flag, group="surface", parse=positive_int, idle=_POISSON_ONLY)
+_open3d = functools.partial(flag, group="surface", idle=f"{_POISSON_ONLY}; without Open3D")
+
+
 @dataclass(frozen=True)
 class SolverConfig:
     """Constants of the screened Poisson solver.
 
-    Attributes:
-        depth: Depth of the octree; 6 to 8 for bumpy results of simple scenes.
-        threads: Threads, 0 for all cores. Sums depend on their timing: only with 1 the same
-            input gives the same bits.
-        width: Side of the finest cells in world units, in place of the depth; 0 for the depth.
-            Open3D only, and likewise below.
-        scale: Side of the solver's cube in sides of the points' bounding cube.
-        linear_fit: Interpolate linearly between octree nodes.
+    Sums depend on the timing of threads: only with one the same input gives the same bits.
     """
 
-    depth: int = 10
-    threads: int = 1
-    width: float = 0.0
-    scale: float = 1.1
-    linear_fit: bool = False
+    poisson_depth: int = _flag(10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes")
+    poisson_threads: int = _flag(
+        1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
+        "same bits", parse=non_negative_int,
+    )  # fmt: skip
+    poisson_width: float = _open3d(
+        0.0, "side of the finest octree cells in world units, in place of the depth; 0 for the "
+        "depth", parse=non_negative_float,
+    )  # fmt: skip
+    poisson_scale: float = _open3d(
+        1.1, "side of the solver's cube in sides of the points' bounding cube", parse=positive_float
+    )
+    poisson_linear_fit: bool = _open3d(False, "interpolate linearly between octree nodes")
 
 
 class PoissonMesh(NamedTuple):
@@ -148,11 +156,11 @@ class Open3dBackend:
         cloud.colors = o3d.utility.Vector3dVector(samples.colors / 255.0)
         mesh, densities = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(
             cloud,
-            depth=solver.depth,
-            width=solver.width,
-            scale=solver.scale,
-            linear_fit=solver.linear_fit,
-            n_threads=solver.threads or -1,
+            depth=solver.poisson_depth,
+            width=solver.poisson_width,
+            scale=solver.poisson_scale,
+            linear_fit=solver.poisson_linear_fit,
+            n_threads=solver.poisson_threads or -1,
         )
         return PoissonMesh(self._from_open3d(mesh), np.asarray(densities).copy())
 
@@ -189,8 +197,8 @@ class PycolmapBackend:
         """Screened Poisson surface; the cloud is scaled to a unit cube for the float32 files."""
         pycolmap = load_pycolmap()
         options = pycolmap.PoissonMeshingOptions()
-        options.depth, options.point_weight = solver.depth, POINT_WEIGHT
-        options.num_threads = solver.threads or -1
+        options.depth, options.point_weight = solver.poisson_depth, POINT_WEIGHT
+        options.num_threads = solver.poisson_threads or -1
         # A threshold above 0 makes the densities part of the file; this one removes nothing.
         options.trim = _KEEP_ALL
         middle, size = _cube_of(samples.points)

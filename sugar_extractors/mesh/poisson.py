@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from sugar_scene.mesh.triangle_mesh import (
     merge_meshes,
     with_vertex_normals,
 )
+from sugar_utils.flags import non_negative_float, positive_float, positive_int, share
 from sugar_utils.neighbors import nearest_neighbors_of
+from sugar_utils.settings import flag
 
 MIN_POINTS = 64
 """Fewer points in a region count as none: Poisson would make a blob of them."""
@@ -29,26 +32,36 @@ MIN_POINTS = 64
 _QUERY_CHUNK = 1 << 20
 
 
+_flag = partial(flag, group="surface", idle="with --mesh_extractor tsdf")
+
+
 @dataclass(frozen=True)
 class PoissonConfig:
     """Constants of the reconstruction.
 
+    Outliers are farther from their neighbours, on average, than the mean over all points plus
+    ``outlier_ratio`` standard deviations. ``max_gap`` acts only where a share of the vertices is
+    cut away: who wants the surface closed gets it.
+
     Attributes:
         solver: Constants of the solver.
-        density_quantile: Share of vertices, those with the least support, that is cut away; 0
-            keeps the surface closed.
-        max_gap: Vertices farther than this many octree cells from every point go, too; 0 keeps
-            them. Acts only where a share is cut away: who wants the surface closed gets it.
-        outlier_neighbors: Neighbours whose mean distance decides about outliers.
-        outlier_ratio: Points farther from their neighbours than the mean over all points plus
-            this many standard deviations are outliers.
     """
 
     solver: SolverConfig = SolverConfig()
-    density_quantile: float = 0.1
-    max_gap: float = 4.0
-    outlier_neighbors: int = 20
-    outlier_ratio: float = 20.0
+    vertices_density_quantile: float = _flag(
+        0.1, "share of badly supported Poisson vertices to cut away; 0 avoids holes", parse=share
+    )
+    max_gap: float = _flag(
+        4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
+        "point; 0 keeps them", parse=non_negative_float, idle="with --mesh_extractor tsdf; with "
+        "--vertices_density_quantile 0, which asks for a closed surface",
+    )  # fmt: skip
+    outlier_neighbors: int = _flag(
+        20, "neighbours that decide whether a surface point is an outlier", parse=positive_int
+    )
+    outlier_ratio: float = _flag(
+        20.0, "standard deviations beyond which it is one", parse=positive_float
+    )
 
 
 def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarray:
@@ -90,8 +103,8 @@ def reconstruct_region(
     if outliers.any():
         samples = samples.select(~outliers)
     mesh, densities = backend.reconstruct(samples, config.solver)
-    if config.density_quantile > 0 and mesh.n_vertices:
-        keep = densities >= np.quantile(densities, config.density_quantile)
+    if config.vertices_density_quantile > 0 and mesh.n_vertices:
+        keep = densities >= np.quantile(densities, config.vertices_density_quantile)
         if config.max_gap > 0:
             largest = config.max_gap * cell_size(samples.points, config.solver)
             keep &= gaps(mesh.vertices, samples.points) <= largest
@@ -101,10 +114,10 @@ def reconstruct_region(
 
 def cell_size(points: np.ndarray, solver: SolverConfig) -> float:
     """Side of the finest octree cell in world units; points: (P, 3)"""
-    if solver.width > 0:
-        return solver.width
+    if solver.poisson_width > 0:
+        return solver.poisson_width
     side = float((points.max(axis=0) - points.min(axis=0)).max())
-    return solver.scale * side / 2**solver.depth
+    return solver.poisson_scale * side / 2**solver.poisson_depth
 
 
 def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from sugar_scene.mesh.triangle_mesh import (
 )
 from sugar_scene.mesh.triangle_rasterizer import to_camera
 from sugar_utils.console import Console
+from sugar_utils.flags import positive_float
+from sugar_utils.settings import flag
 from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
@@ -54,18 +57,20 @@ DEPTHS = ("blended", "level_set")
 """Where depth comes from."""
 
 
+_flag = partial(flag, group="surface", idle="with --mesh_extractor poisson")
+
+
 @dataclass(frozen=True)
 class TsdfConfig:
     """Constants of the fusion.
 
+    Blended depth is the mean along the ray, divided by alpha; the level set is sharper and slower.
+    The automatic voxel is the median side of a pixel on the surface times ``pixels_per_voxel``, at
+    least 1/2048 of the box.
+
     Attributes:
-        depth: ``blended``: depth as rendered, the mean along the ray, divided by alpha;
-            ``level_set``: the first point of a level set on the ray, sharper and slower.
-        level: Density of that level set.
-        voxel_size: Side of a voxel, world units; None for the median side of a pixel on the
-            surface times ``pixels_per_voxel``, at least 1/2048 of the box.
+        level: Density of the level set.
         pixels_per_voxel: See above.
-        truncation_voxels: Distances are cut off at this many voxels.
         min_alpha: Pixels that the Gaussians cover less have no depth.
         min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
             views are sparse, and never is it more than half of the views.
@@ -73,11 +78,18 @@ class TsdfConfig:
         max_voxels: Ceiling of the voxels stored; where it is met, voxels are made larger.
     """
 
-    depth: str = "blended"
+    tsdf_depth: str = _flag(
+        "blended", "blended: depth as rendered, all Gaussians averaged; level_set: first point of "
+        "the density's level set at 0.3", choices=DEPTHS,
+    )  # fmt: skip
     level: float = 0.3
-    voxel_size: float | None = None
+    tsdf_voxel_size: float | None = _flag(
+        None, "world units; unset: from the size of a pixel on the surface", parse=positive_float
+    )
     pixels_per_voxel: float = 2.0
-    truncation_voxels: float = 4.0
+    tsdf_truncation: float = _flag(
+        4.0, "reach of the fused distances, in voxels", parse=positive_float
+    )
     min_alpha: float = 0.5
     min_views: int = 1
     min_component: int = 300
@@ -116,7 +128,7 @@ def view_renderer(model: LevelSetModel, cloud: GaussianCloud, config: TsdfConfig
     # Faint Gaussians are part of what was trained; without them rendered depth has gaps.
     gaussians = cloud.detached().activate()
     gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
-    if config.depth == "level_set":
+    if config.tsdf_depth == "level_set":
         return lambda camera: level_set_view(model, gaussians, camera, config.level)
     return lambda camera: blended_view(gaussians, camera, config.min_alpha)
 
@@ -167,7 +179,7 @@ def fuse_region(
         The surface, outward side counter-clockwise.
     """
     with torch.no_grad():
-        voxel = config.voxel_size or _automatic_voxel(render, cameras, box, config)
+        voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
         if voxel is None:
             return FusedRegion(_empty_mesh(), 0.0, 0)
         grid, table = _mark_blocks(render, cameras, box, voxel, config, console)
@@ -267,7 +279,7 @@ def _mark_blocks(
 
 
 def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig) -> None:
-    reach = config.truncation_voxels * grid.voxel
+    reach = config.tsdf_truncation * grid.voxel
     n_steps = math.ceil(2 * reach / (grid.voxel * BLOCK / 2)) + 1
     known = view.depth.flatten() > 0
     shape = torch.tensor(grid.shape, device=marked.device)
@@ -345,7 +357,7 @@ def _fuse(
                 n,
                 [
                     make_view(camera), wp.vec3(*grid.origin), grid.voxel,
-                    config.truncation_voxels * grid.voxel, as_array(blocks, wp.vec3i),
+                    config.tsdf_truncation * grid.voxel, as_array(blocks, wp.vec3i),
                     view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3),
                     distances, weights, as_array(colors, wp.vec3),
                 ],

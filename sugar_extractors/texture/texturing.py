@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.rendering import render_view
+from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish
 from sugar_extractors.texture.postprocess import (
@@ -26,7 +28,7 @@ from sugar_extractors.texture.postprocess import (
     face_density,
     kept_faces,
 )
-from sugar_extractors.texture.texture_atlas import Atlas, check_square_size, make_atlas
+from sugar_extractors.texture.texture_atlas import ATLASES, Atlas, check_square_size, make_atlas
 from sugar_extractors.texture.texture_baking import (
     BakedTexture,
     BakingConfig,
@@ -35,7 +37,7 @@ from sugar_extractors.texture.texture_baking import (
     count_bands,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
-from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
@@ -43,12 +45,17 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, remove_stale_temporaries
+from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.settings import flag
 from sugar_utils.spherical_harmonics import SH_C0
 from sugar_utils.text import printable
 
 SOURCES = ("renders", "photos")
 SQUARE_SIZE = 8
+_flag = partial(flag, group="texture")
+_peel = partial(flag, group="texture", idle="without --postprocess_mesh True")
+_alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,59 +63,68 @@ class TextureOptions(CaptureOptions):
     """A texture run; the topology of the mesh comes from the refined model itself.
 
     Attributes:
-        refined_model_path: Refined ``.pt``, or the folder of a refinement.
-        output_dir: Folder of the files; None for ``output/refined_mesh/<scene>``.
-        per_triangle: Gaussians per triangle that the model must have; None accepts any.
-        square_size: Texels per side of the square of two triangles; decides the size of the
-            texture for any atlas.
-        atlas: ``squares`` or ``xatlas``.
-        source: ``renders`` of the refined Gaussians without view-dependent colour, or ``photos``.
         baking: How colours are gathered.
-        postprocess: Peel thin borders off the mesh first.
-        postprocess_density_threshold: Border triangles of a larger density stay.
-        postprocess_iterations: Rings of border triangles to peel off.
-        glb: Write a ``.glb`` file, too.
-        white_background: Whether the renders are on white instead of black, and photographs too.
-        seed: Seed of the initial points of scenes without points; the texture has no randomness.
-        overwrite: Replace a mesh that was made with other settings.
     """
 
-    refined_model_path: Path
-    output_dir: Path | None = None
-    per_triangle: int | None = None
-    square_size: int = SQUARE_SIZE
-    atlas: str = "squares"
-    source: str = "renders"
+    refined_model_path: Path = _alone(
+        MISSING, ".pt of a refinement, or its folder; needed", short="-m", parse=Path,
+        missing="pass the .pt that train_refined.py made",
+    )  # fmt: skip
+    mesh_output_dir: Path | None = _alone(
+        None, "folder of the mesh; unset: output/refined_mesh/<scene>", short="-o", parse=Path
+    )
+    n_gaussians_per_surface_triangle: int | None = _alone(
+        None, "checked against the model; unset: as the model has", short="-n", parse=integer,
+        choices=tuple(LAYOUTS),
+    )  # fmt: skip
+    square_size: int = _flag(
+        SQUARE_SIZE, "texels per side of the square that holds two triangles, at least 5; decides "
+        "the size of the texture for any atlas", parse=positive_int,
+    )  # fmt: skip
+    texture_atlas: str = _flag(
+        "squares", "squares: every two triangles fill a square; xatlas: unfold the surface, which "
+        "takes long for large meshes", choices=ATLASES,
+    )  # fmt: skip
+    texture_source: str = _flag(
+        "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
+        "photographs", choices=SOURCES,
+    )  # fmt: skip
     baking: BakingConfig = BakingConfig()
-    postprocess: bool = False
-    postprocess_density_threshold: float = DENSITY_THRESHOLD
-    postprocess_iterations: int = ITERATIONS
-    glb: bool = True
-    white_background: bool = False
-    seed: int = 0
-    overwrite: bool = False
+    postprocess_mesh: bool = _flag(False, "peel border triangles of low density off")
+    postprocess_density_threshold: float = _peel(
+        DENSITY_THRESHOLD, "border triangles of a larger density stay", parse=non_negative_float
+    )
+    postprocess_iterations: int = _peel(
+        ITERATIONS, "rings of border triangles to peel off", parse=non_negative_int
+    )
+    export_glb: bool = _flag(True, "write the textured mesh as one .glb file, too")
+    white_background: bool = white_background()
+    random_seed: int = _alone(
+        0, "seed of the initial points of a scene without points; textures do not depend on it"
+    )
+    overwrite: bool = _alone(False, "replace a mesh that was made with other settings")
 
     @property
     def obj_path(self) -> Path:
         """The mesh; its other files lie beside it under the same name."""
-        folder = self.output_dir or OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
+        folder = self.mesh_output_dir or OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
         model = self.refined_model_path
         name = (model if model.is_dir() else model.resolve().parent).resolve().name
-        return folder / f"{name}{'_postprocessed' if self.postprocess else ''}.obj"
+        return folder / f"{name}{'_postprocessed' if self.postprocess_mesh else ''}.obj"
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the mesh, as its ``.json`` file keeps them."""
         values = {
             **self.capture_identity(),
             "square_size": self.square_size,
-            "atlas": self.atlas,
-            "source": self.source,
+            "atlas": self.texture_atlas,
+            "source": self.texture_source,
             "depth_tolerance": self.baking.depth_tolerance,
             "cosine_power": self.baking.cosine_power,
-            "postprocess": self.postprocess,
+            "postprocess": self.postprocess_mesh,
             "white_background": self.white_background,
         }
-        if self.postprocess:
+        if self.postprocess_mesh:
             values["postprocess_density_threshold"] = self.postprocess_density_threshold
             values["postprocess_iterations"] = self.postprocess_iterations
         return values
@@ -116,7 +132,7 @@ class TextureOptions(CaptureOptions):
     def inputs(self, scene: Scene) -> dict[str, Any]:
         """Digests of what is read; of the photographs only where the colours are theirs."""
         return {
-            **scene_inputs(scene, photographs=self.source == "photos"),
+            **scene_inputs(scene, photographs=self.texture_source == "photos"),
             "refined model": file_digest(refined_file(self.refined_model_path)),
         }
 
@@ -146,8 +162,10 @@ def extract_textured_mesh(
             photographs, a mesh of other settings in the way, a full disk.
     """
     console = console or Console()
-    if options.source not in SOURCES:
-        raise UserError(f"--texture_source {options.source}: choose from {', '.join(SOURCES)}")
+    if options.texture_source not in SOURCES:
+        raise UserError(
+            f"--texture_source {options.texture_source}: choose from {', '.join(SOURCES)}"
+        )
     check_square_size(options.square_size)
     _check_name(options.obj_path)
     if options.compute.device_reason:
@@ -157,14 +175,14 @@ def extract_textured_mesh(
         options,
         console.info,
         white_background=options.white_background,
-        seed=options.seed,
-        require_images=options.source == "photos",
+        seed=options.random_seed,
+        require_images=options.texture_source == "photos",
     )
     identity = Identity(options.identity(), options.inputs(scene), options.sources())
     # Read before the output's folder is touched, unless there is a result that makes it needless.
     cloud = None if options.obj_path.exists() else _read_model(options, model, console)
     with alone_with(options.obj_path, OUTPUT_FLAG):
-        files = mesh_files(options.obj_path, options.glb)
+        files = mesh_files(options.obj_path, options.export_glb)
         if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
             console.info(f"exists already: {options.obj_path}")
             return options.obj_path
@@ -233,11 +251,11 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
         if str(path) in str(error):
             raise
         raise UserError(f"{path}: {error}; check --refined_model_path") from error
-    _check_model(path, cloud, options.per_triangle)
+    _check_model(path, cloud, options.n_gaussians_per_surface_triangle)
     console.info(
         f"{path}: {cloud.faces.shape[0]:,} triangles with {cloud.per_triangle} Gaussians each"
     )
-    if options.postprocess:
+    if options.postprocess_mesh:
         keep = kept_faces(
             cloud.faces,
             face_density(cloud),
@@ -283,9 +301,9 @@ def _texture(
     device = cloud.vertices.device
     reset_peak(device)
     start = time.monotonic()
-    atlas = make_atlas(options.atlas, cloud.vertices, cloud.faces, options.square_size)
+    atlas = make_atlas(options.texture_atlas, cloud.vertices, cloud.faces, options.square_size)
     unwrapped = time.monotonic()
-    if options.source == "photos":
+    if options.texture_source == "photos":
         source = photo_source(images, device)
     else:
         source = render_source(cloud.activate(), options.white_background)
@@ -309,7 +327,7 @@ def _texture(
     def figures() -> dict[str, Any]:
         return {**result, "write_seconds": round(time.monotonic() - finished, 2)}
 
-    with publish(mesh_files(options.obj_path, options.glb), identity, figures) as targets:
+    with publish(mesh_files(options.obj_path, options.export_glb), identity, figures) as targets:
         write_mesh_files(targets, mesh)
     console.info(
         f"texture {atlas.side} x {atlas.side}, {100 * result['seen_face_share']:.1f} % of the "

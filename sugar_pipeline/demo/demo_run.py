@@ -54,11 +54,12 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     plan = full_plan(own)
     config = VanillaConfig(
         iterations=VANILLA_ITERATIONS,
-        rates=LearningRates(position_steps=VANILLA_ITERATIONS),
+        rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
         sh_interval=VANILLA_ITERATIONS // 2,
-        densification=DensificationConfig(start=100, stop=1_000, interval=100),
+        densification=DensificationConfig(
+            densify_from_iter=100, densify_until_iter=1_000, densification_interval=100
+        ),
         optimizer=plan.vanilla.config.optimizer,
-        split=plan.vanilla.config.split,
-        seed=args.random_seed,
+        random_seed=args.random_seed,
     )
     return replace(plan, vanilla=replace(plan.vanilla, config=config))

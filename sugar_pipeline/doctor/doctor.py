@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import argparse
 
-from gaussian_splatting.data.images import SugarSize
 from gaussian_splatting.data.scene import load_scene
 from sugar_pipeline.doctor.findings import Finding, show
 from sugar_pipeline.doctor.machine_checkup import machine_findings
 from sugar_pipeline.doctor.scene_checkup import gaussian_findings, memory_finding, scene_findings
 from sugar_trainers.capture import load_views
 from sugar_trainers.coarse_options import coarse_options
+from sugar_trainers.image_size import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.settings import from_args
 
 
 def run_doctor(args: argparse.Namespace) -> None:
@@ -46,7 +47,7 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     if args.checkpoint_path is None:
         scene = load_scene(
             args.scene_path,
-            size_rule=SugarSize(args.img_resolution, args.img_size_limit, args.resolution_factor),
+            size_rule=from_args(SugarSize, args),
             images_dir=args.images or "images",
             eval_split=args.eval,
             notify=notes.append,

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags that the settings of several stages have: each is worded once, here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sugar_utils.flags import boolean, positive_float, positive_int
+from sugar_utils.settings import flag
+
+
+def random_seed() -> Any:
+    """The field ``random_seed``."""
+    return flag(
+        0, "order of views, samples, splits, random starts; the same seed and flags give the same "
+        "bits", group="run",
+    )  # fmt: skip
+
+
+def white_background() -> Any:
+    """The field ``white_background``."""
+    return flag(
+        False, "composite transparent photographs, and render, on white instead of black",
+        group="background",
+    )  # fmt: skip
+
+
+def checkpoint_interval(group: str) -> Any:
+    """The field ``checkpoint_interval``."""
+    return flag(
+        1_000, "iterations between two checkpoints to resume from", group=group, parse=positive_int
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleFlags:
+    """What every schedule is multiplied with."""
+
+    schedule_scale: float = flag(
+        1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 is "
+        "the paper's", group="run", parse=positive_float,
+        idle="with --demo, which has its own",
+    )  # fmt: skip
+
+
+def optional_boolean(default: bool | None, help: str, **more: Any) -> Any:
+    """A flag that is true where it is given without a value."""
+    return flag(default, help, group="memory", parse=boolean, nargs="?", const=True, **more)

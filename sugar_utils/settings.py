@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings declared once: a dataclass field is a flag, its documentation and its value.
+
+``sdf_samples: int = flag(1_000_000, "points drawn per iteration", group="coarse stage")`` is
+``--sdf_samples`` on the command line, ``settings.sdf_samples`` in the code, and a row of the tables
+in DOCS/TRAINING.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
+a parser; :func:`from_args` makes the dataclass of what was parsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass
+from typing import Any, TypeVar
+
+from sugar_utils.errors import UserError
+from sugar_utils.flags import IntList, boolean, integer
+
+_KEY = "flag"
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What a field says about its flag; see :func:`flag`."""
+
+    name: str
+    default: Any
+    help: str
+    group: str
+    short: str | None
+    parse: Callable[[str], Any] | None
+    idle: str
+    missing: str
+    options: dict[str, Any]
+
+    @property
+    def spellings(self) -> list[str]:
+        """The flag as it is typed, the short form first."""
+        return [*([self.short] if self.short else []), f"--{self.name}"]
+
+    def arguments(self) -> dict[str, Any]:
+        """Keywords of ``add_argument``."""
+        words: dict[str, Any] = {"dest": self.name, "default": self.default, "help": self.help}
+        if isinstance(self.default, tuple) and self.parse is None:
+            words |= {"action": IntList, "default": list(self.default)}
+        elif self.options.get("action") != "store_true":
+            words["type"] = self.parse or _PARSERS.get(type(self.default), str)
+        return words | self.options
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {bool: boolean, int: integer, float: float}
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    short: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    unset: bool = False,
+    idle: str = "",
+    missing: str = "",
+    **options: Any,
+) -> Any:
+    """A dataclass field that is a flag named like the field.
+
+    Args:
+        default: Value of the field where the flag is not given; ``MISSING`` where it must be. A
+            tuple is a list of whole numbers.
+        help: What it means, for ``--help`` and for the documents.
+        group: Heading above it in both.
+        short: One-letter form.
+        parse: Checks and converts the text; unset: by the type of the default.
+        unset: The parser says None where the flag is not given, and the field keeps its default.
+        idle: When the flag has no effect.
+        missing: Advice where it must be given and is not.
+        options: Further keywords of ``add_argument``.
+    """
+    shown = None if unset or default is MISSING else default
+    declared = Flag("", shown, help, group, short, parse, idle, missing, options)
+    return dataclasses.field(default=default, metadata={_KEY: declared})
+
+
+def without_flags(cls: type) -> Any:
+    """A field of a dataclass whose fields are flags elsewhere and not here."""
+    return dataclasses.field(default_factory=cls, metadata={_KEY: None})
+
+
+def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
+    """Flags of a dataclass and of the dataclasses in it, in the order of their fields.
+
+    Args:
+        cls: A dataclass.
+        groups: Headings whose flags are wanted; all if none is named.
+    """
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        declared = field.metadata.get(_KEY)
+        if declared is None:
+            if _KEY not in field.metadata and dataclasses.is_dataclass(hints[field.name]):
+                yield from flags_of(hints[field.name], *groups)
+        elif not groups or declared.group in groups:
+            yield dataclasses.replace(declared, name=field.name)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, cls: type, *groups: str, **changes: dict[str, Any]
+) -> None:
+    """Put flags into a parser; those that it has already stay as they are.
+
+    Args:
+        parser: Gets the flags, below the headings of their groups.
+        cls: Dataclass whose fields are flags.
+        groups: Headings whose flags are wanted; all if none is named.
+        changes: What a script declares otherwise, by name of the flag: fields of :class:`Flag`.
+    """
+    present = {action.dest for action in parser._actions}
+    headings = {group.title: group for group in parser._action_groups}
+    for declared in flags_of(cls, *groups):
+        if declared.name in present:
+            continue
+        declared = dataclasses.replace(declared, **changes.get(declared.name, {}))
+        present.add(declared.name)
+        title = declared.group
+        if title not in headings:
+            headings[title] = parser.add_argument_group(title)
+        spellings = declared.options.get("spellings", declared.spellings)
+        words = {k: v for k, v in declared.arguments().items() if k != "spellings"}
+        action = headings[title].add_argument(*spellings, **words)
+        action.idle = declared.idle  # type: ignore[attr-defined]
+
+
+def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Settings:
+    """The settings that were parsed.
+
+    Args:
+        cls: Dataclass whose fields are flags, or dataclasses of such; other fields keep their
+            defaults.
+        args: What was parsed; a flag that the script does not have leaves its field alone.
+        given: Fields that follow from something else.
+
+    Raises:
+        UserError: A flag that must be given is not.
+    """
+    hints = typing.get_type_hints(cls)
+    values = dict(given)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        declared = field.metadata.get(_KEY)
+        if field.name in values:
+            continue
+        if declared is None:
+            nested = hints[field.name]
+            declares = _KEY not in field.metadata and dataclasses.is_dataclass(nested)
+            if declares and next(flags_of(nested), None) is not None:
+                values[field.name] = from_args(nested, args)
+            continue
+        value = getattr(args, field.name, None)
+        if value is not None:
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+        elif field.default is MISSING:
+            require_given(args, cls, field.name)
+        elif hasattr(args, field.name) and declared.default is None and field.default is None:
+            values[field.name] = None
+    return cls(**values)
+
+
+def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
+    """Check that flags were given.
+
+    Args:
+        args: What was parsed.
+        cls: Dataclass that declares them.
+        names: The flags.
+
+    Raises:
+        UserError: One was not.
+    """
+    declared = {one.name: one for one in flags_of(cls)}
+    for name in names:
+        if getattr(args, name, None) is None:
+            spelled = "/".join(declared[name].spellings)
+            advice = declared[name].missing or "--help lists all flags"
+            raise UserError(f"{spelled} is missing; {advice}")
+
+
+def flag_table(parser: argparse.ArgumentParser, title: str) -> list[str]:
+    """The flags below one heading as lines of a Markdown table."""
+    (group,) = [group for group in parser._action_groups if group.title == title]
+    lines = ["| flag | default | meaning | without effect |", "|---|---|---|---|"]
+    for action in group._group_actions:
+        names = ", ".join(f"`{name}`" for name in action.option_strings)
+        idle = _quoted(getattr(action, "idle", ""))
+        lines.append(f"| {names} | {default_text(action)} | {_quoted(action.help)} | {idle} |")
+    return lines
+
+
+def default_text(action: argparse.Action) -> str:
+    """The default of a flag as the tables spell it."""
+    if action.required:
+        return "required"
+    if action.nargs == 0:
+        return "off"
+    if action.default is None:
+        return "unset"
+    if isinstance(action.default, list):
+        return " ".join(map(str, action.default)) or "none"
+    return str(action.default)
+
+
+def _quoted(text: str) -> str:
+    """A help text as Markdown: names of flags are code."""
+    text = text.replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"(?<![\w`/-])(--?[a-z]\w*)", r"`\1`", text)
