@@ -192,7 +192,7 @@ def test_a_vanishing_second_moment_never_makes_a_step_infinite():
     assert not moments["exp_avg"].any()
 
 
-@pytest.mark.parametrize("config", [c for c in STORED if not c.sparse], ids=name_of)
+@pytest.mark.parametrize("config", [c for c in STORED if not c.sparse_adam], ids=name_of)
 def test_least_squares_are_solved_as_well_as_in_float32(config):
     """Noisy gradients of a quadratic; the mean error left is that of float32."""
 
@@ -291,7 +291,7 @@ def test_moments_of_another_shape_are_refused():
         make(OptimizerConfig("bf16")).load_state_dict(saved)
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS if c.sparse], ids=name_of)
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.sparse_adam], ids=name_of)
 def test_rows_that_were_not_seen_stay_as_they_are(config):
     adam, seen = make(config), torch.tensor([0, 1, 1, 0, 0, 0, 1, 0], dtype=bool)
     step(adam, 1)

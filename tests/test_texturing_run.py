@@ -14,16 +14,14 @@ import torch
 import extract_refined_mesh_with_texture as script
 from gaussian_splatting.engine.checkpoint import save_payload
 from sugar_extractors.texture import textured_mesh_io
-from sugar_extractors.texture.texture_options import (
-    add_texture_flags,
-    texture_options,
-    texture_parser,
-)
+from sugar_extractors.texture.texture_options import texture_options, texture_parser
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_extractors.texture.texturing import TextureOptions
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.trainable_bound import FACES, STATE_NAMES, THICKNESS
 from sugar_utils.flags import Parser
+from sugar_utils.settings import add_flags
 from tests.test_refine_run import icosahedron
 from tests.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
 
@@ -259,5 +257,5 @@ def test_flags_have_the_defaults_of_the_original(inputs):
     assert options.obj_path.parts[:3] == ("output", "refined_mesh", "scene")
     assert options.compute.device_reason.startswith("computing on ")
     parser = Parser()
-    add_texture_flags(parser)
+    add_flags(parser, TextureOptions, "texture")
     assert parser.parse_args([]).square_size == 8
