@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of
-from sugar_utils.spherical_harmonics import rgb_to_sh
 
 MIN_CROSS = 1e-6
 """Length below which a cross product is not normalised further. World units squared"""

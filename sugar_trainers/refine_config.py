@@ -102,4 +102,6 @@ class RefineConfig:
         values = asdict(self)
         values.pop("optimizer")
         values.pop("split")
+        corners = values.pop("bboxmin"), values.pop("bboxmax")
+        values["bbox"] = None if self.bboxmin is None else corners
         return {**values, **self.optimizer.identity()}

@@ -181,13 +181,18 @@ class IntList(argparse.Action):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Help that names each default, where there is one to name."""
+    """Help that names each default, where there is one to name, and when a flag does nothing."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, idle = action.help, getattr(action, "idle", "")
         unnamed = (None, False, argparse.SUPPRESS)
-        if action.help is None or action.default in unnamed or action.default == []:
-            return action.help
-        return f"{action.help} (default: %(default)s)"
+        if text is None:
+            return None
+        if idle:
+            text = f"{text}; without effect: {idle}"
+        if action.default in unnamed or action.default == []:
+            return text
+        return f"{text} (default: %(default)s)"
 
 
 class Parser(argparse.ArgumentParser):

@@ -49,7 +49,7 @@ class Flag:
         if isinstance(self.default, tuple) and self.parse is None:
             words |= {"action": IntList, "default": list(self.default)}
         elif self.options.get("action") != "store_true":
-            words["type"] = self.parse or _PARSERS.get(type(self.default), str)
+            words["type"] = self.parse
         return words | self.options
 
 
@@ -83,6 +83,8 @@ def flag(
         options: Further keywords of ``add_argument``.
     """
     shown = None if unset or default is MISSING else default
+    if parse is None and not isinstance(default, tuple):
+        parse = _PARSERS.get(type(default), str)
     declared = Flag("", shown, help, group, short, parse, idle, missing, options)
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -189,14 +191,23 @@ def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
             raise UserError(f"{spelled} is missing; {advice}")
 
 
-def flag_table(parser: argparse.ArgumentParser, title: str) -> list[str]:
-    """The flags below one heading as lines of a Markdown table."""
-    (group,) = [group for group in parser._action_groups if group.title == title]
+def flag_table(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
+    """The flags below some headings as lines of a Markdown table.
+
+    Raises:
+        ValueError: The parser has no such heading.
+    """
+    groups = {group.title: group for group in parser._action_groups}
     lines = ["| flag | default | meaning | without effect |", "|---|---|---|---|"]
-    for action in group._group_actions:
-        names = ", ".join(f"`{name}`" for name in action.option_strings)
-        idle = _quoted(getattr(action, "idle", ""))
-        lines.append(f"| {names} | {default_text(action)} | {_quoted(action.help)} | {idle} |")
+    for title in titles:
+        if title not in groups:
+            raise ValueError(f"no heading {title!r}; there are {', '.join(map(str, groups))}")
+        for action in groups[title]._group_actions:
+            names = ", ".join(f"`{name}`" for name in action.option_strings)
+            meaning, idle = _quoted(action.help or ""), _quoted(getattr(action, "idle", ""))
+            if action.choices is not None:
+                meaning += f" ({', '.join(f'`{choice}`' for choice in action.choices)})"
+            lines.append(f"| {names} | {default_text(action)} | {meaning} | {idle} |")
     return lines
 
 

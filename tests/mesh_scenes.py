@@ -18,9 +18,9 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.engine.checkpoint import save_payload
 from gaussian_splatting.engine.trainable import STATE_NAMES
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.quaternions import quaternions_of
-from sugar_utils.spherical_harmonics import SH_C0
 from tests.random_scenes import look_at
 
 ITERATION = 30

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +61,22 @@ BESIDE = {
     "high_poly": ["-v", "5000", "-g", "3"],
 }
 """Flags that another one acts with only, in both plans that are compared."""
+
+OWN_MEANING = {
+    # Of the folder above all results each stage has its own below.
+    *((stage, "output_dir") for stage in ("coarse", "refine")),
+    # The checkpoint that the vanilla stage makes, of so many iterations.
+    *((stage, name) for stage in STAGES.values() for name in ("checkpoint_path", "scene_path")),
+    # No photographs are measured while vanilla trains, and None means its own folder.
+    ("vanilla", "test_iterations"), ("vanilla", "images"),
+    # Only the stage that made a checkpoint continues it.
+    ("vanilla", "resume"), ("refine", "resume"),
+    # Gaussians that grow in number cannot be held to a budget.
+    ("vanilla", "vram_budget"),
+}  # fmt: skip
+"""Fields of the same name as a flag whose value follows from it and is not it."""
+
+IN_PAPER_ITERATIONS = {"checkpoint_interval": ("vanilla",), "schedule_scale": ("refine",)}
 
 SCRIPTS = {
     "train.py": (train_parser, train_plan, ["-s", "scene", "-c", "vanilla", "-r", "density"]),
@@ -125,6 +143,34 @@ def test_a_flag_changes_the_settings_of_the_stages_it_is_for(script, action):
     }
     present = {initial for initial, stage in STAGES.items() if getattr(before, stage) is not None}
     assert changed == set(declared(action.dest)) & present
+
+
+def fields_named(settings: object, name: str) -> Iterator[object]:
+    """Values of the fields of this name in settings and in the settings within them."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name == name:
+            yield value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from fields_named(value, name)
+
+
+@pytest.mark.parametrize(("script", "action"), CASES)
+def test_a_stage_that_has_the_field_of_a_flag_holds_its_value(script, action):
+    flag = next(flag for flag in action.option_strings if flag.startswith("--"))
+    make_parser, make_plan, inputs = SCRIPTS[script]
+    words = [*inputs, *BESIDE.get(action.dest, []), flag, other_value(action)]
+    args = make_parser(None).parse_args(words)
+    plan, value = make_plan(args), getattr(args, action.dest)
+    for stage in STAGES.values():
+        settings = getattr(plan, stage)
+        if settings is None or (stage, action.dest) in OWN_MEANING:
+            continue
+        held = list(fields_named(settings, action.dest))
+        if action.dest in IN_PAPER_ITERATIONS and stage in IN_PAPER_ITERATIONS[action.dest]:
+            continue
+        expected = tuple(value) if isinstance(value, list) else value
+        assert all(one == expected for one in held), f"{stage}: {held}"
 
 
 def test_every_flag_is_declared_once():

@@ -86,7 +86,7 @@ def test_vertex_rates_match_the_recorded_ones(vertices):
 
 
 def test_a_box_sets_the_vertex_rate():
-    config = RefineConfig(n_vertices_in_fg=10_000, bbox=((-1, -1, -1), (1, 1, 1)))
+    config = RefineConfig(n_vertices_in_fg=10_000, bboxmin=(-1, -1, -1), bboxmax=(1, 1, 1))
     assert config.vertex_rate_scale(50.0) == pytest.approx(10 * 3**0.5 / 100)
 
 

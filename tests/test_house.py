@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import shlex
@@ -13,14 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
-from sugar_extractors.mesh.mesh_options import mesh_parser
-from sugar_extractors.texture.texture_options import texture_parser
 from sugar_pipeline.doctor.machine_checkup import TESTED_TORCH
-from sugar_pipeline.metrics_options import metrics_parser
-from sugar_pipeline.pipeline_flags import STAGES, full_parser, train_parser
-from sugar_trainers.coarse_options import coarse_parser
-from sugar_trainers.refine_options import refine_parser
+from sugar_pipeline.flag_tables import PARSERS, with_tables
+from sugar_utils.settings import flag_table
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
@@ -56,43 +50,9 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 100
 DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
 
-INPUT = ("Input", "Checkpoint", "Background", "Device")
-PIPELINE = (
-    *("Input", "Background", "Device", "Backends", "Coarse stage", "Memory", "Run"),
-    *("Pipeline", "Presets"),
-    *("Mesh stage", "Surface", "Refinement stage", "Texture"),
-)
-COARSE = (*INPUT, "Backends", "Coarse stage", "Memory", "Run", "Single coarse stage")
-PARSERS = {
-    "train.py": (lambda: train_parser(None), (*PIPELINE, "Checkpoint", "Only train.py")),
-    "train_full_pipeline.py": (
-        lambda: full_parser(None),
-        (*PIPELINE, "Only train_full_pipeline.py"),
-    ),
-    "train_coarse_density.py": (lambda: coarse_parser(None), COARSE),
-    "train_coarse_sdf.py": (lambda: coarse_parser(None), COARSE),
-    "train_refined.py": (
-        lambda: refine_parser(None),
-        (*INPUT, "Backends", "Memory", "Run", "Only train_refined.py"),
-    ),
-    "extract_mesh.py": (
-        lambda: mesh_parser(None),
-        ("Input", "Checkpoint", "Device", "Surface", "Only extract_mesh.py"),
-    ),
-    "extract_refined_mesh_with_texture.py": (
-        lambda: texture_parser(None),
-        (
-            *("Input", "Checkpoint", "Background", "Texture"),
-            "Only extract_refined_mesh_with_texture.py",
-        ),
-    ),
-    "metrics.py": (lambda: metrics_parser(None), ("Metrics", "Presets", "Device")),
-    "gaussian_splatting/train.py": (
-        lambda: vanilla_parser(None),
-        ("Device", "Backends", "Memory", "Run", "Vanilla trainer"),
-    ),
-}
-"""Parser of each entry point, and the sections of DOCS/TRAINING.md that list its flags."""
+TRAINING = ROOT / "DOCS" / "TRAINING.md"
+SHARED_NAMES = {"__init__.py", "train.py", "metrics.py"}
+"""Entry points are named by the original."""
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
 
@@ -156,33 +116,6 @@ def command_after(marker: str) -> str:
     block = text.split(marker, 1)[1].split("```", 2)[1]
     (command,) = block.splitlines()[1:]
     return command
-
-
-def flag_tables() -> dict[str, dict[tuple[str, ...], str]]:
-    """Section of DOCS/TRAINING.md to spellings of a flag to its default."""
-    tables: dict[str, dict[tuple[str, ...], str]] = {}
-    section, in_table = "", False
-    for line in (ROOT / "DOCS" / "TRAINING.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            section = line.lstrip("# ")
-        in_table = line.startswith("|") and (in_table or line.startswith("| flag | default |"))
-        if in_table and line.startswith("| `-"):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            tables.setdefault(section, {})[tuple(re.findall(r"`(-[^`]*)`", cells[0]))] = cells[1]
-    return tables
-
-
-def default_text(action: argparse.Action) -> str:
-    """The default as the tables spell it."""
-    if action.required:
-        return "required"
-    if action.nargs == 0:
-        return "off"
-    if action.default is None:
-        return "unset"
-    if isinstance(action.default, list):
-        return " ".join(map(str, action.default)) or "none"
-    return str(action.default)
 
 
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
@@ -308,17 +241,18 @@ def test_ci_runs_the_readme_test_command():
     assert 'eval "$test_command"' in script
 
 
+def test_the_tables_of_flags_are_current():
+    text = TRAINING.read_text(encoding="utf-8")
+    assert with_tables(text) == text, "run python -m sugar_pipeline.flag_tables"
+
+
 @pytest.mark.parametrize("entry", PARSERS)
-def test_every_flag_is_documented_with_its_default(entry):
-    make_parser, sections = PARSERS[entry]
-    tables = flag_tables()
-    documented = {flag: text for section in sections for flag, text in tables[section].items()}
-    actual = {
-        tuple(action.option_strings): default_text(action)
-        for action in make_parser()._actions
-        if action.dest != "help"
-    }
-    assert documented == actual
+def test_every_flag_of_an_entry_point_is_in_a_table(entry):
+    parser, lines = PARSERS[entry](None), set(TRAINING.read_text(encoding="utf-8").splitlines())
+    headings = [group.title for group in parser._action_groups if group.title != "options"]
+    for heading in headings:
+        missing = [row for row in flag_table(parser, heading) if row not in lines]
+        assert not missing, f"{heading}: {missing}"
 
 
 def test_the_documents_name_all_floors_in_order():
@@ -327,22 +261,19 @@ def test_the_documents_name_all_floors_in_order():
     assert f"{floors} < entry points" in " ".join(text.split())
 
 
-def test_flags_with_choices_are_documented_with_all_of_them():
-    lines = (ROOT / "DOCS" / "TRAINING.md").read_text(encoding="utf-8").splitlines()
-    (row,) = [line for line in lines if line.startswith("| `--stop_after`")]
-    assert all(f"`{stage}`" in row for stage in STAGES)
-
-
-def test_no_section_lists_flags_of_nobody():
-    known = {section for _, sections in PARSERS.values() for section in sections}
-    assert set(flag_tables()) == known
+def test_no_two_files_share_a_name():
+    seen: dict[str, str] = {}
+    for path in production_files():
+        if path.name not in SHARED_NAMES:
+            assert path.name not in seen, f"{name_of(path)} and {seen[path.name]}"
+            seen[path.name] = name_of(path)
 
 
 def test_commands_in_the_documents_have_flags_that_exist():
     commands = list(documented_commands())
     assert len(commands) > 5
     for document, (entry, *words) in commands:
-        _, unknown = PARSERS[entry][0]().parse_known_args(words)
+        _, unknown = PARSERS[entry](None).parse_known_args(words)
         assert not unknown, f"{document}: {entry} {' '.join(words)}"
 
 

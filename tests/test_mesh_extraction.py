@@ -237,7 +237,9 @@ def test_failures_say_what_to_do(tmp_path, options):
     far = {"bboxmin": (50.0, 50.0, 50.0), "bboxmax": (60.0, 60.0, 60.0)}
     fails("holds 0 of .* surface points; they lie in", **far)
     fails("holds 0 of", bboxmin=(-0.2, -0.2, -0.2), bboxmax=(0.2, 0.2, 0.2))
-    fails("no surface in the box", extractor="tsdf", tsdf=TsdfConfig(tsdf_voxel_size=0.1), **far)
+    fails(
+        "no surface in the box", mesh_extractor="tsdf", tsdf=TsdfConfig(tsdf_voxel_size=0.1), **far
+    )
     fails("without --bboxmax", bboxmin=(0.0, 0.0, 0.0))
     fails("is not below", bboxmin=(0.0, 0.0, 0.0), bboxmax=(1.0, 0.0, 1.0))
     fails("must lie between 0 and 1", surface_levels=(1.0,))
@@ -351,7 +353,7 @@ def test_the_ablations_are_named_as_in_the_original(options):
 @pytest.mark.parametrize("extractor", ["centers", "marching_cubes"])
 def test_the_ablations_find_the_sphere(options, extractor):
     # An eighth of the ball.
-    box = {"bboxmin": (0.0,) * 3, "bboxmax": (1.5,) * 3, "background": False}
+    box = {"bboxmin": (0.0,) * 3, "bboxmax": (1.5,) * 3, "background_mesh": False}
     (path,) = extract_coarse_mesh(
         replace(options, mesh_extractor=extractor, grid_resolution=56, min_opacity=0.2, **box)
     )

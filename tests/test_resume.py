@@ -313,7 +313,7 @@ def test_explicit_checkpoint_continues_under_other_settings_with_a_notice(
     source = straight / kind.folder / f"{kind.saved[0]}.pt"
     assert kind.run(tmp_path, "--resume", source, "--random_seed", 5) == 0
     out = capsys.readouterr().out
-    assert "continuing with another setting than the checkpoint's: seed: 0 → 5" in out
+    assert "continuing with another setting than the checkpoint's: random_seed: 0 → 5" in out
     assert f"continuing after iteration {kind.saved[0]} of {source}" in out
     assert (tmp_path / kind.folder / f"{kind.last}.pt").is_file()
 
@@ -359,13 +359,13 @@ def test_density_and_dn_consistency_do_not_replace_each_other(scene, checkpoint,
     before = snapshot(tmp_path)
     code = second.run(tmp_path)
     assert_refused(
-        code, capsys.readouterr().err, "regularization: density → dn_consistency",
+        code, capsys.readouterr().err, "regularization_type: density → dn_consistency",
         "--output_dir", "--overwrite True",
     )  # fmt: skip
     assert snapshot(tmp_path) == before
     assert second.run(tmp_path, "--overwrite", True) == 0
     record = json.loads((tmp_path / second.folder / "run.json").read_text(encoding="utf-8"))
-    assert record["settings"]["regularization"] == "dn_consistency"
+    assert record["settings"]["regularization_type"] == "dn_consistency"
     assert record["status"] == "finished"
     assert "regularization              density" not in (
         tmp_path / second.folder / "log.txt"

@@ -31,8 +31,8 @@ from gaussian_splatting.data.reference_layout import (
     write_input_ply,
 )
 from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_utils.frame import run_main
-from sugar_utils.spherical_harmonics import SH_C0
 from tests.random_scenes import look_at
 
 REPOSITORY = Path(__file__).resolve().parent.parent

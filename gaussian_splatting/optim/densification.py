@@ -38,7 +38,7 @@ class DensificationConfig:
     are removed as well.
 
     Attributes:
-        min_opacity: Fainter Gaussians are removed.
+        prune_opacity: Fainter Gaussians are removed.
     """
 
     densify_from_iter: int = _iterations(500, "densify after this iteration")
@@ -54,7 +54,7 @@ class DensificationConfig:
         0.01, "share of the extent above which Gaussians are split instead of cloned",
         parse=positive_float,
     )  # fmt: skip
-    min_opacity: float = 0.005
+    prune_opacity: float = 0.005
     opacity_reset_interval: int = _iterations(
         3_000, "iterations between two resets of all opacities"
     )
@@ -146,7 +146,7 @@ def densify_and_prune(
     optimizer.append_rows({name: torch.cat([p[clone], children[name]]) for name, p in rows.items()})
     keep = torch.cat([~split, split.new_ones(n_children)])
     parameters = {name: p.detach() for name, p in optimizer.parameters.items()}
-    keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.min_opacity)
+    keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
     if remove_large:
         keep &= parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
     optimizer.keep_rows(keep)

@@ -16,6 +16,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.render import RenderOutput, complete_normals
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.rasterization.view import (
     ALPHA_MAX,
     ALPHA_MIN,
@@ -26,7 +27,6 @@ from gaussian_splatting.rasterization.view import (
     linearisation_limits,
     n_tiles,
 )
-from sugar_utils.spherical_harmonics import SH_C0
 
 SH_C1 = 0.4886025119029199
 SH_C2 = (1.0925484305920792, -1.0925484305920792, 0.31539156525252005,

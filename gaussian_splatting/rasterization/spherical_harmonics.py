@@ -5,8 +5,10 @@ Signs and constants are those that 3DGS files use: colour = max(0, sum_k Y_k(dir
 """
 
 import warp as wp
+from torch import Tensor
 
-from sugar_utils.spherical_harmonics import SH_C0
+SH_C0 = 0.28209479177387814
+"""The constant basis function, 1 / (2 sqrt(pi))."""
 
 vec16 = wp.types.vector(length=16, dtype=wp.float32)
 
@@ -20,6 +22,11 @@ C3_1 = wp.constant(2.890611442640554)
 C3_2 = wp.constant(0.4570457994644658)
 C3_3 = wp.constant(0.3731763325901154)
 C3_5 = wp.constant(1.445305721320277)
+
+
+def rgb_to_sh(colors: Tensor) -> Tensor:
+    """Band-0 coefficients of colours in [0, 1]: colour = 0.5 + C0 * coefficient; any shape."""
+    return (colors - 0.5) / SH_C0
 
 
 @wp.func

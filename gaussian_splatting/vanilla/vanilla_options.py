@@ -58,6 +58,7 @@ def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
         "help": "multiply the milestones of learning rates, densification and opacity reset, for "
         "quick runs; --iterations and lists of iterations are taken as they are",
         "idle": "",
+        "group": "vanilla trainer",
     }
     free = {"idle": ""}
     add_flags(parser, VanillaOptions, white_background=switch, init_ply=free, max_gaussians=free)

@@ -34,13 +34,13 @@ from gaussian_splatting.optim.densification import (
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int, unit_float
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
 from sugar_utils.random import draw_labels, generator
 from sugar_utils.settings import flag
-from sugar_utils.spherical_harmonics import rgb_to_sh
 
 INITIAL_OPACITY = 0.1
 SH_DEGREE = 3

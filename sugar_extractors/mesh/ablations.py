@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_extractors.mesh.level_sets import LevelSetModel
 from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples
 from sugar_scene.fields.reference_fields import density_at
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.neighbors import nearest_neighbors_of
-from sugar_utils.spherical_harmonics import SH_C0
 
 NORMAL_NEIGHBORS = 32
 RESOLUTION = 512

@@ -191,7 +191,7 @@ class MeshOptions(CaptureOptions):
             "scene_path",
             "checkpoint_path",
             "coarse_model_path",
-            "output_dir",
+            "mesh_output_dir",
             "compute",
             "overwrite",
             "surface_levels",

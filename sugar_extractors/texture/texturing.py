@@ -19,6 +19,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.rendering import render_view
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish
@@ -48,7 +49,6 @@ from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.settings import flag
-from sugar_utils.spherical_harmonics import SH_C0
 from sugar_utils.text import printable
 
 SOURCES = ("renders", "photos")

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dataclass field is a flag, a value and a row of a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from gaussian_splatting.engine.identity import settings_differences
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.texture.texturing import TextureOptions
+from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.refine_config import RefineConfig
+from sugar_utils.errors import UserError
+from sugar_utils.flags import HelpFormatter, Parser, positive_int
+from sugar_utils.settings import (
+    add_flags,
+    flag,
+    flag_table,
+    flags_of,
+    from_args,
+    without_flags,
+)
+
+FORMER = Path(__file__).parent / "data" / "former_settings.json"
+
+
+@dataclass(frozen=True)
+class Inner:
+    steps: int = flag(4, "how often", group="inner", short="-k", parse=positive_int)
+    times: tuple[int, ...] = flag((1, 2), "when", group="inner")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    scene: Path = flag(MISSING, "what", group="outer", short="-s", parse=Path, missing="give one")
+    views: int = flag(1, "of a step; unset: all", group="outer", unset=True)
+    box: str | None = flag(None, "its size, < 5", group="outer", idle="with --scene x")
+    inner: Inner = field(default_factory=Inner)
+    other: Inner = without_flags(Inner)
+    plain: int = 7
+
+
+def parsed(*words: str):
+    parser = Parser(formatter_class=HelpFormatter)
+    add_flags(parser, Outer)
+    return parser.parse_args(list(words))
+
+
+def test_fields_become_flags_and_flags_become_fields():
+    made = from_args(Outer, parsed("-s", "x", "-k", "9", "--times", "3", "4", "--box", "b"))
+    assert made == Outer(scene=Path("x"), box="b", inner=Inner(9, (3, 4)), other=Inner())
+
+
+def test_what_is_not_given_keeps_its_default():
+    assert from_args(Outer, parsed("-s", "x")) == Outer(scene=Path("x"))
+    assert from_args(Outer, parsed("-s", "x", "--views", "3")).views == 3
+
+
+def test_what_must_be_given_is_asked_for_by_its_names():
+    with pytest.raises(UserError, match="-s/--scene is missing; give one"):
+        from_args(Outer, parsed())
+
+
+def test_fields_that_follow_from_something_else_are_not_read():
+    made = from_args(Outer, parsed("-k", "9"), scene=Path("y"), inner=Inner(2), plain=3)
+    assert (made.scene, made.inner, made.plain) == (Path("y"), Inner(2), 3)
+
+
+def test_a_check_of_a_field_is_a_check_of_its_flag(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--steps", "0")
+    assert "--steps" in capsys.readouterr().err
+
+
+def test_headings_choose_and_a_flag_that_is_there_is_not_added_again():
+    parser = Parser()
+    add_flags(parser, Outer, "inner", steps={"default": 5})
+    add_flags(parser, Inner)
+    args = parser.parse_args([])
+    assert vars(args) == {"steps": 5, "times": [1, 2]}
+    assert [one.name for one in flags_of(Outer, "outer")] == ["scene", "views", "box"]
+
+
+def test_a_table_has_what_a_field_says():
+    parser = Parser()
+    add_flags(parser, Outer)
+    *_, box = flag_table(parser, "outer")
+    assert box == "| `--box` | unset | its size, &lt; 5 | with `--scene` x |"
+    with pytest.raises(ValueError, match="no heading 'x'"):
+        flag_table(parser, "x")
+
+
+def test_help_says_when_a_flag_does_nothing():
+    parser = Parser(formatter_class=HelpFormatter)
+    add_flags(parser, Outer)
+    text = " ".join(parser.format_help().split())
+    assert "its size, < 5; without effect: with --scene x" in text
+    assert "how often (default: 4)" in text
+
+
+def test_a_field_that_is_added_to_the_settings_is_a_flag_that_reaches_them():
+    """The recipe "Add a flag" of DOCS/ARCHITECTURE.md: one line in the settings."""
+
+    @dataclass(frozen=True)
+    class WithAFlag(CoarseConfig):
+        blur: float = flag(0.5, "width of a blur", group="coarse stage")
+
+    parser = Parser()
+    add_flags(parser, WithAFlag, "coarse stage")
+    assert from_args(WithAFlag, parser.parse_args(["--blur", "2"])).blur == 2.0
+    assert "| `--blur` | 0.5 | width of a blur |  |" in flag_table(parser, "coarse stage")
+
+
+@pytest.mark.parametrize("stage", json.loads(FORMER.read_text(encoding="utf-8")))
+def test_runs_of_earlier_versions_have_the_same_identity(stage):
+    """Settings as they were recorded before fields were named like their flags."""
+    capture = {"scene_path": Path("s"), "checkpoint_path": Path("c")}
+    mesh = MeshOptions(**capture, coarse_model_path=Path("x"))
+    now = {
+        "vanilla": VanillaConfig().identity(),
+        "coarse": CoarseConfig().identity(),
+        "refine": RefineConfig().identity(),
+        "mesh": mesh.identity(0.3, 100),
+        "tsdf": replace(mesh, mesh_extractor="tsdf").identity(0.3, 100),
+        "texture": TextureOptions(**capture, refined_model_path=Path("r")).identity(),
+    }[stage]
+    then = json.loads(FORMER.read_text(encoding="utf-8"))[stage]
+    assert settings_differences(then, now) == []
+    first = next(name for name, value in then.items() if isinstance(value, float))
+    assert settings_differences({**then, first: 77.0}, now)
+
+
+def test_every_flag_of_the_program_has_a_help_text_and_a_heading():
+    for settings in (CoarseConfig, RefineConfig, VanillaConfig, MeshOptions, TextureOptions):
+        for one in flags_of(settings):
+            assert one.help, one.name
+            assert one.group, one.name
