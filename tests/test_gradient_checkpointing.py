@@ -7,7 +7,8 @@ import weakref
 import pytest
 import torch
 
-from gaussian_splatting.engine.strips import ImageSplit, ViewPass, color_term
+from gaussian_splatting.engine.strips import ImageSplit, ViewPass
+from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from gaussian_splatting.vanilla import VanillaConfig, VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -134,6 +135,6 @@ def test_each_strip_is_blended_twice(camera, target, monkeypatch):
     for again in (False, True):
         rows.clear()
         view = ViewPass(lambda: project(leaves, camera), None, ImageSplit(3, again))
-        view.backpropagate([color_term(target)])
+        view.backpropagate([COLOR.bind(camera, target)])
         assert len(rows) == (6 if again else 3)
         assert len(set(rows)) == 3
