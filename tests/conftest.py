@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene
+from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

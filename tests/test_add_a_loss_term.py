@@ -16,7 +16,7 @@ from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_terms import coarse_terms
 from sugar_trainers.losses import opacity_entropy
-from tests.tiny_scene import disturbed_cloud, events, run_cli, tiny_cameras, tiny_cloud
+from tests.support.tiny_scene import disturbed_cloud, events, run_cli, tiny_cameras, tiny_cloud
 
 WEIGHT = 0.25
 START = 14

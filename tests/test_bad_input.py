@@ -14,7 +14,7 @@ import train
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.reference_layout import point_cloud_path
-from tests.tiny_scene import (
+from tests.support.tiny_scene import (
     TinyScene,
     finish,
     make_tiny_checkpoint,
@@ -86,7 +86,7 @@ def damage_an_image(scene: Path, checkpoint: Path) -> None:
 
 
 def remove_points(scene: Path, checkpoint: Path) -> None:
-    from tests.tiny_scene import tiny_cameras
+    from tests.support.tiny_scene import tiny_cameras
 
     write_model(scene / "sparse" / "0", tiny_cameras(), np.zeros((0, 3)), np.zeros((0, 3)))
 

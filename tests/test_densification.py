@@ -16,7 +16,7 @@ from gaussian_splatting.densification import (
 )
 from gaussian_splatting.optimizer import GroupedAdam
 from gaussian_splatting.schedule import LearningRates
-from tests.random_scenes import look_at
+from tests.support.random_scenes import look_at
 
 EXTENT = 10.0
 SMALL, LARGE, HUGE = 0.05, 0.5, 2.0

@@ -17,9 +17,9 @@ from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.sampling_block import SurfaceSampler
-from tests.mesh_scenes import icosahedron
-from tests.random_scenes import look_at, random_gaussians
-from tests.tiny_scene import disturbed_cloud, tiny_cloud
+from tests.support.mesh_scenes import icosahedron
+from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.tiny_scene import disturbed_cloud, tiny_cloud
 
 EXTENT = 3.0
 MODES = [("density", True), ("sdf", True), ("dn_consistency", True), ("dn_consistency", False)]

@@ -37,7 +37,7 @@ from sugar_scene.meshes import (
     without_small_components,
 )
 from sugar_utils.errors import UserError
-from tests.mesh_scenes import (
+from tests.support.mesh_scenes import (
     ITERATION,
     MeshScene,
     cameras_around,

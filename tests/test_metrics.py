@@ -19,7 +19,7 @@ from gaussian_splatting.ssim_reference import (
 )
 from sugar_utils.errors import UserError
 from sugar_utils.random import generator
-from tests.golden import load_golden
+from tests.support.golden import load_golden
 
 
 def random_pair(height=40, width=51, noise=0.1, dtype=torch.float32):

@@ -16,7 +16,7 @@ from gaussian_splatting.engine.report import Reporter
 from gaussian_splatting.rasterization import rasterizers
 from gaussian_splatting.train import main as train_vanilla
 from sugar_trainers.coarse import CoarseStage
-from tests.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
+from tests.support.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
 
 ERRORS = (
     torch.OutOfMemoryError("CUDA out of memory"),

@@ -20,8 +20,8 @@ from gaussian_splatting.rasterization.backends.gsplat import GsplatRasterizer, l
 from gaussian_splatting.rasterization.backends.inria import InriaRasterizer, load_inria
 from gaussian_splatting.rasterization.backends.self_test import self_test
 from sugar_utils.errors import UserError
-from tests.random_scenes import look_at, random_gaussians
-from tests.rasterizer_doubles import FakeGsplat, FakeInria, OlderSettings
+from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.rasterizer_doubles import FakeGsplat, FakeInria, OlderSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SLOW = pytest.mark.slow

@@ -23,8 +23,8 @@ from gaussian_splatting.vanilla import VanillaStage
 from sugar_scene.mesh_io import write_mesh_ply
 from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.refine import RefineStage
-from tests.mesh_scenes import icosahedron
-from tests.tiny_scene import (
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import (
     TinyScene,
     assert_same_bits,
     events,

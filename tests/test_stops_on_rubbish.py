@@ -16,7 +16,7 @@ from gaussian_splatting.reference_layout import point_cloud_path
 from gaussian_splatting.vanilla import VanillaStage
 from sugar_trainers import coarse_terms
 from sugar_trainers.coarse import CoarseStage
-from tests.tiny_scene import (
+from tests.support.tiny_scene import (
     TinyScene,
     disturbed_cloud,
     load_pt,

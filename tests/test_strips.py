@@ -39,9 +39,9 @@ from sugar_trainers.options import coarse_options, coarse_parser
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_options import refine_options, refine_parser
-from tests.mesh_scenes import icosahedron
-from tests.random_scenes import look_at, random_gaussians
-from tests.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
+from tests.support.mesh_scenes import icosahedron
+from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
 
 WIDTH, HEIGHT = 51, 37
 EXTENT = 3.0

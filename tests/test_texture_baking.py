@@ -12,8 +12,8 @@ from sugar_extractors.texture_atlas import make_atlas
 from sugar_extractors.texture_baking import BYTES_PER_TEXEL, BakingConfig, bake_texture, count_bands
 from sugar_extractors.textured_mesh_io import TexturedMesh
 from sugar_extractors.textured_rendering import render_textured, sample_texture
-from tests.mesh_scenes import cameras_around
-from tests.random_scenes import look_at
+from tests.support.mesh_scenes import cameras_around
+from tests.support.random_scenes import look_at
 
 CAMERAS = cameras_around(8, width=128)
 

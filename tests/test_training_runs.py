@@ -39,8 +39,8 @@ from sugar_trainers.losses import (
 )
 from sugar_trainers.sampling_block import depth_gap, sampling_mask, to_view
 from sugar_utils.random import generator
-from tests.golden import GOLDEN_DIR
-from tests.tiny_scene import (
+from tests.support.golden import GOLDEN_DIR
+from tests.support.tiny_scene import (
     N_FAINT,
     TinyScene,
     disturbed_cloud,

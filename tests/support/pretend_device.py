@@ -29,7 +29,7 @@ GPU = torch.device("cpu", 0)
 """Stands for the device: ``cpu`` to torch and Warp, but not equal to the host's ``cpu``."""
 
 HOST = torch.device("cpu")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FACTORIES = {
     getattr(torch, name)
     for name in (

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_common import (
+from benchmarks.gpu.common import (
     Check,
     Finding,
     Setup,

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from plyfile import PlyData
 
-from benchmarks.child import Outcome
-from tests.tiny_scene import assert_same_bits
+from benchmarks.robustness.child import Outcome
+from tests.support.tiny_scene import assert_same_bits
 
 REFUSED = {2: "error: ", 3: "error: ", 4: "error: "}
 STOPPED = (130, 143)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from benchmarks.gpu_common import Check, Finding, Setup
+from benchmarks.gpu.common import Check, Finding, Setup
 
 
 def fine(setup: Setup) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 from PIL import Image
 
-from benchmarks.fuzz_mutations import mutate_bytes
+from benchmarks.robustness.fuzz_mutations import mutate_bytes
 
 _FORMATS = (
     ("PNG", ".png", "RGB"), ("PNG", ".png", "RGBA"), ("PNG", ".png", "LA"), ("PNG", ".png", "P"),

@@ -11,8 +11,8 @@ from random import Random
 
 import pycolmap
 
-from benchmarks.fuzz_mutations import MANY_DIGITS, NUMBERS
-from benchmarks.fuzz_world import COMMANDS, Command, words_of
+from benchmarks.robustness.fuzz_mutations import MANY_DIGITS, NUMBERS
+from benchmarks.robustness.fuzz_world import COMMANDS, Command, words_of
 from gaussian_splatting.train import parser as vanilla_parser
 from sugar_extractors.options import mesh_parser
 from sugar_extractors.texture_options import texture_parser

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.child import Limits, Outcome, address_space, limit, run_child
-from benchmarks.faults_hooks import ERRORS, Events, Happening, doing, failing, install
-from benchmarks.fuzz_world import COMMANDS, RUNS, copy_parts, words_of
+from benchmarks.robustness.child import Limits, Outcome, address_space, limit, run_child
+from benchmarks.robustness.faults_hooks import ERRORS, Events, Happening, doing, failing, install
+from benchmarks.robustness.fuzz_world import COMMANDS, RUNS, copy_parts, words_of
 
 STARTS = ("fresh", "half", "replace")
 _SIZE, _PRINTED = 64 << 20, 32 << 10

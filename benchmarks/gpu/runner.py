@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = Path(__file__).with_name("gpu_check.py")
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("check.py")
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
 OUT_OF_TIME = "out of time: give more --minutes, or run again, now that kernels are compiled"
 POLL_SECONDS = 0.05
@@ -85,7 +85,7 @@ class Runner:
 
     Args:
         section: The section.
-        setup: Arguments of ``gpu_common.Setup``.
+        setup: Arguments of ``common.Setup``.
         deadline: When no check may run any more. Monotonic seconds
         folder: For journals, of nobody else.
     """

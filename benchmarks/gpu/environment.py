@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the figures of ``benchmarks/gpu_check.py`` belong to: machine, versions, peaks."""
+"""What the figures of ``benchmarks/gpu/check.py`` belong to: machine, versions, peaks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 import warp as wp
 
-from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck, measure_peaks
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, measure_peaks
 from benchmarks.rasterizer import describe_machine
 from sugar_utils.device import choose_device, cuda_facts
 from sugar_utils.errors import UserError

@@ -16,9 +16,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from benchmarks.gpu_common import Check, Finding, Setup, compare, equal, on_device
-from benchmarks.gpu_parity_values import adam_formats, fields, neighbors, neighbors_of_queries
-from benchmarks.gpu_parity_values import diamonds as diamond_checks
+from benchmarks.gpu.common import Check, Finding, Setup, compare, equal, on_device
+from benchmarks.gpu.parity_values import adam_formats, fields, neighbors, neighbors_of_queries
+from benchmarks.gpu.parity_values import diamonds as diamond_checks
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.photometric_kernels import ColumnPhotometric
@@ -44,7 +44,7 @@ from gaussian_splatting.rasterization.tile_coverage import count_tiles
 from gaussian_splatting.rasterization.triangles import rasterize_triangles, to_camera
 from gaussian_splatting.ssim_reference import ssim_map_reference
 from sugar_utils.warp_launch import as_array, launch
-from tests.random_scenes import look_at, random_gaussians
+from tests.support.random_scenes import look_at, random_gaussians
 
 FLIPS = 2e-3
 """Share of entries that may lie on the other side of a threshold than in float64."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks import memory
-from benchmarks.gpu_common import (
+from benchmarks.gpu.common import (
     Check,
     Finding,
     Setup,

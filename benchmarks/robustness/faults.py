@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disturbs runs and does them again: ``python benchmarks/faults.py --cases 100 --seed 0``.
+"""Disturbs runs and does them again: ``python benchmarks/robustness/faults.py --cases 100``.
 
 In each case something happens in the middle of a stage (``faults_cases.py``): a write fails, a
 signal comes, the disk is full, the folder is gone, memory ends, the clock jumps, another process
@@ -17,21 +17,21 @@ import functools
 import os
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 # A forked child must find no threads of a GPU's driver, and no pool of threads that are gone.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.campaign import campaign, make_base, work_folder
-from benchmarks.child import Limits, Outcome
-from benchmarks.faults_cases import (
+from benchmarks.rasterizer import print_table
+from benchmarks.robustness.campaign import campaign_parser, capture_of, make_base, run_cases
+from benchmarks.robustness.child import Limits, Outcome
+from benchmarks.robustness.faults_cases import (
     SCENARIOS,
     Place,
     Scenario,
@@ -39,11 +39,7 @@ from benchmarks.faults_cases import (
     count_events,
     draw_disturbance,
 )
-from benchmarks.faults_verdict import FAULTS, judge_again, judge_disturbed
-from benchmarks.rasterizer import print_table
-from sugar_utils.errors import UserError
-from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, integer, positive_float, positive_int
+from benchmarks.robustness.faults_verdict import FAULTS, judge_again, judge_disturbed
 from sugar_utils.frame import run_main
 
 
@@ -139,40 +135,23 @@ def table(results: Sequence[Result]) -> list[list[str]]:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    result = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = result.add_argument
-    add("--cases", type=positive_int, default=50, help="how many")
-    add("--seed", type=integer, default=0, help="of everything")
-    add("--case", type=integer, default=None, help="run this one alone and show what it said")
-    add("--scene", default="tiny", help="tiny, or the folder of a capture to start from")
-    add("--jobs", type=positive_int, default=os.cpu_count(), help="processes")
-    add("--limit", type=positive_float, default=60.0, help="seconds until a run counts as hanging")
-    add("--json", type=Path, default=None, help="file for all results")
-    add("--keep", type=Path, default=None, help="folder to work in, which stays")
-    return result
+    return campaign_parser(__doc__, cases=50, seconds=60.0)
 
 
 def main() -> int:
     """Run cases, print the faults and the table."""
     args = parser().parse_args()
-    scene = None if args.scene == "tiny" else Path(args.scene).resolve()
-    if scene is not None and not (scene / "sparse" / "0").is_dir():
-        raise UserError(f"--scene {scene}: has no sparse/0; give the folder of a COLMAP capture")
-    cases = list(range(args.cases)) if args.case is None else [args.case]
-    begin = functools.partial(_Worker, args.seed, Limits(args.limit), scene)
-    started, results = time.monotonic(), []
-    with work_folder(args.keep) as work:
-        for result in campaign(begin, cases, min(args.jobs, len(cases)), work):
-            results.append(result)
-            if result.faults:
-                _report(result, args.seed)
-            if args.case is not None:
-                _show(result)
-    print(f"\n{len(results)} cases in {time.monotonic() - started:.0f} s, seed {args.seed}")
+    begin = functools.partial(_Worker, args.seed, Limits(args.limit), capture_of(args))
+
+    def tell(result: Result) -> None:
+        if result.faults:
+            _report(result, args.seed)
+        if args.case is not None:
+            _show(result)
+
+    results = run_cases(args, begin, range(args.cases), tell)
     header = ["scenario", "cases", "accepted", "refused", "stopped", "killed", *FAULTS]
     print_table(header, table(results))
-    if args.json is not None:
-        write_json_atomic(args.json, {"seed": args.seed, "results": list(map(asdict, results))})
     return int(any(result.faults for result in results))
 
 
@@ -180,7 +159,7 @@ def _report(result: Result, seed: int) -> None:
     faults = "; ".join(f"{name}: {what}" for name, what in result.faults.items())
     print(
         f"FAULT {result.scenario}: {result.what}\n      {faults}\n"
-        f"      python benchmarks/faults.py --seed {seed} --case {result.case}",
+        f"      python benchmarks/robustness/faults.py --seed {seed} --case {result.case}",
         flush=True,
     )
 

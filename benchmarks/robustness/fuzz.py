@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds the entry points rubbish: ``python benchmarks/fuzz.py --cases 1000 --seed 0``.
+"""Feeds the entry points rubbish: ``python benchmarks/robustness/fuzz.py --cases 1000 --seed 0``.
 
 Each case spoils one thing in a copy of a small world of files (``fuzz_world.py``): a photograph, a
 model, a checkpoint, a flag, a name. The entry point that reads it then runs in a child process
@@ -18,10 +18,9 @@ import functools
 import os
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from random import Random
@@ -29,17 +28,15 @@ from random import Random
 # A forked child must find no threads of a GPU's driver, and no pool of threads that are gone.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.campaign import campaign, make_base, work_folder
-from benchmarks.child import Limits, Outcome
-from benchmarks.fuzz_kinds import TURNS, expects_same_bits, kind_of, parts_of, spoil
-from benchmarks.fuzz_verdict import FAULTS, Expectation, Verdict, judge, snapshot
-from benchmarks.fuzz_world import copy_parts, run_command
 from benchmarks.rasterizer import print_table
-from sugar_utils.errors import UserError
-from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, integer, positive_float, positive_int
+from benchmarks.robustness.campaign import campaign_parser, capture_of, make_base, run_cases
+from benchmarks.robustness.child import Limits, Outcome
+from benchmarks.robustness.fuzz_kinds import TURNS, expects_same_bits, kind_of, parts_of, spoil
+from benchmarks.robustness.fuzz_verdict import FAULTS, Expectation, Verdict, judge, snapshot
+from benchmarks.robustness.fuzz_world import copy_parts, run_command
+from sugar_utils.flags import positive_float
 from sugar_utils.frame import run_main
 
 INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", "mesh.ply",
@@ -138,53 +135,38 @@ def report(result: Result, seed: int) -> None:
     print(
         f"FAULT {result.kind}, {result.command}, {result.what!r}\n"
         f"      {faults}\n"
-        f"      python benchmarks/fuzz.py --seed {seed} --case {result.case}",
+        f"      python benchmarks/robustness/fuzz.py --seed {seed} --case {result.case}",
         flush=True,
     )
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    result = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = result.add_argument
-    add("--cases", type=positive_int, default=300, help="how many")
-    add("--seed", type=integer, default=0, help="of everything")
-    add("--case", type=integer, default=None, help="run this one alone and show what it said")
-    add("--kinds", nargs="+", default=None, choices=list(dict.fromkeys(TURNS)), metavar="KIND",
-        help=f"out of: {', '.join(dict.fromkeys(TURNS))}")  # fmt: skip
-    add("--scene", default="tiny", help="tiny, or the folder of a capture to start from")
-    add("--jobs", type=positive_int, default=os.cpu_count(), help="processes")
-    add("--limit", type=positive_float, default=20.0, help="seconds until a case counts as hanging")
-    add("--memory", type=positive_float, default=3.0, help="GiB that a case may use")
-    add("--json", type=Path, default=None, help="file for all results")
-    add("--keep", type=Path, default=None, help="folder to work in, which stays")
+    result = campaign_parser(__doc__, cases=300, seconds=20.0)
+    kinds = list(dict.fromkeys(TURNS))
+    result.add_argument(
+        "--kinds", nargs="+", default=None, choices=kinds, metavar="KIND",
+        help=f"out of: {', '.join(kinds)}",
+    )  # fmt: skip
+    result.add_argument("--memory", type=positive_float, default=3.0, help="GiB a case may use")
     return result
 
 
 def main() -> int:
     """Run cases, print the faults and the table."""
     args = parser().parse_args()
-    scene = None if args.scene == "tiny" else Path(args.scene).resolve()
-    if scene is not None and not (scene / "sparse" / "0").is_dir():
-        raise UserError(f"--scene {scene}: has no sparse/0; give the folder of a COLMAP capture")
-    wanted = cases_of(args.kinds or TURNS)
-    cases = list(islice(wanted, args.cases)) if args.case is None else [args.case]
     limits = Limits(args.limit, round(args.memory * 2**30))
-    jobs = min(args.jobs, len(cases))
-    with work_folder(args.keep) as work:
-        settings = Settings(args.seed, limits, scene)
-        started, results = time.monotonic(), []
-        begin = functools.partial(_Worker, settings)
-        for result in campaign(begin, cases, jobs, work):
-            results.append(result)
-            if result.verdict.faults:
-                report(result, args.seed)
-            if args.case is not None:
-                _show(result)
-    print(f"\n{len(results)} cases in {time.monotonic() - started:.0f} s, seed {args.seed}")
+    begin = functools.partial(_Worker, Settings(args.seed, limits, capture_of(args)))
+    cases = list(islice(cases_of(args.kinds or TURNS), args.cases))
+
+    def tell(result: Result) -> None:
+        if result.verdict.faults:
+            report(result, args.seed)
+        if args.case is not None:
+            _show(result)
+
+    results = run_cases(args, begin, cases, tell)
     print_table(["kind", "cases", "refused", "accepted", "stopped", *FAULTS], table(results))
-    if args.json is not None:
-        write_json_atomic(args.json, {"seed": args.seed, "results": list(map(asdict, results))})
     return int(any(result.verdict.faults for result in results))
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.child import Outcome
-from benchmarks.faults_cases import Disturbance, Scenario, Undisturbed
-from benchmarks.fuzz_verdict import REFUSED, STOPPED, look_at_texts, wrong_in
+from benchmarks.robustness.child import Outcome
+from benchmarks.robustness.faults_cases import Disturbance, Scenario, Undisturbed
+from benchmarks.robustness.fuzz_verdict import REFUSED, STOPPED, look_at_texts, wrong_in
 from gaussian_splatting.engine.checkpoint import load_payload
 from sugar_utils.errors import UserError
-from tests.tiny_scene import assert_same_bits
+from tests.support.tiny_scene import assert_same_bits
 
 FAULTS = ("traceback", "hang", "crash", "noise", "torn", "lost", "again", "differs", "leftover")
 _JOURNALS = ("log.txt", "report.html", "run.json")

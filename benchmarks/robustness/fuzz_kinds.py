@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from benchmarks.fuzz_flags import spoil_flags, spoil_names
-from benchmarks.fuzz_mutations import (
+from benchmarks.robustness.fuzz_flags import spoil_flags, spoil_names
+from benchmarks.robustness.fuzz_mutations import (
     DEEP,
     IN_PLACE,
     MANY_DIGITS,
@@ -22,9 +22,9 @@ from benchmarks.fuzz_mutations import (
     mutate_text,
     put_in_place,
 )
-from benchmarks.fuzz_payloads import spoil_payload
-from benchmarks.fuzz_photos import spoil_photo
-from benchmarks.fuzz_world import COMMANDS, RUNS, Command, run_folder, words_of
+from benchmarks.robustness.fuzz_payloads import spoil_payload
+from benchmarks.robustness.fuzz_photos import spoil_photo
+from benchmarks.robustness.fuzz_world import COMMANDS, RUNS, Command, run_folder, words_of
 
 Spoil = Callable[[Path, Random], str]
 SameBits = Literal["never", "always", "fallback"]

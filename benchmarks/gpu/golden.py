@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck, equal
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, equal
 from gaussian_splatting.engine.trainable import GROUP_NAMES
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -21,7 +21,7 @@ from sugar_trainers.coarse import CoarseStage
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.refine import RefineStage
 from sugar_trainers.refine_config import RefineConfig
-from tests.golden import golden_cameras, golden_cloud
+from tests.support.golden import golden_cameras, golden_cloud
 
 Case = dict[str, np.ndarray]
 LIMITS = {"vertices": 1e-5, "opacity_logits": 1e-3, "log_scales": 5e-4, "sh_dc": 1e-4}

@@ -39,7 +39,7 @@ import train_coarse_density
 import train_coarse_sdf
 import train_full_pipeline
 import train_refined
-from benchmarks.child import Limits, Main, Outcome, run_child
+from benchmarks.robustness.child import Limits, Main, Outcome, run_child
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.images import VanillaSize
 from gaussian_splatting.ply import read_point_ply, write_gaussian_ply, write_point_ply
@@ -53,8 +53,8 @@ from gaussian_splatting.vanilla import initial_cloud
 from sugar_extractors.surface_distance import sample_surface
 from sugar_scene.mesh_io import write_mesh_ply
 from sugar_scene.meshes import TriangleMesh
-from tests.mesh_scenes import icosahedron
-from tests.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
 
 SHORT = (
     "-r", "density", "--schedule_scale", "0.0003", "--sdf_samples", "50", "-v", "100",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.fields import block, make_inputs
-from benchmarks.gpu_common import Check, Finding, Setup, equal, milliseconds, synchronize
+from benchmarks.gpu.common import Check, Finding, Setup, equal, milliseconds, synchronize
 from benchmarks.neighbors import reconstruction_points
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.fields import evaluate_fields_reference

@@ -33,14 +33,20 @@ from gaussian_splatting.reference_layout import (
 )
 from sugar_utils.frame import run_main
 from sugar_utils.spherical_harmonics import SH_C0
-from tests.random_scenes import look_at
+from tests.support.random_scenes import look_at
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT = 64, 48
 PRINCIPAL = (3.0, -2.0)
 """Offset of the principal point from the image centre, in pixels."""
 
 N_FAINT = 40
+SHORT_PIPELINE = (
+    "-r", "dn_consistency", "--schedule_scale", 0.002, "--sdf_samples", 300, "-v", 300, "-f", 3000,
+    "--surface_points", 4000, "--poisson_depth", 5, "--meshing_backend", "pycolmap",
+    "--background_mesh", False, "--square_size", 6,
+)  # fmt: skip
+"""All stages in seconds."""
 
 
 @dataclass(frozen=True)

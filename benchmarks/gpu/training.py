@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_common import Check, Finding, Setup, SkipCheck
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck
 from gaussian_splatting.demo_scene import make_demo_scene
 from gaussian_splatting.options import vanilla_options
 from gaussian_splatting.train import parser as vanilla_parser

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.fuzz_mutations import STRINGS
+from benchmarks.robustness.fuzz_mutations import STRINGS
 
 
 def spoil_payload(path: Path, draw: Random) -> str:

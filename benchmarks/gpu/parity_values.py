@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_common import Finding, Setup, compare, equal
+from benchmarks.gpu.common import Finding, Setup, compare, equal
 from gaussian_splatting.optimizer_state import ADAM_BETAS, ADAM_EPS, AdamStep, moment_format
 from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.field_kernels import evaluate_fields

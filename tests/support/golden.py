@@ -9,7 +9,7 @@ import torch
 from gaussian_splatting.cameras import Camera
 from gaussian_splatting.cloud import GaussianCloud
 
-GOLDEN_DIR = Path(__file__).parent / "data" / "golden"
+GOLDEN_DIR = Path(__file__).resolve().parents[1] / "data" / "golden"
 
 
 def load_golden(case: str) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_common import Check, Finding, Setup, large_cloud, large_scene
+from benchmarks.gpu.common import Check, Finding, Setup, large_cloud, large_scene
 from benchmarks.neighbors import reconstruction_points
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit

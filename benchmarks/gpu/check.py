@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything worth knowing on a GPU, in one command: ``python benchmarks/gpu_check.py``.
+"""Everything worth knowing on a GPU, in one command: ``python benchmarks/gpu/check.py``.
 
 Prints a table, writes JSON with ``--json``, and ends within ``--minutes``. Exit code 1 if a check
 FAILED. Sections: environment; parity with float64 references; determinism; recorded values of the
@@ -24,7 +24,7 @@ and there, in the root of this repository::
 
     python -m pip install --no-index --no-deps --find-links wheels --target site \
         warp-lang plyfile pycolmap
-    PYTHONPATH=site python benchmarks/gpu_check.py --json gpu.json
+    PYTHONPATH=site python benchmarks/gpu/check.py --json gpu.json
 
 ``--no-deps`` keeps the torch that is there; pip names a missing package, which is then downloaded
 likewise (tensorboard and rich have dependencies). warp-lang takes 143 MiB, pycolmap 37 MiB. The
@@ -51,22 +51,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu_runner import FAILED, OK, ROOT, SKIPPED, Row, Runner, Section
+from benchmarks.gpu.runner import FAILED, OK, ROOT, SKIPPED, Row, Runner, Section
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, positive_float
 from sugar_utils.frame import run_main
 
 SECTIONS = (
-    Section("environment", "benchmarks.gpu_environment", 0.04),
-    Section("parity", "benchmarks.gpu_parity", 0.26),
-    Section("determinism", "benchmarks.gpu_determinism", 0.10),
-    Section("golden", "benchmarks.gpu_golden", 0.08),
-    Section("timing", "benchmarks.gpu_timing", 0.16),
-    Section("step", "benchmarks.gpu_step", 0.14),
-    Section("search and fields", "benchmarks.gpu_fields", 0.08),
-    Section("training", "benchmarks.gpu_training", 0.24),
+    Section("environment", "benchmarks.gpu.environment", 0.04),
+    Section("parity", "benchmarks.gpu.parity", 0.26),
+    Section("determinism", "benchmarks.gpu.determinism", 0.10),
+    Section("golden", "benchmarks.gpu.golden", 0.08),
+    Section("timing", "benchmarks.gpu.timing", 0.16),
+    Section("step", "benchmarks.gpu.step", 0.14),
+    Section("search and fields", "benchmarks.gpu.fields", 0.08),
+    Section("training", "benchmarks.gpu.training", 0.24),
 )
 
 
@@ -79,7 +79,7 @@ def work(order: dict[str, Any]) -> int:
             journal.flush()
 
         # Here and not above: the process that watches must not hold memory of the device.
-        from benchmarks.gpu_common import Setup, SkipCheck, synchronize, torch
+        from benchmarks.gpu.common import Setup, SkipCheck, synchronize, torch
         from sugar_utils.device import choose_device
 
         setup = Setup(**order["setup"])
