@@ -219,7 +219,8 @@ def test_photographs_are_decoded_once_for_all_stages(inputs, tmp_path, monkeypat
 def test_the_full_pipeline_runs_in_folders_with_spaces_and_brackets(tmp_path):
     scene = make_tiny_scene(tmp_path / "my scan (1)")
     output = tmp_path / "out [b]"
-    flags = ("-s", scene.root, *SHORT_PIPELINE, "--output_dir", output, "--vanilla_iterations", 150_000)
+    words = ("-s", scene.root, *SHORT_PIPELINE, "--output_dir", output)
+    flags = (*words, "--vanilla_iterations", 150_000)
     assert run_cli(train_full_pipeline.main, *flags, "--bboxmin", "(-2,-2,-2)", "-B", "2,2,2") == 0
     vanilla = output / "vanilla_gs" / scene.root.name
     call = ast.parse((vanilla / "cfg_args").read_text(), mode="eval").body
