@@ -164,7 +164,7 @@ def test_file_says_its_licence_and_purpose(path):
     if not text:
         return
     assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
-    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+    assert ast.get_docstring(tree_of(path)), "no module docstring"
 
 
 @pytest.mark.parametrize("path", native_files(), ids=name_of)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def parametrize_files(files: list[Path]):
     return pytest.mark.parametrize("path", files, ids=name_of)
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     """The parsed file."""
     return ast.parse(path.read_text(encoding="utf-8"))
