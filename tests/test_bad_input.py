@@ -254,11 +254,9 @@ def test_coarse_stage_does_without_the_model_where_cameras_json_is_there(files):
     assert run_cli(train.main, *coarse_flags(scene, checkpoint)) == 0
 
 
-PROCESSES = [
-    ("gaussian_splatting/train.py", "file as output", SHARED),
-    ("train.py", "truncated PLY", COARSE),
-]
+PROCESSES = [("train.py", "truncated PLY", COARSE)]
 MORE_PROCESSES = [
+    ("gaussian_splatting/train.py", "file as output", SHARED),
     ("gaussian_splatting/train.py", "missing scene", SHARED),
     ("gaussian_splatting/train.py", "no points", VANILLA),
     ("train.py", "unknown flag", SHARED),
