@@ -21,7 +21,7 @@ from sugar_pipeline.doctor.machine_checkup import BACKENDS, machine_findings
 from sugar_pipeline.doctor.scene_checkup import gaussian_findings, scene_findings
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_utils.device import CudaFacts, Gpu
-from tests.tiny_scene import run_cli, tiny_cloud
+from tests.support.tiny_scene import run_cli, tiny_cloud
 
 NO_CUDA = CudaFacts(driver=False, torch_cuda=None)
 
