@@ -72,6 +72,7 @@ from sugar_trainers.losses import (
 )
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.sampling_block import SurfaceSampler
 from sugar_trainers.stage_memory import sampling_candidates
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, boolean, positive_int
@@ -93,7 +94,7 @@ REGIONS = {
     "tile lists": [(rasterizers, "build_tile_lists"), (rasterizers, "backpropagate_rows")],
     "pixels": [(rasterizers, "blend_rows"), (strips, "_pixel_gradients")],
     "pixel losses": [(strips, "_evaluate")],
-    "sampling": [(CoarseStage, "_sampling_terms")],
+    "sampling": [(SurfaceSampler, "backward")],
     "activation": [(GaussianCloud, "activate"), (BoundCloud, "activate")],
     "bending": [(refine_stage, "normal_consistency")],
 }

@@ -69,8 +69,8 @@ class CoarseSchedule:
         return iteration > self.regularize
 
     def neighbors_due(self, iteration: int) -> bool:
-        """Whether neighbours are searched anew; they are not needed before the geometric terms."""
-        return self.regularization_active(iteration) and iteration % self.neighbor_interval == 0
+        """Whether neighbours are searched anew, if a term needs them."""
+        return iteration % self.neighbor_interval == 0
 
 
 @dataclass(frozen=True)
@@ -143,17 +143,6 @@ class CoarseConfig:
     def density_factor(self) -> float:
         """Factor of the density field; its reciprocal K keeps the sdf field below 1."""
         return 1.0 / 16.0 if self.uses_sdf else 1.0
-
-    @property
-    def term_weights(self) -> dict[str, float]:
-        """Every loss term with its weight, in the order of the paper."""
-        return {
-            "color": 1.0,
-            "entropy": self.entropy_factor,
-            "dn": self.dn_factor,
-            "sdf" if self.uses_sdf else "density": self.estimation_factor,
-            "normal": self.normal_factor,
-        }
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""

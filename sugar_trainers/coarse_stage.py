@@ -2,13 +2,13 @@
 """The coarse SuGaR stage: free Gaussians drawn towards the surface.
 
 Guédon & Lepetit, CVPR 2024, section 4, with the depth-normal consistency that the authors added
-in 2024. One stage serves the three regularisations; they differ in the terms of
-:meth:`CoarseStage.accumulate` and nowhere else.
+in 2024. One stage serves the three regularisations; they differ in their terms
+(:mod:`sugar_trainers.coarse_terms`) and in what is sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,17 +21,15 @@ from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass, color_term
+from gaussian_splatting.engine.strips import ViewPass
+from gaussian_splatting.engine.terms import LossTerm, acting, backpropagate, report
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import CoarseConfig
-from sugar_trainers.losses import (
-    depth_normal_consistency,
-    normals_from_depth,
-    opacity_entropy,
-)
-from sugar_trainers.sampling_block import SAMPLED_TERMS, SurfaceSampler, sampling_mask
+from sugar_trainers.coarse_terms import VisibleGaussians, coarse_terms
+from sugar_trainers.losses import normals_from_depth
+from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
 from sugar_utils.neighbor_backends import NeighborSearch
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import draw_labels, generator
@@ -72,6 +70,7 @@ class CoarseStage(Stage):
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
         self.neighbors: Tensor | None = None
+        self.terms = coarse_terms(config)
         self._config = config
         self._notify = notify
         self._rasterizer = rasterizer
@@ -104,7 +103,7 @@ class CoarseStage(Stage):
         if schedule.prune_due(iteration):
             self._prune(iteration)
         stale = self.neighbors is None or schedule.neighbors_due(iteration)
-        if schedule.regularization_active(iteration) and stale:
+        if stale and acting(self.terms, iteration)["samples"]:
             self._search_neighbors()
 
     def accumulate(
@@ -114,31 +113,28 @@ class CoarseStage(Stage):
 
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """
-        config, schedule = self._config, self._config.schedule
-        geometric = schedule.regularization_active(iteration)
+        on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
-        view = self._view(leaves, camera, geometric)
-        image_terms, terms, depth = [color_term(target)], {}, None
-        if schedule.entropy_active(iteration) and bool(view.visible.any()):
-            entropy = opacity_entropy(leaves.opacities[view.visible])
-            (config.entropy_factor * entropy).backward()
-            terms["entropy"] = entropy.detach()
-        if geometric:
-            if config.uses_sdf:
-                depth = cut(view.depth())
+        view = self._view(leaves, camera, on["image"] + on["samples"])
+        found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible))
+        depth = cut(view.depth()) if _reads(on["samples"], "depth") else None
+        if on["samples"] or on["half-size image"]:
             view.release()
-            if config.uses_depth_normals and config.full_res_normals:
-                image_terms.append(depth_normal_term(camera, config.dn_factor))
-            elif config.uses_depth_normals:
-                terms["dn"] = self._half_size_term(leaves, camera)
+        if on["half-size image"]:
+            found.update(self._half_size_terms(on["half-size image"], leaves, camera))
+        if on["samples"]:
             mask = sampling_mask(leaves, camera, view.visible, depth)
-            samples = self._samples(mask, iteration, slot)
-            terms.update(self._sampling_terms(iteration, leaves, camera, samples, depth))
-        found, _ = view.backpropagate(image_terms, None if depth is None else depth.grad)
+            samples = self._samples(mask, camera, iteration, slot)
+            found.update(
+                self._sampler.backward(
+                    on["samples"], leaves, self.neighbors, *samples, camera, depth
+                )
+            )
+        images = [term.bind(camera, target) for term in on["image"]]
+        of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
-        terms.update(found)
-        return StepResult(self._with_sum(terms), view.radii)
+        return StepResult(report(self.terms, {**found, **of_image}), view.radii)
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
@@ -191,94 +187,50 @@ class CoarseStage(Stage):
         )
         self.neighbors = found.indices
 
-    def _view(self, leaves: Gaussians, camera: Camera, geometric: bool) -> ViewPass:
-        """The view with colour, and the geometry that active terms need."""
-        config = self._config
-        normal = geometric and config.uses_depth_normals and config.full_res_normals
-        depth = normal or (geometric and config.uses_sdf)
+    def _view(self, leaves: Gaussians, camera: Camera, terms: Sequence[LossTerm]) -> ViewPass:
+        """The view with colour, and the maps that the terms read."""
+        normal, depth = _reads(terms, "normal"), _reads(terms, "depth")
         return ViewPass(
             lambda: project(leaves, camera, depth=depth, normal=normal),
-            plain_background(config.white_background, self.model.device),
-            config.split,
-            farthest_depth_behind=config.uses_sdf,
+            plain_background(self._config.white_background, self.model.device),
+            self._config.split,
+            farthest_depth_behind=self._config.uses_sdf,
             rasterizer=self._rasterizer,
         )
 
-    def _half_size_term(self, leaves: Gaussians, camera: Camera) -> Tensor:
-        """Backpropagate depth-normal consistency from a pass of its own at half the size."""
-        config = self._config
+    def _half_size_terms(
+        self, terms: Sequence[LossTerm], leaves: Gaussians, camera: Camera
+    ) -> dict[str, Tensor]:
+        """Backpropagate terms of depth and normals from a pass of their own at half the size."""
         half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
         view = ViewPass(
             lambda: project(shapes, half, rgb=False, depth=True, normal=True),
             None,
-            config.split,
+            self._config.split,
             rasterizer=self._rasterizer,
         )
-        found, _ = view.backpropagate([depth_normal_term(half, config.dn_factor)])
-        return found["dn"]
+        found, _ = view.backpropagate([term.bind(half, None) for term in terms])
+        return found
 
-    def _with_sum(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weighted sum and the terms, in the order of the paper.
-
-        Raises:
-            KeyError: A term has no weight, so it would be missing in the sum.
-        """
-        weights = self._config.term_weights
-        if not terms.keys() <= weights.keys():
-            raise KeyError(f"loss terms without a weight: {sorted(terms.keys() - weights.keys())}")
-        shown = {name: terms[name] for name in weights if name in terms}
-        weighted = {name: weights[name] * value for name, value in shown.items()}
-        sampled = [weighted.pop(name) for name in SAMPLED_TERMS if name in weighted]
-        # Those at samples are summed apart, as they are backpropagated.
-        return {"loss": sum(weighted.values()) + sum(sampled), **shown}
-
-    def _sampling_terms(
-        self,
-        iteration: int,
-        leaves: Gaussians,
-        camera: Camera,
-        samples: tuple[Tensor, Tensor],
-        depth: Tensor | None,
-    ) -> dict[str, Tensor]:
-        indices, noise = samples
+    def _samples(
+        self, mask: Tensor, camera: Camera, iteration: int, slot: int
+    ) -> tuple[Tensor, Tensor]:
+        n = self._config.sdf_samples
+        if self._given_samples is not None:
+            indices, noise = self._given_samples(mask, n, iteration)
+        else:
+            labels = draw_labels(iteration, slot)
+            rng = generator(self._config.random_seed, "samples", *labels, device=mask.device)
+            indices, noise = draw_samples(mask, n, rng)
         if indices.numel() == 0:
             self._notify(
                 f"iteration {iteration}: {camera.name} shows no Gaussian to sample; its surface "
                 "terms are left out"
             )
-            return {}
-        return self._sampler.backward(leaves, self.neighbors, indices, noise, camera, depth)
-
-    def _samples(self, mask: Tensor, iteration: int, slot: int) -> tuple[Tensor, Tensor]:
-        n = self._config.sdf_samples
-        if self._given_samples is not None:
-            return self._given_samples(mask, n, iteration)
-        labels = draw_labels(iteration, slot)
-        rng = generator(self._config.random_seed, "samples", *labels, device=mask.device)
-        return draw_samples(mask, n, rng)
+        return indices, noise
 
 
-def depth_normal_term(camera: Camera, weight: float) -> ImageTerm:
-    """Depth-normal consistency of the strips of a view; reported as ``"dn"``.
-
-    Args:
-        camera: The view, at the size of the maps.
-        weight: Weight in the loss.
-    """
-
-    def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-        error = depth_normal_consistency(
-            maps.depth,
-            maps.normal,
-            camera.fx,
-            camera.fy,
-            camera.cx,
-            camera.cy - maps.shown.start,
-            rows=maps.counted,
-            total=maps.height * camera.width,
-        )
-        return weight * error, {"dn": error}
-
-    return ImageTerm(1, evaluate)
+def _reads(terms: Sequence[LossTerm], name: str) -> bool:
+    return any(name in term.maps for term in terms)

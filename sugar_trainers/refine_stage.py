@@ -12,7 +12,8 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.engine.strips import ViewPass, color_term
+from gaussian_splatting.engine.strips import ViewPass
+from gaussian_splatting.engine.terms import COLOR, LossTerm, acting, backpropagate, report
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
 from sugar_scene.mesh_bound import BoundCloud
@@ -54,6 +55,7 @@ class RefineStage(Stage):
         self._rasterizer = rasterizer
         # The topology never changes, so the pairs are found once.
         self._pairs = adjacent_face_pairs(cloud.faces)
+        self.terms = refine_terms(config, self._pairs)
         self._iteration = 0
 
     @property
@@ -77,7 +79,8 @@ class RefineStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
     ) -> StepResult:
-        """Backpropagate the colour loss, then the normal consistency."""
+        """Backpropagate the terms of the image, then those of the mesh."""
+        on = acting(self.terms, iteration)
         view = ViewPass(
             lambda: project(
                 self.model.cloud.activate(), camera, sh_degree=self._config.sh_degree(iteration)
@@ -86,14 +89,9 @@ class RefineStage(Stage):
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        terms, _ = view.backpropagate([color_term(target)])
-        loss = terms["color"]
-        if self._config.normal_consistency_factor > 0:
-            bending = normal_consistency(self.model.cloud.vertices, self._pairs)
-            (self._config.normal_consistency_factor * bending).backward()
-            terms["normal_consistency"] = bending.detach()
-            loss = loss + self._config.normal_consistency_factor * bending.detach()
-        return StepResult({"loss": loss, **terms}, view.radii)
+        found, _ = view.backpropagate([term.bind(camera, target) for term in on["image"]])
+        found.update(backpropagate(on["model"], self.model.cloud))
+        return StepResult(report(self.terms, found), view.radii)
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
@@ -114,3 +112,19 @@ class RefineStage(Stage):
         """Write the refined Gaussians for other programs."""
         if self._export is not None:
             self._export(self.model.cloud)
+
+
+def refine_terms(config: RefineConfig, pairs: Tensor) -> tuple[LossTerm, ...]:
+    """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`.
+
+    Args:
+        config: Settings.
+        pairs: Adjacent triangles, from :func:`adjacent_face_pairs`.
+    """
+    weight = config.normal_consistency_factor
+
+    def bending(cloud: BoundCloud) -> Tensor:
+        return normal_consistency(cloud.vertices, pairs)
+
+    consistency = LossTerm("normal_consistency", weight, "model", bending)
+    return (COLOR, consistency) if weight > 0 else (COLOR,)

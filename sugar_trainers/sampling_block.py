@@ -1,28 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sampling block: points drawn in Gaussians, and the terms that compare fields at them."""
+"""The sampling block: points drawn in Gaussians, and what the terms see at them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.terms import LossTerm
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.fields.reference_fields import FieldSamples, sample_points, sdf_from_density
+from sugar_scene.fields.reference_fields import FieldSamples, sample_points
 from sugar_scene.geometry import std_along_view
 from sugar_trainers.coarse_config import CoarseConfig
-from sugar_trainers.losses import (
-    MIN_VIEW_Z,
-    better_normal_loss,
-    density_estimation_loss,
-    lookup_depth,
-    near_surface_mask,
-    sdf_estimation_loss,
-)
+from sugar_trainers.losses import MIN_VIEW_Z, lookup_depth, near_surface_mask
 
-SAMPLED_TERMS = ("density", "sdf", "normal")
-"""Names of all terms that are evaluated at samples."""
+
+@dataclass(frozen=True)
+class SampleChunk:
+    """What a term sees of a chunk of the samples.
+
+    Attributes:
+        fields: The fields at its samples; gradients reach the Gaussians through them.
+        total: Number of samples of all chunks, the divisor of their mean.
+        total_in_front: How many of these lie before the camera; 0 without a depth map.
+        camera: The view.
+        depth: Leaf with the rendered depth, if a term at samples reads it. (H, W) world units
+        extent: Camera extent in world units.
+    """
+
+    fields: FieldSamples
+    total: int
+    total_in_front: int
+    camera: Camera
+    depth: Tensor | None
+    extent: float
 
 
 def sampling_mask(
@@ -62,6 +77,7 @@ class SurfaceSampler:
 
     def backward(
         self,
+        terms: Sequence[LossTerm],
         leaves: Gaussians,
         neighbors: Tensor,
         indices: Tensor,
@@ -69,58 +85,46 @@ class SurfaceSampler:
         camera: Camera,
         depth: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Evaluate the sampling terms chunk by chunk, adding weighted gradients to the leaves.
+        """Evaluate terms chunk by chunk, adding weighted gradients to the leaves.
 
         Every chunk's loss is divided by the number of all samples, so the sum over chunks is the
-        mean over all.
+        mean over all. The terms share the fields, so they are backpropagated together.
 
         Args:
+            terms: Those that act, at least one.
             leaves: Activated Gaussians that collect gradients.
             neighbors: Neighbours of each Gaussian. (N, K) int32
             indices: Gaussian of each sample, sorted. (S,)
             noise: Standard normal draws. (S, 3)
             camera: The view.
-            depth: Leaf with the rendered depth in sdf mode, else None. (H, W)
+            depth: Leaf with the rendered depth, if a term reads it. (H, W) world units
 
         Returns:
-            Unweighted terms: ``"density"`` or ``"sdf"``, and ``"normal"``.
+            Unweighted values by name; none without samples.
         """
         config, total = self._config, indices.numel()
-        name = "sdf" if config.uses_sdf else "density"
-        n_in_front = self._count_in_front(leaves, indices, noise, camera) if config.uses_sdf else 0
-        sums = {name: leaves.means.new_zeros(()), "normal": leaves.means.new_zeros(())}
+        if total == 0:
+            return {}
+        in_front = 0 if depth is None else self._count_in_front(leaves, indices, noise, camera)
+        sums = {term.name: leaves.means.new_zeros(()) for term in terms}
         for start in range(0, total, config.sample_chunk):
-            chunk = slice(start, start + config.sample_chunk)
+            part = slice(start, start + config.sample_chunk)
             fields = evaluate_fields(
                 leaves.means,
                 leaves.quats,
                 leaves.scales,
                 leaves.opacities,
                 neighbors,
-                indices[chunk],
-                noise[chunk],
+                indices[part],
+                noise[part],
                 config.density_factor,
             )
-            if depth is None:
-                estimation = density_estimation_loss(
-                    fields.density, fields.plane_distance, fields.beta, total
-                )
-            else:
-                estimation = self._sdf_term(fields, camera, depth, n_in_front)
-            normal = better_normal_loss(fields.normal_error, total)
-            (config.estimation_factor * estimation + config.normal_factor * normal).backward()
-            sums[name] += estimation.detach()
-            sums["normal"] += normal.detach()
+            chunk = SampleChunk(fields, total, in_front, camera, depth, self._extent)
+            values = {term.name: term.value(chunk) for term in terms}
+            sum(term.weight * values[term.name] for term in terms).backward()
+            for name, value in values.items():
+                sums[name] += value.detach()
         return sums
-
-    def _sdf_term(
-        self, fields: FieldSamples, camera: Camera, depth: Tensor, n_in_front: int
-    ) -> Tensor:
-        sdf = sdf_from_density(fields.density, fields.beta)
-        view_points = to_view(fields.points, camera)
-        in_front = view_points[:, 2].detach() > MIN_VIEW_Z
-        gap = depth_gap(depth, view_points, camera)
-        return sdf_estimation_loss(sdf[in_front], gap[in_front], self._extent, n_in_front)
 
     def _count_in_front(
         self, gaussians: Gaussians, indices: Tensor, noise: Tensor, camera: Camera

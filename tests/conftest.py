@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene
+from tests.support import checksums
+from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -19,6 +20,12 @@ def scenes_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no test scenes at {path}; set SUGAR_SCENES to a folder that has them")
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fast_checksums() -> None:
+    """Sums of TensorBoard's files without a loop in Python over their bytes."""
+    checksums.install()
 
 
 @pytest.fixture(scope="module")

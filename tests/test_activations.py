@@ -15,7 +15,7 @@ from sugar_scene.geometry import (
     std_along_view,
 )
 from sugar_utils.quaternions import rotation_matrices
-from tests.golden import golden_cloud, load_golden
+from tests.support.golden import golden_cloud, load_golden
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import train
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.reference_layout import point_cloud_path
-from tests.tiny_scene import (
+from tests.support.tiny_scene import (
     TinyScene,
     finish,
     make_tiny_checkpoint,
@@ -86,7 +86,7 @@ def damage_an_image(scene: Path, checkpoint: Path) -> None:
 
 
 def remove_points(scene: Path, checkpoint: Path) -> None:
-    from tests.tiny_scene import tiny_cameras
+    from tests.support.tiny_scene import tiny_cameras
 
     write_model(scene / "sparse" / "0", tiny_cameras(), np.zeros((0, 3)), np.zeros((0, 3)))
 
@@ -254,11 +254,9 @@ def test_coarse_stage_does_without_the_model_where_cameras_json_is_there(files):
     assert run_cli(train.main, *coarse_flags(scene, checkpoint)) == 0
 
 
-PROCESSES = [
-    ("gaussian_splatting/train.py", "file as output", SHARED),
-    ("train.py", "truncated PLY", COARSE),
-]
+PROCESSES = [("train.py", "truncated PLY", COARSE)]
 MORE_PROCESSES = [
+    ("gaussian_splatting/train.py", "file as output", SHARED),
     ("gaussian_splatting/train.py", "missing scene", SHARED),
     ("gaussian_splatting/train.py", "no points", VANILLA),
     ("train.py", "unknown flag", SHARED),

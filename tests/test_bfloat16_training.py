@@ -12,7 +12,7 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.rasterization import rasterize
-from tests.tiny_scene import assert_same_bits, load_pt, run_cli, tiny_cameras, tiny_cloud
+from tests.support.tiny_scene import assert_same_bits, load_pt, run_cli, tiny_cameras, tiny_cloud
 
 MODES = {
     "bf16": ("--optimizer_state", "bf16"),

@@ -21,7 +21,7 @@ from gaussian_splatting.rasterization import (
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch_blocks
-from tests.random_scenes import look_at, random_gaussians
+from tests.support.random_scenes import look_at, random_gaussians
 
 CHANNELS = 6
 """Colour, depth and two of a normal."""

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
-from tests.golden import load_golden
+from tests.support.golden import load_golden
 
 
 @pytest.fixture(scope="module")

@@ -16,47 +16,11 @@ from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.images import ImageFolder, decode_image
 from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
-
-PINHOLE = ("PINHOLE", 40, 30, [35.0, 36.0, 18.0, 16.5])
+from tests.support.captures import PINHOLE, make_scene
 
 
 def ignore(_message: str) -> None:
     """Takes notices that a test does not look at."""
-
-
-def make_scene(
-    root: Path,
-    images: dict[str, tuple[str, int, int, list[float]]],
-    *,
-    binary: bool = True,
-    n_points: int = 5,
-    sparse: str = "sparse/0",
-) -> list[np.ndarray]:
-    """Write a COLMAP model and noise photographs; returns the 3 x 4 poses in the order given."""
-    rng = np.random.default_rng(0)
-    model = pycolmap.Reconstruction()
-    poses = []
-    for number, (name, (lens, width, height, params)) in enumerate(images.items(), start=1):
-        camera = pycolmap.Camera(model=lens, width=width, height=height, params=params)
-        camera.camera_id = number
-        model.add_camera_with_trivial_rig(camera)
-        quaternion = rng.normal(size=4)
-        pose = pycolmap.Rigid3d(
-            pycolmap.Rotation3d(quaternion / np.linalg.norm(quaternion)), rng.normal(size=3)
-        )
-        image = pycolmap.Image(name=name, camera_id=number, image_id=number)
-        model.add_image_with_trivial_frame(image, pose)
-        poses.append(np.array(pose.matrix()))
-        path = root / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(path)
-    for number in range(n_points):
-        model.add_point3D(np.full(3, number + 0.25), pycolmap.Track(), np.full(3, number, np.uint8))
-    folder = root / sparse
-    folder.mkdir(parents=True)
-    (model.write_binary if binary else model.write_text)(str(folder))
-    return poses
 
 
 def read(root: Path, **options):

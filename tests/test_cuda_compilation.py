@@ -12,7 +12,7 @@ import warp as wp
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from sugar_scene.fields.field_adjoint import sample_gradients_kernel
 from sugar_utils.neighbors import _query_kernel
-from tests.test_house import FLOORS, ROOT
+from tests.support.repository import FLOORS, ROOT
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 120)
 """RTX 20 to 50 and the data-centre cards beside them."""

@@ -16,7 +16,7 @@ from gaussian_splatting.optim.densification import (
     reset_opacity,
 )
 from gaussian_splatting.optim.schedule import LearningRates
-from tests.random_scenes import look_at
+from tests.support.random_scenes import look_at
 
 EXTENT = 10.0
 SMALL, LARGE, HUGE = 0.05, 0.5, 2.0

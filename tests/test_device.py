@@ -26,7 +26,7 @@ from sugar_pipeline.plan import full_plan
 from sugar_utils import device as device_module
 from sugar_utils.device import CudaFacts, DeviceChoice, Gpu, choose_device, cuda_facts, upload
 from sugar_utils.errors import UserError
-from tests.tiny_scene import run_cli
+from tests.support.tiny_scene import run_cli
 
 ADA = Gpu("NVIDIA GeForce RTX 4070", (8, 9))
 BLACKWELL = Gpu("NVIDIA GeForce RTX 5080", (12, 0))

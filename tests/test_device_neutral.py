@@ -37,9 +37,9 @@ from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_utils.device import DeviceChoice, upload
 from sugar_utils.files import read_json
-from tests.mesh_scenes import ITERATION as MESH_ITERATION
-from tests.mesh_scenes import cameras_around, icosahedron, sphere_cloud, write_mesh_scene
-from tests.pretend_device import (
+from tests.support.mesh_scenes import ITERATION as MESH_ITERATION
+from tests.support.mesh_scenes import cameras_around, icosahedron, sphere_cloud, write_mesh_scene
+from tests.support.pretend_device import (
     FACTORIES,
     GPU,
     HOST,
@@ -48,10 +48,10 @@ from tests.pretend_device import (
     pretend_gpu,
     side_of,
 )
-from tests.test_house import all_files
-from tests.test_pipeline import SHORT
-from tests.test_texturing_run import refined_state, save_model
-from tests.tiny_scene import (
+from tests.support.refined_models import refined_state, save_model
+from tests.support.repository import all_files
+from tests.support.tiny_scene import (
+    SHORT_PIPELINE,
     assert_same_bits,
     disturbed_cloud,
     make_tiny_checkpoint,
@@ -128,7 +128,7 @@ def test_the_pipeline_runs_on_the_device_and_goes_on_on_the_host(
 ):
     start = tmp_path / "start.ply"
     write_gaussian_ply(start, scene.cloud)
-    words = ["-s", scene.root, *SHORT, "-r", mode, "--init_ply", start, "--output_dir"]
+    words = ["-s", scene.root, *SHORT_PIPELINE, "-r", mode, "--init_ply", start, "--output_dir"]
     if mode == "sdf":
         words = ["--mesh_extractor", "tsdf", "--texture_source", "photos", *words]
     assert run_cli(train_full_pipeline.main, *words, tmp_path / "host", "--device", "cpu") == 0

@@ -21,7 +21,7 @@ from sugar_pipeline.doctor.scene_checkup import gaussian_findings, scene_finding
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.device import CudaFacts, Gpu
-from tests.tiny_scene import run_cli, tiny_cloud
+from tests.support.tiny_scene import run_cli, tiny_cloud
 
 NO_CUDA = CudaFacts(driver=False, torch_cuda=None)
 

@@ -20,7 +20,7 @@ from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, fingerprint, read_json, require_regular_file
-from tests.tiny_scene import make_tiny_scene
+from tests.support.tiny_scene import make_tiny_scene
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="makes POSIX pipes")
 

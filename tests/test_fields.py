@@ -23,7 +23,7 @@ from sugar_utils.neighbors import (
     nearest_neighbors,
     nearest_neighbors_of,
 )
-from tests.golden import golden_cloud, load_golden
+from tests.support.golden import golden_cloud, load_golden
 
 KERNELS = [
     pytest.param(evaluate_fields, id="native"),

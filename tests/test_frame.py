@@ -12,7 +12,7 @@ import pytest
 
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.frame import run_main
-from tests.test_house import entry_points, name_of, parametrize_files, production_files
+from tests.support.repository import entry_points, name_of, parametrize_files, production_files
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FULL = Path("/dev/full")

@@ -9,7 +9,7 @@ from gaussian_splatting.data.cameras import camera_extent
 from gaussian_splatting.engine.trainable import GROUP_NAMES
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
-from tests.golden import GOLDEN_DIR, golden_cameras, golden_cloud, load_golden
+from tests.support.golden import GOLDEN_DIR, golden_cameras, golden_cloud, load_golden
 
 
 def recorded_draws(case):

@@ -8,7 +8,7 @@ import torch
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
-from tests.golden import golden_cameras, load_golden
+from tests.support.golden import golden_cameras, load_golden
 
 FILE_NAMES = {
     "vertices": "vertices",

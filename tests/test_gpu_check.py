@@ -12,14 +12,14 @@ import time
 import pytest
 import torch
 
-from benchmarks import gpu_check
-from benchmarks.gpu_common import Setup, SkipCheck, compare, equal, large_scene
-from benchmarks.gpu_runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
-from tests.golden import GOLDEN_DIR
-from tests.pretend_device import pretend_gpu
-from tests.tiny_scene import REPOSITORY
+from benchmarks.gpu import check as gpu_check
+from benchmarks.gpu.common import Setup, SkipCheck, compare, equal, large_scene
+from benchmarks.gpu.runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
+from tests.support.golden import GOLDEN_DIR
+from tests.support.pretend_device import pretend_gpu
+from tests.support.tiny_scene import REPOSITORY
 
-BROKEN = Section("broken", "tests.broken_checks", 1.0)
+BROKEN = Section("broken", "tests.support.broken_checks", 1.0)
 SETUP = {"device": "cpu", "quick": True, "golden": str(GOLDEN_DIR), "scene": None, "work": ""}
 
 NOT_PRETENDED = {"tile lists"}
@@ -54,7 +54,7 @@ def test_few_entries_may_lie_beyond_a_threshold_but_not_far():
 
 
 def test_large_scenes_are_made_of_copies_that_differ(monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu_common.REPLICATED", 300)
+    monkeypatch.setattr("benchmarks.gpu.common.REPLICATED", 300)
     scene, _ = large_scene(1000, 64, 48, "cpu")
     assert len(scene) == 1000
     assert torch.equal(scene.opacities[:300], scene.opacities[300:600])
@@ -62,7 +62,7 @@ def test_large_scenes_are_made_of_copies_that_differ(monkeypatch):
 
 
 def test_arguments_that_name_nothing_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--sections", "nonsense"])
+    monkeypatch.setattr(sys, "argv", ["check.py", "--sections", "nonsense"])
     with pytest.raises(SystemExit) as leaving:
         gpu_check.main()
     assert leaving.value.code == 2
@@ -112,7 +112,7 @@ def test_a_section_that_cannot_start_is_a_failure(tmp_path):
 @pytest.mark.slow
 def test_every_section_reports_on_a_cpu_and_nothing_fails(tmp_path):
     path = tmp_path / "check.json"
-    command = [sys.executable, "benchmarks/gpu_check.py", "--quick", "--device", "cpu"]
+    command = [sys.executable, "benchmarks/gpu/check.py", "--quick", "--device", "cpu"]
     done = subprocess.run(
         [*command, "--json", str(path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=300
     )

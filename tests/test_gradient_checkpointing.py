@@ -7,7 +7,8 @@ import weakref
 import pytest
 import torch
 
-from gaussian_splatting.engine.strips import ImageSplit, ViewPass, color_term
+from gaussian_splatting.engine.strips import ImageSplit, ViewPass
+from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -16,9 +17,9 @@ from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling_block import SurfaceSampler
-from tests.mesh_scenes import icosahedron
-from tests.random_scenes import look_at, random_gaussians
-from tests.tiny_scene import disturbed_cloud, tiny_cloud
+from tests.support.mesh_scenes import icosahedron
+from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.tiny_scene import disturbed_cloud, tiny_cloud
 
 EXTENT = 3.0
 MODES = [("density", True), ("sdf", True), ("dn_consistency", True), ("dn_consistency", False)]
@@ -134,6 +135,6 @@ def test_each_strip_is_blended_twice(camera, target, monkeypatch):
     for again in (False, True):
         rows.clear()
         view = ViewPass(lambda: project(leaves, camera), None, ImageSplit(3, again))
-        view.backpropagate([color_term(target)])
+        view.backpropagate([COLOR.bind(camera, target)])
         assert len(rows) == (6 if again else 3)
         assert len(set(rows)) == 3

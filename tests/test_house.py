@@ -8,24 +8,24 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sugar_pipeline.doctor.machine_checkup import TESTED_TORCH
 from sugar_pipeline.flag_tables import PARSERS, with_tables
 from sugar_utils.settings import flag_table
-
-ROOT = Path(__file__).resolve().parent.parent
-FLOORS = (
-    "sugar_utils",
-    "gaussian_splatting",
-    "sugar_scene",
-    "sugar_trainers",
-    "sugar_extractors",
-    "sugar_pipeline",
+from tests.support.repository import (
+    FLOORS,
+    ROOT,
+    all_files,
+    entry_points,
+    imported_modules,
+    name_of,
+    native_files,
+    parametrize_files,
+    production_files,
+    tree_of,
 )
-"""From the ground up; a file imports from its own floor and from those below."""
 
 RUNNERS = {
     "gaussian_splatting.vanilla.vanilla_options",
@@ -55,45 +55,6 @@ SHARED_NAMES = {"__init__.py", "train.py", "metrics.py"}
 """Entry points are named by the original."""
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
-
-
-def entry_points() -> list[Path]:
-    return [*sorted(ROOT.glob("*.py")), ROOT / "gaussian_splatting" / "train.py"]
-
-
-def production_files() -> list[Path]:
-    inside = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
-    return [*inside, *sorted(ROOT.glob("*.py"))]
-
-
-def all_files() -> list[Path]:
-    beside = [path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")]
-    return [*production_files(), *sorted(beside)]
-
-
-def native_files() -> list[Path]:
-    return [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.inc"))]
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def parametrize_files(files: list[Path]):
-    return pytest.mark.parametrize("path", files, ids=name_of)
-
-
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imported_modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name_of(path)}: relative import in line {node.lineno}"
-            yield node.module or ""
 
 
 def requirement_lines(name: str) -> list[str]:
@@ -136,7 +97,7 @@ def test_file_says_its_licence_and_purpose(path):
     if not text:
         return
     assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
-    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+    assert ast.get_docstring(tree_of(path)), "no module docstring"
 
 
 @pytest.mark.parametrize("path", native_files(), ids=name_of)

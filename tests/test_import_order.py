@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.test_house import FLOORS, ROOT, entry_points, name_of
+from tests.support.repository import FLOORS, ROOT, entry_points, name_of
 
 MODULES = (*FLOORS, "tests", *(name_of(path)[:-3].replace("/", ".") for path in entry_points()))
 

@@ -19,7 +19,7 @@ from sugar_extractors.mesh.level_sets import (
 from sugar_scene.fields.reference_fields import neighbor_opacities
 from sugar_scene.geometry import inverse_square_roots, std_along_view
 from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
-from tests.golden import golden_cameras, golden_cloud, load_golden
+from tests.support.golden import golden_cameras, golden_cloud, load_golden
 
 LEVELS = {"01": 0.1, "03": 0.3, "05": 0.5}
 

@@ -21,7 +21,7 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_utils.errors import UserError
-from tests.tiny_scene import run_cli, tiny_cameras, tiny_cloud
+from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
 
 SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_chunk": 20_000}
 

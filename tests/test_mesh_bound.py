@@ -11,7 +11,7 @@ from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistenc
 from sugar_scene.mesh_bound import LAYOUTS, bind_to_mesh, face_frames, face_normals
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
-from tests.golden import golden_cameras, load_golden
+from tests.support.golden import golden_cameras, load_golden
 
 
 @pytest.fixture(scope="module")

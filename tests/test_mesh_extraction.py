@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import extract_mesh
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh.mesh_config import MeshOptions
@@ -37,7 +36,7 @@ from sugar_scene.mesh.triangle_mesh import (
     without_small_components,
 )
 from sugar_utils.errors import UserError
-from tests.mesh_scenes import (
+from tests.support.mesh_scenes import (
     ITERATION,
     MeshScene,
     cameras_around,
@@ -47,6 +46,7 @@ from tests.mesh_scenes import (
     sphere_points,
     write_mesh_scene,
 )
+from tests.support.tiny_scene import run_cli
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -153,13 +153,14 @@ def test_tsdf_voxel_size_is_automatic_and_bounded(options, capsys):
 
 
 def test_extraction_is_repeatable_finished_work_is_kept_and_other_work_protected(options, capsys):
+    options = coarser(options)
     (path,) = extract_coarse_mesh(options)
     first, made = path.read_bytes(), path.stat().st_mtime_ns
     (again,) = extract_coarse_mesh(options)
     assert again == path
     assert path.stat().st_mtime_ns == made
     assert "exists already" in capsys.readouterr().out
-    other = replace(options, surface_points=30_000)
+    other = replace(options, surface_points=8_000)
     with pytest.raises(UserError, match="--overwrite True"):
         extract_coarse_mesh(other)
     assert path.read_bytes() == first
@@ -182,8 +183,14 @@ def test_background_is_meshed_unless_it_is_empty_or_unwanted(tmp_path, options, 
     assert np.abs(read_mesh_ply(path).vertices).max() < 1.2
 
 
+def coarser(options: MeshOptions, **changes) -> MeshOptions:
+    """Settings for where it does not matter how good the surface is."""
+    solver = PoissonConfig(SolverConfig(depth=5))
+    return replace(options, surface_points=10_000, poisson=solver, **changes)
+
+
 def test_an_empty_background_is_left_out(options, capsys):
-    extract_coarse_mesh(options)
+    extract_coarse_mesh(coarser(options))
     assert "background: only 0 of" in capsys.readouterr().out
 
 
@@ -375,14 +382,12 @@ def test_the_two_ablations_exclude_each_other():
         mesh_options(mesh_parser(None).parse_args(words.split()))
 
 
-def test_the_entry_point_reports_errors_in_one_line(tmp_path):
-    command = [sys.executable, str(ROOT / "extract_mesh.py"), "-s", "s", "-c", "none", "-m", "m.pt"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ}, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: m.pt: no such file")
-    assert len(done.stderr.splitlines()) == 1
+def test_the_entry_point_reports_errors_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_cli(extract_mesh.main, "-s", "s", "-c", "none", "-m", "m.pt") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: m.pt: no such file")
+    assert len(error.splitlines()) == 1
 
 
 def test_pycolmap_decimation_leaves_small_meshes_alone():
@@ -407,7 +412,7 @@ def test_surface_without_points_nearby_is_cut_away_unless_it_shall_be_closed():
 
 
 def test_a_handful_of_background_points_makes_no_background(options, capsys):
-    few = replace(options, min_background_share=0.5, background_factor=40.0)
+    few = coarser(options, min_background_share=0.5, background_factor=40.0)
     extract_coarse_mesh(few)
     assert "background: only" in capsys.readouterr().out
 

@@ -16,8 +16,8 @@ from sugar_extractors.quality.mesh_pictures import (
     shaded_views,
 )
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
-from tests.random_scenes import look_at
-from tests.test_mesh_quality import mesh_of, sphere
+from tests.support.mesh_scenes import mesh_of, sphere
+from tests.support.random_scenes import look_at
 
 PAPER = np.round(np.array(BACKGROUND) * 255).astype(np.uint8)
 

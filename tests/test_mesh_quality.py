@@ -24,40 +24,9 @@ from sugar_extractors.quality.surface_distance import (
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, merge_meshes
 from sugar_utils.errors import UserError
+from tests.support.mesh_scenes import mesh_of, sphere
 
 N_SAMPLES = 5_000
-
-
-def mesh_of(vertices, faces) -> TriangleMesh:
-    vertices = np.asarray(vertices, dtype=np.float64)
-    colors = np.full((len(vertices), 3), 128, dtype=np.uint8)
-    return TriangleMesh(vertices, np.asarray(faces, dtype=np.int64).reshape(-1, 3), colors)
-
-
-def sphere(radius=0.5, center=(0.0, 0.0, 0.0), rings=40) -> TriangleMesh:
-    """A globe of 2 * rings meridians, outward."""
-    lat = np.linspace(0, np.pi, rings + 1)[1:-1]
-    lon = np.arange(2 * rings) * np.pi / rings
-    ring = np.stack(
-        [
-            np.sin(lat)[:, None] * np.cos(lon),
-            np.sin(lat)[:, None] * np.sin(lon),
-            np.repeat(np.cos(lat)[:, None], len(lon), axis=1),
-        ],
-        axis=-1,
-    )
-    vertices = np.concatenate([ring.reshape(-1, 3), [[0, 0, 1], [0, 0, -1]]])
-    n, rows = len(lon), np.arange((rings - 1) * 2 * rings).reshape(rings - 1, -1)
-    right = np.roll(rows, -1, axis=1)
-    a, b, c, d = rows[:-1], rows[1:], right[1:], right[:-1]
-    top, bottom = np.full(n, len(vertices) - 2), np.full(n, len(vertices) - 1)
-    faces = [
-        np.stack([a, b, c], -1).reshape(-1, 3),
-        np.stack([a, c, d], -1).reshape(-1, 3),
-        np.stack([top, rows[0], right[0]], -1),
-        np.stack([bottom, right[-1], rows[-1]], -1),
-    ]
-    return mesh_of(radius * vertices + center, np.concatenate(faces))
 
 
 def plate(low, high, height) -> TriangleMesh:

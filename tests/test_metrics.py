@@ -9,17 +9,17 @@ import torch
 from PIL import Image
 from scipy.ndimage import correlate1d
 
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.reporting import image_metrics as metrics
-from gaussian_splatting.engine.reporting.evaluation import evaluate
-from gaussian_splatting.losses.ssim_reference import (
+from gaussian_splatting.cameras import Camera
+from gaussian_splatting.engine import metrics
+from gaussian_splatting.engine.evaluation import evaluate
+from gaussian_splatting.ssim_reference import (
     gaussian_window,
     ssim_map_reference,
     ssim_reference,
 )
 from sugar_utils.errors import UserError
 from sugar_utils.random import generator
-from tests.golden import load_golden
+from tests.support.golden import load_golden
 
 
 def random_pair(height=40, width=51, noise=0.1, dtype=torch.float32):

@@ -15,7 +15,7 @@ from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.errors import UserError
 from sugar_utils.neighbor_backends import Pytorch3dNeighbors, choose_neighbor_search
 from sugar_utils.neighbors import nearest_neighbors
-from tests.tiny_scene import tiny_cloud
+from tests.support.tiny_scene import tiny_cloud
 
 CPU = torch.device("cpu")
 

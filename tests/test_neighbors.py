@@ -13,7 +13,7 @@ from sugar_utils.neighbors import (
     nearest_neighbors_of,
     nearest_neighbors_reference,
 )
-from tests.golden import load_golden
+from tests.support.golden import load_golden
 
 
 @pytest.fixture

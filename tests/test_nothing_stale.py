@@ -23,14 +23,14 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils import files as file_writing
-from tests.mesh_scenes import (
+from tests.support.mesh_scenes import (
     ITERATION,
     cameras_around,
     icosahedron,
     sphere_cloud,
     write_mesh_scene,
 )
-from tests.tiny_scene import (
+from tests.support.tiny_scene import (
     assert_same_bits,
     events,
     finish,

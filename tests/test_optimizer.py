@@ -12,7 +12,7 @@ from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.optim.adam import ADAM_EPS, GroupedAdam
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
-from tests.golden import GOLDEN_DIR
+from tests.support.golden import GOLDEN_DIR
 
 RATES = {"a": 0.1, "b": 0.01}
 

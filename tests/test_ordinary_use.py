@@ -13,7 +13,7 @@ import pytest
 
 import train
 from gaussian_splatting import train as vanilla_train
-from tests.tiny_scene import REPOSITORY, make_tiny_scene, run_cli
+from tests.support.tiny_scene import REPOSITORY, make_tiny_scene, run_cli
 
 FULL = Path("/dev/full")
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="POSIX streams and file names")

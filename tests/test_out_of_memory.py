@@ -16,7 +16,7 @@ from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.rasterization import rasterizers
 from gaussian_splatting.train import main as train_vanilla
 from sugar_trainers.coarse_stage import CoarseStage
-from tests.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
+from tests.support.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
 
 ERRORS = (
     torch.OutOfMemoryError("CUDA out of memory"),
@@ -64,18 +64,24 @@ def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> li
     return failures
 
 
+@pytest.fixture(scope="module")
+def planned(scene, checkpoint, tmp_path_factory) -> Path:
+    """Output of a run that was told to use strips."""
+    output = tmp_path_factory.mktemp("planned")
+    flags = ("--gradient_accumulation", True, "--accumulation_steps", 2)
+    assert coarse(scene, checkpoint, output, *flags) == 0
+    return output
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=["cuda", "python", "windows", "linux"])
 def test_a_run_that_ran_out_at_once_is_one_that_was_planned_so(
-    error, scene, checkpoint, tmp_path, monkeypatch, capsys
+    error, planned, scene, checkpoint, tmp_path, monkeypatch, capsys
 ):
-    flags = ("--gradient_accumulation", True, "--accumulation_steps", 2)
-    assert coarse(scene, checkpoint, tmp_path / "planned", *flags) == 0
     failures = fail_on_whole_images(monkeypatch, error)
-    capsys.readouterr()
-    assert coarse(scene, checkpoint, tmp_path / "failed") == 0
+    assert coarse(scene, checkpoint, tmp_path) == 0
     assert len(failures) == 1
     assert "out of memory in iteration" in "".join(capsys.readouterr())
-    assert same_bits(tmp_path / "planned", tmp_path / "failed")
+    assert same_bits(planned, tmp_path)
 
 
 def test_gradients_of_terms_that_went_well_are_not_counted_twice(

@@ -16,8 +16,8 @@ from gaussian_splatting.optim.schedule import LearningRates
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.trainable_bound import TrainableBoundCloud
 from sugar_utils.errors import UserError
-from tests.mesh_scenes import icosahedron
-from tests.tiny_scene import tiny_cloud
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import tiny_cloud
 
 N = 6
 

@@ -6,7 +6,7 @@ import torch
 
 from gaussian_splatting.losses.photometric import color_loss, l1_and_ssim
 from gaussian_splatting.losses.ssim_reference import ssim_reference
-from tests.golden import load_golden
+from tests.support.golden import load_golden
 
 
 def image_pair(height, width, seed=0):

@@ -22,14 +22,14 @@ from sugar_pipeline.metrics_options import metrics_options, metrics_parser, read
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
 from sugar_utils.errors import UserError
-from tests.tiny_scene import assert_same_bits, make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.support.tiny_scene import (
+    SHORT_PIPELINE,
+    assert_same_bits,
+    make_tiny_checkpoint,
+    make_tiny_scene,
+    run_cli,
+)
 
-SCALE = 0.002
-SHORT = (
-    "-r", "dn_consistency", "--schedule_scale", SCALE, "--sdf_samples", 300, "-v", 300, "-f", 3000,
-    "--surface_points", 4000, "--poisson_depth", 5, "--meshing_backend", "pycolmap",
-    "--background_mesh", False, "--square_size", 6,
-)  # fmt: skip
 COARSE = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
 MESH = "sugarmesh_3Dgs7000_densityestim02_sdfnorm02_level03_decim300"
 FINE = (
@@ -51,7 +51,7 @@ def full_plan_of(*words: object) -> PipelinePlan:
 def inputs(tmp_path_factory) -> tuple:
     root = tmp_path_factory.mktemp("pipeline")
     scene = make_tiny_scene(root / "scene")
-    return ("-s", scene.root, "-c", make_tiny_checkpoint(root / "vanilla", scene), *SHORT)
+    return ("-s", scene.root, "-c", make_tiny_checkpoint(root / "vanilla", scene), *SHORT_PIPELINE)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,8 @@ def test_photographs_are_decoded_once_for_all_stages(inputs, tmp_path, monkeypat
 def test_the_full_pipeline_runs_in_folders_with_spaces_and_brackets(tmp_path):
     scene = make_tiny_scene(tmp_path / "my scan (1)")
     output = tmp_path / "out [b]"
-    flags = ("-s", scene.root, *SHORT, "--output_dir", output, "--vanilla_iterations", 150_000)
+    words = ("-s", scene.root, *SHORT_PIPELINE, "--output_dir", output)
+    flags = (*words, "--vanilla_iterations", 150_000)
     assert run_cli(train_full_pipeline.main, *flags, "--bboxmin", "(-2,-2,-2)", "-B", "2,2,2") == 0
     vanilla = output / "vanilla_gs" / scene.root.name
     call = ast.parse((vanilla / "cfg_args").read_text(), mode="eval").body

@@ -17,9 +17,14 @@ from sugar_extractors.quality.mesh_quality import MeshQuality
 from sugar_extractors.quality.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report
 from sugar_pipeline.pipeline_report import StageRecord, write_report
 from sugar_scene.mesh.mesh_io import write_mesh_ply
-from tests.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene
-from tests.random_scenes import look_at
-from tests.test_mesh_quality import sphere
+from tests.support.mesh_scenes import (
+    ITERATION,
+    cameras_around,
+    sphere,
+    sphere_cloud,
+    write_mesh_scene,
+)
+from tests.support.random_scenes import look_at
 
 QUALITY = MeshQuality(
     accuracy=0.00343, completeness=0.002, precisions=(0.8, 0.9), recalls=(0.8, 0.9),

@@ -15,7 +15,7 @@ from gaussian_splatting.data.ply import (
     write_point_ply,
 )
 from sugar_utils.errors import UserError
-from tests.golden import GOLDEN_DIR, load_golden
+from tests.support.golden import GOLDEN_DIR, load_golden
 
 GOLDEN_PLY = GOLDEN_DIR / "case10_checkpoint_A/point_cloud/iteration_7000/point_cloud.ply"
 

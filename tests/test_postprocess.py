@@ -8,7 +8,7 @@ import torch
 
 from sugar_extractors.texture.postprocess import face_density, interior_faces, kept_faces
 from sugar_scene.mesh_bound import bind_to_mesh
-from tests.test_refine_run import icosahedron
+from tests.support.mesh_scenes import icosahedron
 
 
 def grid(n: int) -> tuple[torch.Tensor, torch.Tensor]:

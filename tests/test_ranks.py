@@ -34,8 +34,8 @@ from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.ranks import ALONE, Ranks
 from sugar_utils.torchrun import Launch
-from tests.mesh_scenes import icosahedron
-from tests.tiny_scene import (
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import (
     REPOSITORY,
     assert_same_bits,
     finish,

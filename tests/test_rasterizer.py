@@ -10,8 +10,8 @@ from gaussian_splatting.engine.trainable import GROUP_NAMES
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_trainers.losses import depth_normal_consistency, normals_from_depth
-from tests.golden import golden_cameras, golden_cloud, load_golden
-from tests.random_scenes import look_at, random_gaussians
+from tests.support.golden import golden_cameras, golden_cloud, load_golden
+from tests.support.random_scenes import look_at, random_gaussians
 
 IMAGES = ("image", "depth", "normal", "features", "alpha")
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gaussian_splatting.engine.rendering import render_view
-from gaussian_splatting.engine.strips import ImageSplit, ViewPass, color_term
+from gaussian_splatting.engine.strips import ImageSplit, ViewPass
+from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.rasterization import WARP, Rows, project, rasterize
 from gaussian_splatting.rasterization.backends import choice
 from gaussian_splatting.rasterization.backends.choice import choose_rasterizer
@@ -19,8 +20,8 @@ from gaussian_splatting.rasterization.backends.gsplat import GsplatRasterizer, l
 from gaussian_splatting.rasterization.backends.inria import InriaRasterizer, load_inria
 from gaussian_splatting.rasterization.backends.self_test import self_test
 from sugar_utils.errors import UserError
-from tests.random_scenes import look_at, random_gaussians
-from tests.rasterizer_doubles import FakeGsplat, FakeInria, OlderSettings
+from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.rasterizer_doubles import FakeGsplat, FakeInria, OlderSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SLOW = pytest.mark.slow
@@ -109,7 +110,9 @@ def test_strips_add_up_to_the_whole_image(make, split):
 
         view = ViewPass(projected, torch.ones(3), how, rasterizer=rasterizer)
         depth = view.depth()
-        terms, d_means2d = view.backpropagate([color_term(photograph)], torch.ones_like(depth))
+        terms, d_means2d = view.backpropagate(
+            [COLOR.bind(camera, photograph)], torch.ones_like(depth)
+        )
         gradients = [tensor.grad for tensor in gaussians.tensors()]
         results.append([depth, terms["color"], d_means2d, *gradients])
     for expected, found in zip(*results, strict=True):

@@ -20,7 +20,7 @@ from gaussian_splatting.data.reference_layout import (
     write_point_cloud,
 )
 from sugar_utils.errors import UserError
-from tests.golden import GOLDEN_DIR, golden_cameras, load_golden
+from tests.support.golden import GOLDEN_DIR, golden_cameras, load_golden
 
 GOLDEN = GOLDEN_DIR / "case10_checkpoint_A"
 

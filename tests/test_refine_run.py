@@ -12,9 +12,9 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.frame import run_main
-from tests.golden import GOLDEN_DIR
-from tests.mesh_scenes import icosahedron
-from tests.tiny_scene import make_tiny_checkpoint, make_tiny_scene
+from tests.support.golden import GOLDEN_DIR
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene
 
 NAME = "sugarfine_3Dgs7000_level03_decim20_normalconsistency01_gaussperface6"
 STEPS = 6

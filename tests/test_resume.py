@@ -23,8 +23,8 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
-from tests.mesh_scenes import icosahedron
-from tests.tiny_scene import (
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import (
     TinyScene,
     assert_same_bits,
     events,

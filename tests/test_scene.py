@@ -21,9 +21,8 @@ from gaussian_splatting.data.reference_layout import (
 from gaussian_splatting.data.scene import load_scene, load_scene_for_checkpoint
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.errors import UserError
-from tests.golden import GOLDEN_DIR, load_golden
-from tests.test_colmap import PINHOLE, make_scene
-from tests.test_transforms_json import write_scene
+from tests.support.captures import PINHOLE, make_scene, write_scene
+from tests.support.golden import GOLDEN_DIR, load_golden
 
 FULL = SugarSize()
 NAMES = [f"{i:02d}.png" for i in range(17)]

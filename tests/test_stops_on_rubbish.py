@@ -11,12 +11,12 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
-from gaussian_splatting.engine import strips
+from gaussian_splatting.engine import terms
 from gaussian_splatting.vanilla import vanilla_stage
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_trainers import coarse_stage
+from sugar_trainers import coarse_terms
 from sugar_trainers.coarse_stage import CoarseStage
-from tests.tiny_scene import (
+from tests.support.tiny_scene import (
     TinyScene,
     disturbed_cloud,
     load_pt,
@@ -128,9 +128,9 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
 @pytest.mark.parametrize(
     ("module", "function", "term", "iteration"),
     [
-        (strips, "color_loss", "color", FIRST),
-        (coarse_stage, "opacity_entropy", "entropy", FIRST + 1),
-        (coarse_stage, "depth_normal_consistency", "dn", PRUNED),
+        (terms, "color_loss", "color", FIRST),
+        (coarse_terms, "opacity_entropy", "entropy", FIRST + 1),
+        (coarse_terms, "depth_normal_consistency", "dn", PRUNED),
     ],
 )
 def test_loss_term_that_is_not_a_number(
@@ -147,10 +147,8 @@ def test_loss_term_that_is_not_a_number(
 @pytest.mark.parametrize("name", ["sampled", "photometric"])
 def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys, name):
     if name == "sampled":
-        from sugar_trainers import sampling_block
-
         monkeypatch.setattr(
-            sampling_block, "density_estimation_loss", lambda d, *_: d.sum() * torch.inf
+            coarse_terms, "density_estimation_loss", lambda d, *_: d.sum() * torch.inf
         )
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:

@@ -14,8 +14,8 @@ from gaussian_splatting.engine.strips import (
     ImageSplit,
     ImageTerm,
     ViewPass,
-    color_term,
 )
+from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss, l1_and_ssim
 from gaussian_splatting.rasterization import (
     Rows,
@@ -32,18 +32,20 @@ from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_options import coarse_options, coarse_parser
-from sugar_trainers.coarse_stage import CoarseStage, depth_normal_term
+from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.coarse_terms import coarse_terms
 from sugar_trainers.losses import depth_normal_consistency
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_options import refine_options, refine_parser
 from sugar_trainers.refine_stage import RefineStage
-from tests.mesh_scenes import icosahedron
-from tests.random_scenes import look_at, random_gaussians
-from tests.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
+from tests.support.mesh_scenes import icosahedron
+from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
 
 WIDTH, HEIGHT = 51, 37
 EXTENT = 3.0
 ITERATION = 9_100
+DEPTH_NORMALS = next(term for term in coarse_terms(CoarseConfig()) if term.name == "dn")
 
 
 def view(width=WIDTH, height=HEIGHT):
@@ -251,7 +253,7 @@ def test_a_photograph_of_bytes_gives_the_bits_of_one_of_floats(strips):
     for target in (photo, photo.to(torch.float32) / 255.0):
         leaves = disturbed_cloud(tiny_cloud()).activate().as_leaves()
         image = ViewPass(lambda leaves=leaves: project(leaves, camera), None, ImageSplit(strips))
-        terms, _ = image.backpropagate([color_term(target)])
+        terms, _ = image.backpropagate([COLOR.bind(camera, target)])
         gradients.append([terms["color"], leaves.means.grad])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
@@ -266,7 +268,7 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
     def evaluate(maps):
         assert all(earlier() is None for earlier, _ in seen)
         seen.append((weakref.ref(maps.image), maps.image.shape[0]))
-        loss, shares = color_term(photograph(camera)).evaluate(maps)
+        loss, shares = COLOR.bind(camera, photograph(camera)).evaluate(maps)
         return loss, shares
 
     image = ViewPass(lambda: project(leaves, camera), None, ImageSplit(4))
@@ -287,7 +289,7 @@ def test_gaussians_are_projected_and_sorted_once(monkeypatch):
         return project(leaves, camera)
 
     image = ViewPass(project_once, None, ImageSplit(6))
-    image.backpropagate([color_term(picture)])
+    image.backpropagate([COLOR.bind(camera, picture)])
     assert len(projected) == len(sorted_views) == 1
 
 
@@ -298,7 +300,7 @@ def test_a_view_of_nothing_can_be_split():
     leaves, camera = random_gaussians(0, 0, torch.float32).as_leaves(), view()
     image = ViewPass(lambda: project(leaves, camera, depth=True, normal=True), None, ImageSplit(3))
     terms, d_means2d = image.backpropagate(
-        [color_term(torch.zeros(HEIGHT, WIDTH, 3)), depth_normal_term(camera, 0.05)]
+        [COLOR.bind(camera, torch.zeros(HEIGHT, WIDTH, 3)), DEPTH_NORMALS.bind(camera, None)]
     )
     assert d_means2d.shape == (0, 2)
     assert float(terms["color"]) == pytest.approx(0.0, abs=1e-6)
@@ -310,7 +312,7 @@ def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
     image = ViewPass(
         lambda: project(leaves, camera, rgb=False, depth=True, normal=True), None, ImageSplit(7)
     )
-    terms, _ = image.backpropagate([depth_normal_term(camera, 1.0)])
+    terms, _ = image.backpropagate([DEPTH_NORMALS.bind(camera, None)])
     maps = rasterize(leaves, camera, rgb=False, depth=True, normal=True)
     intrinsics = camera.fx, camera.fy, camera.cx, camera.cy
     expected = depth_normal_consistency(maps.depth, maps.normal, *intrinsics)

@@ -22,7 +22,7 @@ from sugar_trainers.losses import (
     sdf_estimation_loss,
 )
 from sugar_utils.neighbors import nearest_neighbors
-from tests.golden import golden_cameras, golden_cloud, load_golden
+from tests.support.golden import golden_cameras, golden_cloud, load_golden
 
 PARAMETERS = ("points", "all_densities", "scales", "quaternions")
 

@@ -2,7 +2,6 @@
 """What is logged can be read back by TensorBoard's own reader."""
 
 import io
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from gaussian_splatting.engine.reporting.tensorboard import (
     RunLogger,
     subsample,
 )
+from tests.support.limits import largest_file
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytest.importorskip("tensorboard")
@@ -109,9 +109,8 @@ def test_disabled_logger_writes_nothing(tmp_path):
 
 
 def test_missing_tensorboard_is_one_warning_and_no_logs(tmp_path, monkeypatch):
-    monkeypatch.delitem(
-        sys.modules, "gaussian_splatting.engine.reporting.event_file", raising=False
-    )
+    own = "gaussian_splatting.engine.reporting.event_file"
+    monkeypatch.delitem(sys.modules, own, raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     notes = []
     with RunLogger(tmp_path / "tensorboard", notify=notes.append) as logger:
@@ -179,20 +178,13 @@ def test_disk_that_fills_up_is_one_warning_and_nothing_else(tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
-def test_file_that_reaches_its_limit_is_one_warning(tmp_path):
-    code = (
-        "import resource, signal, sys; from pathlib import Path\n"
-        "from gaussian_splatting.engine.reporting.tensorboard import RunLogger\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "with RunLogger(Path(sys.argv[1]), notify=print) as logger:\n"
-        "    for step in range(5_000):\n"
-        "        logger.scalars({'a': 1.0}, step)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "TensorBoard logs are not continued: File too large\n"
+def test_file_that_reaches_its_limit_is_one_warning(tmp_path, capfd):
+    notes = []
+    with largest_file(20_000), RunLogger(tmp_path, notify=notes.append) as logger:
+        for step in range(5_000):
+            logger.scalars({"a": 1.0}, step)
+    assert notes == ["TensorBoard logs are not continued: File too large"]
+    assert "".join(capfd.readouterr()) == ""
     assert len(read(tmp_path).Scalars("a")) > 100
 
 

@@ -16,7 +16,7 @@ from sugar_extractors.texture.texture_atlas import (
     squares_per_axis,
 )
 from sugar_utils.errors import UserError
-from tests.test_refine_run import icosahedron
+from tests.support.mesh_scenes import icosahedron
 
 
 def signed_areas(corners: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ from sugar_extractors.texture.texture_baking import (
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_extractors.texture.textured_rendering import render_textured, sample_texture
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
-from tests.mesh_scenes import cameras_around
-from tests.random_scenes import look_at
+from tests.support.mesh_scenes import cameras_around
+from tests.support.random_scenes import look_at
 
 CAMERAS = cameras_around(8, width=128)
 

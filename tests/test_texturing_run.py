@@ -12,42 +12,16 @@ import pytest
 import torch
 
 import extract_refined_mesh_with_texture as script
-from gaussian_splatting.engine.checkpoint import save_payload
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.texture_options import texture_options, texture_parser
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.trainable_bound import FACES, STATE_NAMES, THICKNESS
+from sugar_scene.trainable_bound import FACES, STATE_NAMES
 from sugar_utils.flags import Parser
 from sugar_utils.settings import add_flags
-from tests.test_refine_run import icosahedron
-from tests.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
-
-NAME = "sugarfine_3Dgs7000_level03_decim20_normalconsistency01_gaussperface3"
-
-
-def refined_state(opacity: float = 6.0, per_triangle: int = 3) -> dict:
-    """An icosahedron coloured by position; its last five faces are faint."""
-    mesh = icosahedron()
-    vertices, faces = torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces)
-    cloud = bind_to_mesh(vertices, faces, 0.5 + 0.4 * vertices, per_triangle, 2.0)
-    cloud.opacity_logits[:] = opacity
-    cloud.log_scales += 0.8
-    return {
-        FACES: cloud.faces.int(),
-        THICKNESS: cloud.thickness,
-        **{file: getattr(cloud, own) for own, file in STATE_NAMES.items()},
-    }
-
-
-def save_model(root, state, name=NAME):
-    path = root / name / "15000.pt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rest = {"iteration": 15_000, "epoch": 1, "train_losses": [], "optimizer_state_dict": {}}
-    save_payload(path, {"state_dict": state, **rest})
-    return path
+from tests.support.refined_models import NAME, refined_state, save_model
+from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
 
 
 @pytest.fixture(scope="module")

@@ -3,40 +3,14 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from gaussian_splatting.data.ply import write_point_ply
 from gaussian_splatting.data.transforms_json import find_transforms, random_points, read_transforms
 from sugar_utils.errors import UserError
-
-ANGLE = 0.7
-
-
-def look_at_origin(position: tuple[float, float, float]) -> list[list[float]]:
-    """Camera-to-world matrix with OpenGL axes (x right, y up, looking along -z)."""
-    back = np.array(position) / np.linalg.norm(position)
-    right = np.cross([0.0, 0.0, 1.0], back)
-    right /= np.linalg.norm(right)
-    matrix = np.eye(4)
-    matrix[:3, :4] = np.stack([right, np.cross(back, right), back, position], axis=1)
-    return matrix.tolist()
-
-
-def write_scene(root: Path, name: str = "transforms_train.json", **extra) -> Path:
-    folder = "test" if "test" in name else "train"
-    (root / folder).mkdir(parents=True, exist_ok=True)
-    frames = []
-    for i in range(3):
-        Image.new("RGBA", (20, 16)).save(root / folder / f"r_{i}.png")
-        pose = look_at_origin((3.0, 0.5 * i - 0.4, 1.0))
-        frames.append({"file_path": f"./{folder}/r_{i}", "transform_matrix": pose})
-    content = {"camera_angle_x": ANGLE, "frames": frames} | extra
-    (root / name).write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
-    return root / name
+from tests.support.captures import ANGLE, write_scene
 
 
 def test_opengl_axes_become_colmap_axes(tmp_path):

@@ -21,7 +21,13 @@ from sugar_pipeline.plan import full_plan
 from sugar_trainers.naming import coarse_directory, refined_name, scene_name
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link
-from tests.test_house import all_files, name_of, parametrize_files, production_files, tree_of
+from tests.support.repository import (
+    all_files,
+    name_of,
+    parametrize_files,
+    production_files,
+    tree_of,
+)
 
 LONGEST = 260
 """Characters of a path that Windows takes without being told to."""
@@ -204,7 +210,8 @@ GUARDED = {
     ("sugar_utils/memory.py", "resource"),
 }
 LINUX_ONLY = {
-    f"benchmarks/{name}.py" for name in ("campaign", "child", "faults_cases", "fuzz_mutations")
+    f"benchmarks/robustness/{name}.py"
+    for name in ("campaign", "child", "faults_cases", "fuzz_mutations")
 }
 """Campaigns fork children and limit them, which their first lines say."""
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.graph import cut
-from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss
 from gaussian_splatting.rasterization import (
     WARP,
     BlendedRows,
@@ -106,18 +105,6 @@ class ImageTerm:
 
     halo: int
     evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
-
-
-def color_term(target: Tensor) -> ImageTerm:
-    """The colour loss of 3DGS against a photograph (H, W, 3); reported as ``"color"``."""
-
-    def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = color_loss(
-            maps.image, maps.part_of(target), rows=maps.counted, total_rows=maps.height
-        )
-        return loss, {"color": loss}
-
-    return ImageTerm(SSIM_HALO, evaluate)
 
 
 class ViewPass:

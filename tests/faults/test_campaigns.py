@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share of what ``benchmarks/fuzz.py`` and ``benchmarks/faults.py`` can do, at every change.
+"""A share of what the campaigns of ``benchmarks/robustness/`` can do, at every change.
 
 In processes of their own: children that are forked warm need a process without threads or a GPU.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_scene import REPOSITORY
+from tests.support.tiny_scene import REPOSITORY
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,7 +24,13 @@ pytestmark = [
 def run(script: str, tmp_path: Path, *flags: object) -> tuple[str, list[dict]]:
     """What a campaign printed, and its results."""
     record = tmp_path / "results.json"
-    command = [sys.executable, REPOSITORY / "benchmarks" / script, "--json", record, *flags]
+    command = [
+        sys.executable,
+        REPOSITORY / "benchmarks" / "robustness" / script,
+        "--json",
+        record,
+        *flags,
+    ]
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, cwd=REPOSITORY
     )

@@ -14,13 +14,13 @@ from random import Random
 import pytest
 import torch
 
-from benchmarks.child import Limits, Outcome, run_child
-from benchmarks.faults_cases import Disturbance, Scenario, Undisturbed
-from benchmarks.faults_hooks import Events, doing, failing, install
-from benchmarks.faults_verdict import differences, judge_again, judge_disturbed
-from benchmarks.fuzz_kinds import TURNS, kind_of
-from benchmarks.fuzz_mutations import IN_PLACE, mutate_bytes, mutate_json, put_in_place
-from benchmarks.fuzz_verdict import Expectation, Verdict, judge, snapshot
+from benchmarks.robustness.child import Limits, Outcome, run_child
+from benchmarks.robustness.faults_cases import Disturbance, Scenario, Undisturbed
+from benchmarks.robustness.faults_hooks import Events, doing, failing, install
+from benchmarks.robustness.faults_verdict import differences, judge_again, judge_disturbed
+from benchmarks.robustness.fuzz_kinds import TURNS, kind_of
+from benchmarks.robustness.fuzz_mutations import IN_PLACE, mutate_bytes, mutate_json, put_in_place
+from benchmarks.robustness.fuzz_verdict import Expectation, Verdict, judge, snapshot
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, write_text_atomic
 

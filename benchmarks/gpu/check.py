@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything worth knowing on a GPU, in one command: ``python benchmarks/gpu/check.py``.
+
+Prints a table, writes JSON with ``--json``, and ends within ``--minutes``. Exit code 1 if a check
+FAILED. Sections: environment; parity with float64 references; determinism; recorded values of the
+original method; times of the rasterizer; time and memory of the geometric step; neighbours and
+fields; a short training with all stages. ``--sections`` chooses some of them, and
+``--quick --device cpu`` tries the checks themselves without a GPU.
+
+Each section runs in a process of its own, because an illegal access in one kernel makes every
+later call of its process fail. A check that fails, crashes or hangs ends the process; a new one
+goes on with the next check. On CUDA the check then runs once more by itself with launches that
+block, so that the traceback names the call at fault and not a later one.
+
+On a machine without network that has Python and torch with CUDA but nothing else, carry wheels.
+Where there is a network, for the Python version of that machine::
+
+    python -m pip download --only-binary=:all: --no-deps --python-version 3.12 \
+        --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d wheels \
+        warp-lang==1.19.0 plyfile pycolmap numpy pillow rich tensorboard
+
+and there, in the root of this repository::
+
+    python -m pip install --no-index --no-deps --find-links wheels --target site \
+        warp-lang plyfile pycolmap
+    PYTHONPATH=site python benchmarks/gpu/check.py --json gpu.json
+
+``--no-deps`` keeps the torch that is there; pip names a missing package, which is then downloaded
+likewise (tensorboard and rich have dependencies). warp-lang takes 143 MiB, pycolmap 37 MiB. The
+sections up to "timing" need torch, NumPy and warp-lang alone (golden also Pillow), "step" also
+plyfile, Pillow and rich; only "training" needs pycolmap and tensorboard.
+If only small files can be carried, ``split -b 30M`` the wheel and ``cat`` the parts. Kernels are
+compiled at their first use, tens of seconds in all, and kept in Warp's cache; no compiler is
+needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import math
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.gpu.runner import FAILED, OK, ROOT, SKIPPED, Row, Runner, Section
+from sugar_utils.files import write_json_atomic
+from sugar_utils.flags import Parser, positive_float
+from sugar_utils.frame import run_main
+
+SECTIONS = (
+    Section("environment", "benchmarks.gpu.environment", 0.04),
+    Section("parity", "benchmarks.gpu.parity", 0.26),
+    Section("determinism", "benchmarks.gpu.determinism", 0.10),
+    Section("golden", "benchmarks.gpu.golden", 0.08),
+    Section("timing", "benchmarks.gpu.timing", 0.16),
+    Section("step", "benchmarks.gpu.step", 0.14),
+    Section("search and fields", "benchmarks.gpu.fields", 0.08),
+    Section("training", "benchmarks.gpu.training", 0.24),
+)
+
+
+def work(order: dict[str, Any]) -> int:
+    """Run checks in this process and write what is found to a journal."""
+    with open(order["journal"], "a", encoding="utf-8") as journal:
+
+        def tell(event: str, **fields: Any) -> None:
+            journal.write(json.dumps({"event": event, **_finite(fields)}) + "\n")
+            journal.flush()
+
+        # Here and not above: the process that watches must not hold memory of the device.
+        from benchmarks.gpu.common import Setup, SkipCheck, synchronize, torch
+        from sugar_utils.device import choose_device
+
+        setup = Setup(**order["setup"])
+        if setup.on_cuda and not torch.cuda.is_available():
+            # Says in one line why there is none.
+            choose_device("cuda", setup.place.index)
+        checks = importlib.import_module(order["module"]).CHECKS
+        tell("checks", checks={check.name: check.seconds for check in checks})
+        for check in checks:
+            if order["checks"] is not None and check.name not in order["checks"]:
+                continue
+            tell("start", check=check.name)
+            started = time.perf_counter()
+            try:
+                for finding in check.run(setup):
+                    # An error of a kernel must come up before its finding counts.
+                    synchronize(setup.place)
+                    tell("finding", check=check.name, **asdict(finding))
+                synchronize(setup.place)
+            except SkipCheck as reason:
+                tell("skipped", check=check.name, reason=str(reason))
+                continue
+            # Whatever a check runs into is its result.
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                tell("error", check=check.name, reason=reason, trace=traceback.format_exc())
+                if setup.on_cuda:
+                    # This process may be unable to do anything more on the device.
+                    return 0
+                continue
+            tell("end", check=check.name, seconds=time.perf_counter() - started)
+            gc.collect()
+            if setup.on_cuda:
+                torch.cuda.empty_cache()
+    return 0
+
+
+def _finite(value: Any) -> Any:
+    """The same without numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_all(
+    sections: Sequence[Section], setup: dict[str, Any], minutes: float, path: Path | None = None
+) -> list[Row]:
+    """Run sections one after the other, print their rows, and write them after each."""
+    rows: list[Row] = []
+    started, total = time.monotonic(), sum(section.share for section in sections)
+    spent_share = 0.0
+    with tempfile.TemporaryDirectory(prefix="gpu_check_") as folder:
+        for section in sections:
+            spent_share += section.share
+            deadline = started + 60 * minutes * spent_share / total
+            begun = time.monotonic()
+            own = Path(folder) / section.module
+            runner = Runner(section, {**setup, "work": str(own)}, deadline, own)
+            runner.run()
+            if setup["device"] != "cpu":
+                runner.explain()
+            rows += runner.rows
+            print(f"\n{section.name}, {time.monotonic() - begun:.0f} s", flush=True)
+            for row in runner.rows:
+                print(f"  {row.status:8}{row.check:22} {row.what:34} {row.shown}", flush=True)
+            if path is not None:
+                seconds = time.monotonic() - started
+                record = {"setup": setup, "seconds": seconds, "rows": [asdict(r) for r in rows]}
+                write_json_atomic(path, record)
+    return rows
+
+
+def print_summary(rows: Sequence[Row]) -> None:
+    """One line per section, then what failed once more."""
+    print(f"\n| section{'':11} | ok | FAILED | skipped |\n|{'-' * 20}|---:|-------:|--------:|")
+    for name in dict.fromkeys(row.section for row in rows):
+        counts = [
+            sum(r.status == status for r in rows if r.section == name)
+            for status in (OK, FAILED, SKIPPED)
+        ]
+        print(f"| {name:18} | {counts[0]:2} | {counts[1]:6} | {counts[2]:7} |")
+    for row in rows:
+        if row.status == FAILED:
+            print(f"FAILED {row.section}, {row.check}: {row.what or '-'}: {row.shown}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags."""
+    names = ", ".join(section.name for section in SECTIONS)
+    result = Parser(
+        description="Check everything on a GPU.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = result.add_argument
+    add("--device", default="cuda", help="cuda, cuda:1, ..., or cpu")
+    add("--json", type=Path, help="also write all figures to this file")
+    add("--minutes", type=positive_float, default=8.0, help="time for everything")
+    add("--sections", default="all", help=f"some of these, separated by commas: {names}")
+    add("--golden", type=Path, default=ROOT / "tests" / "data" / "golden",
+        help="folder of the recorded cases")  # fmt: skip
+    add("--scene", type=Path, help="capture to train on; unset: the built-in demo scene")
+    add("--quick", action="store_true", help="tiny sizes, for a try on the CPU")
+    add("--worker", help=argparse.SUPPRESS)
+    return result
+
+
+def main() -> int:
+    """Parse the flags and run."""
+    flags = parser()
+    args = flags.parse_args()
+    if args.worker:
+        return work(json.loads(args.worker))
+    chosen = [name.strip() for name in args.sections.split(",")]
+    sections = [s for s in SECTIONS if args.sections == "all" or s.name in chosen]
+    if not sections:
+        flags.error(f"--sections {args.sections}: there is none of them")
+    setup = {
+        "device": args.device,
+        "quick": args.quick,
+        "golden": str(args.golden.resolve()),
+        "scene": None if args.scene is None else str(args.scene.resolve()),
+    }
+    rows = check_all(sections, setup, args.minutes, args.json)
+    print_summary(rows)
+    return int(any(row.status == FAILED for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

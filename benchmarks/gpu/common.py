@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all checks of ``benchmarks/gpu/check.py`` share: findings, comparisons, clocks, scenes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sugar_utils  # noqa: F401  before torch
+
+# isort: split
+import torch
+from torch import Tensor
+
+from benchmarks.rasterizer import Case, as_cloud, make_scene
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data.cameras import Camera
+
+REPLICATED = 500_000
+"""Largest scene that is drawn; larger ones consist of jittered copies, which takes no minutes."""
+
+
+class SkipCheck(Exception):
+    """A check cannot be made here; the message says why. No fault."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is checked, and with what.
+
+    Attributes:
+        device: ``cuda``, ``cuda:1``, ``cpu``.
+        quick: Sizes for a try on the CPU.
+        golden: Folder of the recorded cases.
+        scene: Folder of a capture; None for the built-in demo scene.
+        work: Folder for temporary results.
+    """
+
+    device: str
+    quick: bool
+    golden: str
+    scene: str | None
+    work: str
+
+    @property
+    def place(self) -> torch.device:
+        """The device for torch, with its number, as tensors name it."""
+        device = torch.device(self.device)
+        return torch.device("cuda", 0) if device == torch.device("cuda") else device
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.place.type == "cuda"
+
+    def size(self, full: int, quick: int) -> int:
+        """One of two sizes."""
+        return quick if self.quick else full
+
+    @property
+    def golden_folder(self) -> Path:
+        """Folder of the recorded cases."""
+        return Path(self.golden)
+
+    def need_cuda(self) -> None:
+        """Leave a check that says nothing on a CPU."""
+        if not self.on_cuda:
+            raise SkipCheck("needs CUDA")
+
+
+@dataclass
+class Finding:
+    """One row of the table.
+
+    Attributes:
+        what: What was looked at.
+        ok: Whether it is as it should be; also True for what is only measured.
+        shown: The figure, for people.
+        figures: The same and more, for programs.
+    """
+
+    what: str
+    ok: bool
+    shown: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that can fail by itself.
+
+    Attributes:
+        name: In the table.
+        run: Yields findings, or raises.
+        seconds: How long it may take before it counts as hanging; kernels are compiled within.
+    """
+
+    name: str
+    run: Callable[[Setup], Iterator[Finding]]
+    seconds: float = 90.0
+
+
+def compare(
+    what: str, found: Tensor, expected: Tensor, tolerance: float, *, flips: float = 0.0
+) -> Finding:
+    """Hold values against better ones.
+
+    The error of an entry is relative to the largest entry of its column (last axis).
+
+    Args:
+        what: In the table.
+        found: Any shape, any device.
+        expected: The same shape.
+        tolerance: Error that an entry may have.
+        flips: Share of entries that may have more, because a threshold (an alpha of 1/255, a
+            radius rounded up) may fall to either side. Then the error of all, relative L2, may
+            be 100 tolerances.
+    """
+    a, b = (t.detach().to("cpu", torch.float64) for t in (found, expected))
+    if a.shape != b.shape:
+        return Finding(what, False, f"shape {tuple(a.shape)}, expected {tuple(b.shape)}")
+    if not b.numel():
+        return Finding(what, True, "nothing to compare, as expected")
+    a, b = (t.reshape(-1, t.shape[-1] if t.dim() > 1 else 1) for t in (a, b))
+    largest = b.abs().amax(dim=0)
+    scale = largest.clamp_min(max(1e-6 * float(largest.max()), 1e-12))
+    error = ((a - b).abs() / scale).nan_to_num(nan=torch.inf)
+    worst, over = float(error.max()), float((error > tolerance).double().mean())
+    relative = float((a - b).norm() / b.norm().clamp_min(1e-12))
+    ok = over <= flips and (over == 0 or relative <= 100 * tolerance)
+    shown = f"error {worst:.1e}, allowed {tolerance:.0e}"
+    if flips:
+        shown += f"; {100 * over:.2g} % beyond it, allowed {100 * flips:.2g} %"
+    figures = {"largest": worst, "beyond": over, "relative_l2": relative, "tolerance": tolerance}
+    return Finding(what, ok, shown, figures)
+
+
+def equal(what: str, found: Tensor, expected: Tensor) -> Finding:
+    """Hold values against those that they must be to the last bit."""
+    a, b = found.detach().cpu(), expected.detach().cpu()
+    if a.shape != b.shape:
+        return Finding(what, False, f"shape {tuple(a.shape)}, expected {tuple(b.shape)}")
+    n_wrong = int((a != b).sum())
+    shown = "equal" if not n_wrong else f"{n_wrong:,} of {a.numel():,} differ"
+    return Finding(what, not n_wrong, shown, {"differing": n_wrong, "of": a.numel()})
+
+
+def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:
+    """A copy elsewhere."""
+    return Gaussians(*(t.detach().to(device) for t in gaussians.tensors()))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all work; this is where errors of kernels come up."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def milliseconds(
+    device: torch.device, work: Callable[[], object], *, repeats: int = 11, budget: float = 2.0
+) -> float:
+    """Median time of some work by CUDA events, on a CPU by the clock.
+
+    Args:
+        device: Where it runs.
+        work: Called once to warm up, then repeatedly.
+        repeats: At most so often.
+        budget: Seconds after which no repetition begins.
+    """
+    work()
+    synchronize(device)
+    if device.type != "cuda":
+        # Figures of a CPU are for seeing that there are some; benchmarks of their own measure it.
+        repeats = min(repeats, 3)
+    times, started = [], time.perf_counter()
+    while len(times) < repeats and (not times or time.perf_counter() - started < budget):
+        times.append(_once(device, work))
+    return statistics.median(times)
+
+
+def _once(device: torch.device, work: Callable[[], object]) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - started)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    work()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after)
+
+
+def measure_peaks(device: torch.device, *, quick: bool) -> tuple[float, float]:
+    """Bytes per second of a large copy (read and written), operations per second of a product."""
+    n_bytes, side = (2**24, 512) if quick else (2**30, 8192)
+    source = torch.ones(n_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    copy = milliseconds(device, lambda: target.copy_(source))
+    a, b = (torch.rand(side, side, device=device) for _ in range(2))
+    product = milliseconds(device, lambda: torch.mm(a, b))
+    return 2 * n_bytes / copy * 1e3, 2 * side**3 / product * 1e3
+
+
+def large_scene(
+    n: int, width: int, height: int, device: torch.device | str
+) -> tuple[Gaussians, Camera]:
+    """A scene of ``make_scene`` with any number of Gaussians, equally dense on screen."""
+    radius = 4.4 * width / 1920 * (1e6 / n) ** 0.5
+    base, camera = make_scene(Case("large", min(n, REPLICATED), width, height, 1, radius=radius))
+    copies = -(-n // len(base))
+    tensors = [
+        t.to(device).repeat(copies, *[1] * (t.dim() - 1))[:n].contiguous() for t in base.tensors()
+    ]
+    scene = Gaussians(*tensors)
+    rng = torch.Generator(device=device).manual_seed(0)
+    moved = torch.randn(scene.means.shape, generator=rng, device=device)
+    scene.means[len(base) :] += 4 * (scene.scales.amax(dim=1, keepdim=True) * moved)[len(base) :]
+    return scene, camera
+
+
+def large_cloud(
+    n: int, width: int, height: int, device: torch.device | str
+) -> tuple[GaussianCloud, Camera]:
+    """The same as raw parameters."""
+    scene, camera = large_scene(n, width, height, device)
+    return as_cloud(scene), camera

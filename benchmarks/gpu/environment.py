@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the figures of ``benchmarks/gpu/check.py`` belong to: machine, versions, peaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Iterator
+
+import torch
+import warp as wp
+
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, measure_peaks
+from benchmarks.rasterizer import describe_machine
+from sugar_utils.device import choose_device, cuda_facts
+from sugar_utils.errors import UserError
+from sugar_utils.memory import available_bytes, format_bytes
+
+OPTIONAL = ("gsplat", "pytorch3d", "diff_gaussian_rasterization", "pycolmap", "plyfile", "open3d")
+
+
+def machine(setup: Setup) -> Iterator[Finding]:
+    """Host, versions, optional packages."""
+    for name, value in describe_machine().items():
+        yield Finding(name, True, str(value))
+    found = [name for name in OPTIONAL if importlib.util.find_spec(name) is not None]
+    yield Finding("optional packages", True, ", ".join(found) or "none", {"found": found})
+
+
+def gpu(setup: Setup) -> Iterator[Finding]:
+    """The device as torch and Warp see it."""
+    setup.need_cuda()
+    facts, index = cuda_facts(), setup.place.index or 0
+    device = facts.gpus[index]
+    capability = ".".join(map(str, device.capability))
+    shown = f"{device.name}, compute capability {capability}, {format_bytes(device.memory)}"
+    yield Finding("GPU", True, shown, {"name": device.name, "capability": capability})
+    free = available_bytes(setup.place)
+    yield Finding("free memory", True, format_bytes(free), {"bytes": free})
+    yield Finding("torch", True, f"CUDA {facts.torch_cuda}, kernels for {facts.architectures}")
+    try:
+        chosen = choose_device("cuda", index)
+        yield Finding("choice", chosen.device == setup.place, chosen.reason)
+    except UserError as error:
+        # The program would refuse this GPU; the other checks tell whether it is right.
+        yield Finding("choice", False, str(error))
+    own = wp.device_from_torch(setup.place)
+    yield Finding("Warp", own.is_cuda, f"{own.name}, sm_{own.arch}", {"arch": own.arch})
+
+
+def driver(setup: Setup) -> Iterator[Finding]:
+    """Version of the driver."""
+    setup.need_cuda()
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SkipCheck(f"nvidia-smi cannot be asked ({type(error).__name__})") from error
+    yield Finding("version", True, told.stdout.split("\n")[0].strip())
+
+
+def peaks(setup: Setup) -> Iterator[Finding]:
+    """Rates that shares of the peak are measured against."""
+    bandwidth, flops = measure_peaks(setup.place, quick=setup.quick)
+    shown = f"{bandwidth / 1e9:,.0f} GB/s"
+    yield Finding("copy, read and written", True, shown, {"bytes_per_second": bandwidth})
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    yield Finding("TF32 is off by default", not tf32, str(tf32))
+    shown = f"{flops / 1e9:,.0f} GFLOP/s"
+    yield Finding("float32 matrix product", True, shown, {"flop_per_second": flops})
+
+
+CHECKS = (Check("machine", machine), Check("gpu", gpu), Check("driver", driver),
+          Check("peaks", peaks))  # fmt: skip

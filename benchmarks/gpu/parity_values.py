@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parity checks of what has no pixels: fields, neighbours, Adam in its formats, diamonds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.common import Finding, Setup, compare, equal
+from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, AdamStep, moment_format
+from sugar_scene.diamonds import diamond_faces, diamond_vertices
+from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.fields.reference_fields import evaluate_fields_reference
+from sugar_utils.neighbors import (
+    nearest_neighbors,
+    nearest_neighbors_of,
+    nearest_neighbors_reference,
+)
+
+FIELD_FLIPS = 1e-3
+NEIGHBORS = 16
+RATE = 0.01
+
+
+def _draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _surface(n: int) -> list[Tensor]:
+    """Flat Gaussians on a sphere, as large as the space between them."""
+    rng = torch.Generator().manual_seed(0)
+    means = torch.nn.functional.normalize(torch.randn(n, 3, generator=rng), dim=1)
+    means = means + 0.01 * torch.randn(n, 3, generator=rng)
+    scales = (12.0 / n) ** 0.5 * torch.exp(0.4 * torch.randn(n, 3, generator=rng))
+    scales[torch.arange(n), torch.randint(0, 3, (n,), generator=rng)] *= 0.15
+    quats = torch.nn.functional.normalize(torch.randn(n, 4, generator=rng), dim=1)
+    return [means, quats, scales, torch.rand(n, generator=rng)]
+
+
+def fields(setup: Setup) -> Iterator[Finding]:
+    """Values at samples, and gradients of all fields together."""
+    n, n_samples = setup.size(3_000, 300), setup.size(40_000, 2_000)
+    scene = _surface(n)
+    neighbors = nearest_neighbors(scene[0], NEIGHBORS).indices
+    rng = torch.Generator().manual_seed(1)
+    indices = torch.randint(n, (n_samples,), generator=rng).sort().values
+    noise = torch.randn(n_samples, 3, generator=rng)
+    results = []
+    for place, dtype in ((setup.place, torch.float32), (torch.device("cpu"), torch.float64)):
+        leaves = [t.to(place, dtype, copy=True).requires_grad_() for t in scene]
+        samples = [neighbors.to(place), indices.to(place), noise.to(place, dtype)]
+        if dtype == torch.float32:
+            found = evaluate_fields(*leaves, *samples, 1.0, native=False)
+        else:
+            found = evaluate_fields_reference(*leaves, *samples, 1.0)
+        weights = [_draw(*f.shape, seed=i).to(place, dtype) for i, f in enumerate(found)]
+        sum((f * w).sum() for f, w in zip(found, weights, strict=True)).backward()
+        results.append((found, [leaf.grad for leaf in leaves]))
+    (found, grads), (truth, true_grads) = results
+    for name, values in found._asdict().items():
+        yield compare(name, values, getattr(truth, name), 1e-4, flips=FIELD_FLIPS)
+    names = ("means", "quats", "scales", "opacities")
+    for name, grad, true in zip(names, grads, true_grads, strict=True):
+        yield compare(f"gradient of {name}", grad, true, 1e-4, flips=FIELD_FLIPS)
+
+
+def _arrangements(n: int) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(7)
+    lattice = torch.randint(0, 6, (n, 3), generator=rng).float()
+    far = torch.rand(n, 3, generator=rng)
+    far[5], far[6], far[7] = 1e6, -1e9, 1e30
+    sheet = _draw(n, 3) * torch.tensor([1.0, 1.0, 1e-5])
+    return {
+        "random": torch.rand(n, 3, generator=rng), "lattice": lattice, "outliers": far,
+        "thin sheet": sheet, "one place": torch.ones(n, 3), "few": torch.rand(3, 3, generator=rng),
+    }  # fmt: skip
+
+
+def neighbors(setup: Setup) -> Iterator[Finding]:
+    """Exact, self first, then by distance and index, whatever the arrangement."""
+    for name, points in _arrangements(setup.size(2_000, 600)).items():
+        n = points.shape[0]
+        every = nearest_neighbors_reference(points, points, n)
+        is_self = every.indices == torch.arange(n, dtype=torch.int32)[:, None]
+        order = torch.where(is_self, -1.0, every.sq_distances).sort(dim=1, stable=True).indices
+        found = nearest_neighbors(points.to(setup.place), NEIGHBORS)
+        k = min(n, NEIGHBORS)
+        yield equal(f"{name}, indices", found.indices, every.indices.gather(1, order)[:, :k])
+        yield equal(
+            f"{name}, distances", found.sq_distances, every.sq_distances.gather(1, order)[:, :k]
+        )
+
+
+def neighbors_of_queries(setup: Setup) -> Iterator[Finding]:
+    """The same for positions that are no points, with more neighbours than one kernel holds."""
+    points = torch.rand(setup.size(4_000, 600), 3, generator=torch.Generator().manual_seed(1))
+    queries = 1.5 * _draw(500, 3)
+    for k in (1, NEIGHBORS, 20):
+        truth = nearest_neighbors_reference(queries, points, k)
+        found = nearest_neighbors_of(queries.to(setup.place), points.to(setup.place), k)
+        yield equal(f"{k} indices", found.indices, truth.indices)
+        yield equal(f"{k} distances", found.sq_distances, truth.sq_distances)
+
+
+def _spacing(state: str, name: str, exact: Tensor) -> Tensor:
+    """How far a stored moment may lie from the exact one, entry by entry. (N, W)"""
+    if state == "fp32":
+        return 1e-6 * exact.abs() + 1e-12
+    if state == "bf16":
+        return 2.0**-7 * exact.abs() + 1e-12
+    largest = exact.abs().amax(dim=1, keepdim=True)
+    if name == "exp_avg":
+        # Levels are squares of 127ths: the distance of two grows with the root of the value.
+        step = 2 * (exact.abs() / largest).sqrt() / 127 + 1 / 127**2
+        return (step + 2.0**-7) * largest
+    return (1 / 16 + 2.0**-7) * exact.abs() + 2.0**-15 * largest
+
+
+def adam_formats(setup: Setup) -> Iterator[Finding]:
+    """A first step in every format; what is stored; and agreement with the CPU afterwards."""
+    n, width = setup.size(20_000, 500), 45
+    grad, start = _draw(n, width, seed=1), _draw(n, width, seed=2)
+    first = (1 - ADAM_BETAS[0]) * grad.double()
+    second = (1 - ADAM_BETAS[1]) * grad.double().square()
+    truth = start.double() - RATE * grad.double() / (grad.double().abs() + ADAM_EPS)
+    seen = torch.arange(n) % 3 > 0
+    for state in ("fp32", "bf16", "8bit"):
+        stored, values = [], []
+        for place in (setup.place, torch.device("cpu")):
+            fmt = moment_format(state)
+            value, own = start.to(place, copy=True), grad.to(place)
+            moments = fmt.zeros(value)
+            fmt.step(value, own, moments, AdamStep(RATE, 1, 7))
+            values.append(value.clone())
+            stored.append({n: t.to("cpu", copy=True) for n, t in fmt.to_file(moments).items()})
+            fmt.step(value, own, moments, AdamStep(RATE, 2, 8, seen.to(place)))
+            values.append(value)
+        yield compare(f"{state}, values", values[0], truth, 1e-6)
+        for name, exact in (("exp_avg", first), ("exp_avg_sq", second)):
+            kept = stored[0][name].cpu().double()
+            excess = float(((kept - exact).abs() / _spacing(state, name, exact)).max())
+            shown = f"largest distance {excess:.2f} spacings, allowed 1"
+            yield Finding(f"{state}, {name}", excess <= 1, shown, {"spacings": excess})
+        yield compare(f"{state}, sparse step as on the CPU", values[1], values[3], 1e-4, flips=1e-2)
+        yield equal(f"{state}, rows not seen", values[1].cpu()[~seen], values[0].cpu()[~seen])
+
+
+def diamonds(setup: Setup) -> Iterator[Finding]:
+    """Corners of the quads that stand for Gaussians in meshing."""
+    scene = _surface(setup.size(100_000, 500))[:3]
+    found = diamond_vertices(*(t.to(setup.place) for t in scene))
+    truth = diamond_vertices(*(t.double() for t in scene))
+    yield compare("corners", found.reshape(-1, 3), truth.reshape(-1, 3), 1e-5)
+    n = scene[0].shape[0]
+    yield equal("faces", diamond_faces(n, setup.place), diamond_faces(n))

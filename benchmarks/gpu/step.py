@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time and peak memory of the coarse stage's geometric step on a device.
+
+The settings are those of ``benchmarks/memory.py``: the naive step, the default one, and one thing
+changed at a time. Memory is torch's, allocated at most; Warp has none of its own but its code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from benchmarks import memory
+from benchmarks.gpu.common import (
+    Check,
+    Finding,
+    Setup,
+    SkipCheck,
+    large_cloud,
+    milliseconds,
+    synchronize,
+)
+from benchmarks.memory import Setting
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from sugar_utils.memory import format_bytes, out_of_memory, release_cached
+
+WIDTH, HEIGHT = 1920, 1244
+SIZES = (1_000_000, 6_000_000)
+
+
+def _settings(setup: Setup, n: int) -> dict[str, Setting]:
+    n, samples = setup.size(n, 400), setup.size(1_000_000, 500)
+    size = setup.size(WIDTH, 48), setup.size(HEIGHT, 36)
+    plain = Setting("geometry", n, *size, samples=samples, sample_chunk=samples)
+    bfloat = OptimizerConfig("bf16", use_bfloat16=True)
+    return {
+        "naive": replace(plain, phase="naive"),
+        "default": plain,
+        "4 strips": replace(plain, strips=4),
+        "checkpointing": replace(plain, recompute=True),
+        "bf16": replace(plain, optimizer=bfloat),
+        "all of these": replace(
+            plain, strips=4, recompute=True, optimizer=bfloat, sample_chunk=samples // 4
+        ),
+    }
+
+
+def _peak_of(setup: Setup, work: Callable[[], object]) -> int:
+    """Bytes of torch's tensors when most were alive; 0 on a CPU."""
+    if not setup.on_cuda:
+        work()
+        return 0
+    synchronize(setup.place)
+    torch.cuda.reset_peak_memory_stats(setup.place)
+    work()
+    synchronize(setup.place)
+    return torch.cuda.max_memory_allocated(setup.place)
+
+
+def _measure(setup: Setup, setting: Setting) -> Finding:
+    """One setting: neighbour search, terms, and the optimiser's step."""
+    made = large_cloud(setting.n, setting.width, setting.height, setup.place)
+    started = time.perf_counter()
+    stage, camera = memory.make_stage(setting, made)
+    synchronize(setup.place)
+    searched = time.perf_counter() - started
+    del made
+    target = memory.photograph(camera).to(setup.place)
+    optimizer = stage.model.optimizer
+
+    def terms() -> None:
+        memory.step(stage, setting, camera, target)
+
+    def iteration() -> None:
+        terms()
+        optimizer.step()
+
+    # The first one makes the moments and loads kernels.
+    iteration()
+    release_cached(setup.place)
+    peaks = {"terms": _peak_of(setup, terms), "step": _peak_of(setup, optimizer.step)}
+    ms = milliseconds(setup.place, iteration, repeats=8, budget=3.0)
+    finite = all(bool(p.isfinite().all()) for p in optimizer.parameters.values())
+    shown = f"{ms:.1f} ms per iteration, neighbours {searched:.2f} s"
+    if setup.on_cuda:
+        shown += "".join(f", {name} {format_bytes(peak)}" for name, peak in peaks.items())
+    if not finite:
+        shown += ", parameters are not finite"
+    figures = {"ms": ms, "neighbors_s": searched, "peak_bytes": peaks, "n": setting.n}
+    return Finding("", finite, shown, figures)
+
+
+def _at(n: int) -> Callable[[Setup], Iterator[Finding]]:
+    def run(setup: Setup) -> Iterator[Finding]:
+        if setup.quick and n != SIZES[0]:
+            raise SkipCheck("a quick try takes one size")
+        naive = 0
+        for name, setting in _settings(setup, n).items():
+            try:
+                finding = _measure(setup, setting)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                finding = Finding("", True, "does not fit into the memory of this device")
+            finding.what = name
+            peak = finding.figures.get("peak_bytes", {}).get("terms", 0)
+            naive = naive or peak
+            if naive and peak:
+                finding.shown += f", {peak / naive:.2f} of the naive peak"
+            yield finding
+            release_cached(setup.place)
+
+    return run
+
+
+def memory_counted(setup: Setup) -> Iterator[Finding]:
+    """Says on a CPU that its peaks are elsewhere."""
+    setup.need_cuda()
+    free, total = torch.cuda.mem_get_info(setup.place)
+    yield Finding("free", True, f"{format_bytes(free)} of {format_bytes(total)}", {"free": free})
+
+
+CHECKS = (
+    Check("peak memory", memory_counted),
+    *(Check(f"{n:,} Gaussians", _at(n), 150) for n in SIZES),
+)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of a stage's loss terms: what pulls at the model, how hard, when, and where it looks.
+
+All there is to say about a term is its entry. Gradients and the weighted sum are made from the
+table; the console, TensorBoard and the checks show what it reports, by its names. Each term is
+differentiated as soon as it is known, so that the peak of memory is the largest term's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.guard import TOTAL
+from gaussian_splatting.engine.strips import ImageTerm, StripMaps
+from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss
+
+Place = Literal["model", "samples", "image", "half-size image"]
+"""What a term looks at: the model itself, once per view; points drawn in it, chunk by chunk; the
+rendered view, strip by strip; or depth and normals of the view at half its size."""
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of the loss.
+
+    Attributes:
+        name: What logs, curves and errors call it.
+        weight: Its weight in the loss.
+        at: Where it looks.
+        value: The unweighted scalar, from what is seen there: an :class:`ImageStrip` of an image,
+            else what the stage says. Of a chunk or a strip it is the share, the sum divided by
+            the number in the whole. None where a view has nothing for it.
+        active: In which iterations it acts.
+        maps: What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``.
+        halo: Rows of the image on each side that the loss of a row depends on.
+    """
+
+    name: str
+    weight: float
+    at: Place
+    value: Callable[[Any], Tensor | None]
+    active: Callable[[int], bool] = lambda iteration: True
+    maps: tuple[str, ...] = ()
+    halo: int = 0
+
+    def bind(self, camera: Camera, photograph: Tensor | None) -> ImageTerm:
+        """The term of one view's image; see :class:`ImageStrip`."""
+
+        def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
+            value = self.value(ImageStrip(maps, camera, photograph))
+            return self.weight * value, {self.name: value}
+
+        return ImageTerm(self.halo, evaluate)
+
+
+@dataclass(frozen=True)
+class ImageStrip:
+    """What a term sees of a strip of the image.
+
+    Attributes:
+        maps: What was rendered.
+        camera: The view, at the size of the whole maps.
+        photograph: Photograph of the view; None at half its size. (H, W, 3) bytes or floats
+    """
+
+    maps: StripMaps
+    camera: Camera
+    photograph: Tensor | None
+
+
+def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:
+    """The terms that act in an iteration, by where they look."""
+    active = [term for term in terms if term.active(iteration)]
+    return {place: [term for term in active if term.at == place] for place in get_args(Place)}
+
+
+def backpropagate(terms: Iterable[LossTerm], seen: Any) -> dict[str, Tensor]:
+    """Backpropagate one term after the other from what all of them see; return their values."""
+    found = {}
+    for term in terms:
+        value = term.value(seen)
+        if value is not None:
+            (term.weight * value).backward()
+            found[term.name] = value.detach()
+        # Its graph would live on beside that of the next term.
+        del value
+    return found
+
+
+def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weighted sum of what was found and the unweighted values, in the order of the table."""
+    shown = [term for term in terms if term.name in found]
+    # Those at samples are summed apart, as they are backpropagated.
+    groups = [
+        [term for term in shown if (term.at == "samples") is apart] for apart in (False, True)
+    ]
+    sums = [sum(term.weight * found[term.name] for term in group) for group in groups]
+    return {TOTAL: sums[0] + sums[1], **{term.name: found[term.name] for term in shown}}
+
+
+def _color(strip: ImageStrip) -> Tensor:
+    maps = strip.maps
+    target = maps.part_of(strip.photograph)
+    return color_loss(maps.image, target, rows=maps.counted, total_rows=maps.height)
+
+
+COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)
+"""The colour loss of 3DGS against the photograph."""
