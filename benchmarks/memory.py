@@ -12,7 +12,7 @@ phase, the optimiser's included. Phases:
 
 Counted are the bytes alive in tensors, by category, allocation by allocation; and the peak of the
 resident set of a process that does nothing else, less what it holds before the cloud exists.
-Beside them stands what :mod:`gaussian_splatting.engine.memory_model` foretells.
+Beside them stands what :mod:`gaussian_splatting.engine.memory_model` predicts.
 """
 
 from __future__ import annotations
@@ -164,15 +164,15 @@ class Weight:
         live: Bytes of tensors at the peak, by category.
         resident: Peak of the resident set beyond that before the cloud was made.
         seconds: Of the step.
-        predicted: What was foretold.
-        moment: When the peak was foretold.
+        predicted: What was predicted.
+        peak_at: Part of the step in which the predicted peak is.
     """
 
     live: LiveBytes
     resident: int
     seconds: float
     predicted: int = 0
-    moment: str = ""
+    peak_at: str = ""
 
 
 def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
@@ -267,7 +267,9 @@ def fixed_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
     return [stage.model.cloud.faces, stage._pairs] if isinstance(stage, RefineStage) else []
 
 
-def foretell(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> MemoryBreakdown:
+def predict_step(
+    stage: CoarseStage | RefineStage, setting: Setting, camera: Camera
+) -> MemoryBreakdown:
     """What the model of a step's memory says."""
     optimizer, n = stage.model.optimizer, len(stage.model)
     with torch.no_grad():
@@ -310,7 +312,7 @@ def weigh_setting(setting: Setting) -> Weight:
         "photograph": target.nbytes,
         "mesh": sum(t.nbytes for t in fixed_tensors(stage)),
     }
-    foretold = foretell(stage, setting, camera)
+    predicted = predict_step(stage, setting, camera)
     reset_peak("cpu")
     started = time.perf_counter()
 
@@ -328,7 +330,7 @@ def weigh_setting(setting: Setting) -> Weight:
     parts = {name: n + live.parts.get(name, 0) for name, n in standing.items()}
     live = LiveBytes(live.peak + sum(standing.values()), {**live.parts, **parts})
     resident = memory_usage("cpu").peak - empty
-    return Weight(live, resident, seconds, foretold.total, foretold.moment)
+    return Weight(live, resident, seconds, predicted.total, predicted.peak_at)
 
 
 def weigh_alone(setting: Setting) -> Weight:
@@ -411,19 +413,19 @@ def compare_settings(args: argparse.Namespace) -> None:
         weight = weigh_alone(setting)
         found.append({"setting": asdict(setting), **asdict(weight)})
         naive = naive or weight.live.peak
-        foretold = ["", ""]
+        predicted = ["", ""]
         if setting.phase != "naive":
             error = 100 * (weight.predicted / weight.live.peak - 1)
-            foretold = [format_bytes(weight.predicted), f"{error:+.1f} %"]
+            predicted = [format_bytes(weight.predicted), f"{error:+.1f} %"]
         rows.append([
             describe_setting(setting, settings[0]), format_bytes(weight.live.peak),
-            f"{weight.live.peak / naive:.2f}", *foretold, format_bytes(weight.resident),
+            f"{weight.live.peak / naive:.2f}", *predicted, format_bytes(weight.resident),
             f"{weight.seconds:.1f}",
         ])  # fmt: skip
         print(" | ".join(rows[-1]), flush=True)
     print(f"\n{args.gaussians:,} Gaussians, {args.width} x {args.height}\n")
     print_table(
-        ["step", "in tensors", "to naive", "foretold", "error", "resident set", "seconds"], rows
+        ["step", "in tensors", "to naive", "predicted", "error", "resident set", "seconds"], rows
     )
     if args.json:
         write_json_atomic(args.json, {"about": describe_machine(), "found": found})
@@ -445,7 +447,7 @@ def run(args: argparse.Namespace) -> None:
         )
         if setting.phase not in ("naive", "neighbors"):
             error = 100 * (weight.predicted / weight.live.peak - 1)
-            print(f"foretold: {format_bytes(weight.predicted)} ({error:+.1f} %), {weight.moment}")
+            print(f"predicted: {format_bytes(weight.predicted)} ({error:+.1f} %), {weight.peak_at}")
         rows = sorted(weight.live.parts.items(), key=lambda item: -item[1])
         print_table(
             ["what", "bytes", "per Gaussian"],

@@ -15,7 +15,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.flags import integer
 from sugar_utils.neighbor_backends import NEIGHBOR_SEARCHES, NeighborSearch, choose_neighbor_search
 from sugar_utils.neighbors import nearest_neighbors
-from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
 from sugar_utils.torchrun import Launch
 
@@ -26,11 +26,11 @@ class Compute:
 
     Attributes:
         device: Where models, optimisers and images in work live.
-        rasterizer: Who blends splats in training and evaluation.
-        neighbors: Who finds nearest neighbours of all Gaussians.
+        rasterizer: Rendering backend of training and evaluation.
+        neighbors: Search of the nearest neighbours of all Gaussians.
         device_reason: One line: which device, and why.
         backend_reasons: The same of rasterizer and neighbour search.
-        ranks: The processes that train together.
+        group: The processes that train together.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -38,14 +38,14 @@ class Compute:
     neighbors: NeighborSearch = nearest_neighbors
     device_reason: str = field(default="", compare=False)
     backend_reasons: tuple[str, ...] = field(default=(), compare=False)
-    ranks: Ranks = field(default=ALONE, compare=False)
+    group: ProcessGroup = field(default=ALONE, compare=False)
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """All lines there are to print."""
         together = ""
-        if not self.ranks.is_alone:
-            together = f"{self.ranks.size} processes share the views of each step"
+        if not self.group.is_alone:
+            together = f"{self.group.size} processes share the views of each step"
         return tuple(line for line in (self.device_reason, together, *self.backend_reasons) if line)
 
 
@@ -95,13 +95,13 @@ def compute_options(args: argparse.Namespace) -> Compute:
             raise UserError("this script works in one process: start it without torchrun")
         chosen = choose_device(args.device, args.gpu)
         return Compute(chosen.device, device_reason=chosen.reason)
-    ranks = Ranks.join(launch, cuda=args.device != "cpu" and torch.cuda.is_available())
-    with ranks.together():
+    group = ProcessGroup.join(launch, cuda=args.device != "cpu" and torch.cuda.is_available())
+    with group.single_report():
         chosen = choose_device(args.device, _number_of_gpu(args.gpu, launch))
         rasterizer, of_rasterizer = choose_rasterizer(args.rasterizer, chosen.device)
         search, of_search = choose_neighbor_search(args.neighbors, chosen.device)
     reasons = (of_rasterizer, of_search)
-    return Compute(chosen.device, rasterizer, search, chosen.reason, reasons, ranks)
+    return Compute(chosen.device, rasterizer, search, chosen.reason, reasons, group)
 
 
 def _number_of_gpu(asked: int | None, launch: Launch) -> int | None:

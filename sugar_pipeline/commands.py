@@ -17,7 +17,7 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
     """Run ``train.py``: the stages after a vanilla checkpoint, the demo, or the doctor.
 
     Raises:
-        UserError: For anything the user can mend.
+        UserError: For anything the user can fix.
     """
     if args.doctor:
         run_doctor(args)
@@ -34,6 +34,6 @@ def run_full(args: argparse.Namespace) -> PipelineResult:
     """Run ``train_full_pipeline.py``: from photographs on.
 
     Raises:
-        UserError: For anything the user can mend.
+        UserError: For anything the user can fix.
     """
     return run_stages(full_plan(args))

@@ -32,7 +32,7 @@ from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_run import train_refined
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.ranks import Ranks
+from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 
 TITLE = "SuGaR of"
@@ -66,29 +66,29 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
     All stages share one store of decoded photographs. Several processes train together; the first
     alone does the rest while the others wait.
     """
-    ranks = plan.coarse.compute.ranks
-    console = console or (Console() if ranks.is_first else Console.silent())
-    with ranks.together():
-        result = _run_stages(plan, console, ranks)
-        if ranks.is_first:
+    group = plan.coarse.compute.group
+    console = console or (Console() if group.is_first else Console.silent())
+    with group.single_report():
+        result = _run_stages(plan, console, group)
+        if group.is_first:
             _conclude(plan, result, console)
-        ranks.wait()
+        group.barrier()
     return result
 
 
-def _run_stages(plan: PipelinePlan, console: Console, ranks: Ranks) -> PipelineResult:
+def _run_stages(plan: PipelinePlan, console: Console, group: ProcessGroup) -> PipelineResult:
     for notice in plan.notices:
         console.info(notice)
     result = PipelineResult()
     white = plan.coarse.config.white_background
-    with ImageStore(white, sharers=ranks.size) as images:
+    with ImageStore(white, sharers=group.size) as images:
         stages = _stages(plan, result, images, console)
         for number, (title, trains, run) in enumerate(stages, start=1):
             console.info(f"stage {number} of {plan.n_stages}: {title}")
-            if trains or ranks.is_first:
+            if trains or group.is_first:
                 result.records.append(run())
             # What a stage wrote is there before the next one reads it.
-            ranks.wait()
+            group.barrier()
     return result
 
 

@@ -78,7 +78,7 @@ class TrainableBoundCloud(TrainableModel):
         """The current leaf parameters with the fixed mesh topology."""
         return replace(self._start, **self.optimizer.parameters)
 
-    def frozen(self) -> dict[str, Tensor]:
+    def buffers(self) -> dict[str, Tensor]:
         """Faces and thickness."""
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
 

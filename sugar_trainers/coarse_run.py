@@ -99,7 +99,7 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
         The final ``.pt``. A finished run with the same settings is not repeated.
 
     Raises:
-        UserError: For anything the user can mend.
+        UserError: For anything the user can fix.
     """
     return run_stage(_prepared, options, images)
 

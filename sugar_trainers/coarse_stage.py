@@ -49,8 +49,8 @@ class CoarseStage(Stage):
         extent: Camera extent in world units.
         notify: Told about iterations whose sampling terms had nothing to sample.
         sample_source: Replaces the random draws, for comparisons with recorded ones.
-        rasterizer: Who blends.
-        neighbors: Who finds the neighbours of all Gaussians.
+        rasterizer: Rendering backend.
+        neighbors: Search of the neighbours of all Gaussians.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CoarseStage(Stage):
             self._search_neighbors()
 
     def accumulate(
-        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+        self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Backpropagate every active term; see :mod:`gaussian_splatting.engine.graph`.
 
@@ -125,7 +125,7 @@ class CoarseStage(Stage):
             found.update(self._half_size_terms(on["half-size image"], leaves, camera))
         if on["samples"]:
             mask = sampling_mask(leaves, camera, view.visible, depth)
-            samples = self._samples(mask, camera, iteration, slot)
+            samples = self._samples(mask, camera, iteration, view_index)
             found.update(
                 self._sampler.backward(
                     on["samples"], leaves, self.neighbors, *samples, camera, depth
@@ -215,13 +215,13 @@ class CoarseStage(Stage):
         return found
 
     def _samples(
-        self, mask: Tensor, camera: Camera, iteration: int, slot: int
+        self, mask: Tensor, camera: Camera, iteration: int, view_index: int
     ) -> tuple[Tensor, Tensor]:
         n = self._config.sdf_samples
         if self._given_samples is not None:
             indices, noise = self._given_samples(mask, n, iteration)
         else:
-            labels = draw_labels(iteration, slot)
+            labels = draw_labels(iteration, view_index)
             rng = generator(self._config.random_seed, "samples", *labels, device=mask.device)
             indices, noise = draw_samples(mask, n, rng)
         if indices.numel() == 0:

@@ -112,7 +112,7 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
         The final ``.pt``. A finished run with the same settings is not repeated.
 
     Raises:
-        UserError: For anything the user can mend.
+        UserError: For anything the user can fix.
     """
     return run_stage(_prepared, options, images)
 

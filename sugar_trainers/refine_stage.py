@@ -29,7 +29,7 @@ class RefineStage(Stage):
         config: Settings.
         extent: Camera extent in world units.
         export: Writes the refined Gaussians when the run ends; None writes nothing.
-        rasterizer: Who blends.
+        rasterizer: Rendering backend.
     """
 
     name = "refine"
@@ -77,7 +77,7 @@ class RefineStage(Stage):
         self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
 
     def accumulate(
-        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+        self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)

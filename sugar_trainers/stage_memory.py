@@ -142,7 +142,7 @@ def plan_refinement(
     return replace(config, split=plan.split)
 
 
-def foresee_coarse(
+def predict_coarse(
     cloud: GaussianCloud, config: CoarseConfig, options: MemoryOptions, scene: Scene
 ) -> MemoryChoice | None:
     """The plan of a coarse run and what it needs; None where the system does not say what is free.

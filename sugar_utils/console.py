@@ -78,7 +78,7 @@ class Console:
     @classmethod
     def silent(cls) -> Console:
         """A console that nobody hears."""
-        return cls(stream=_Nobody(), terminal=False)
+        return cls(stream=_NullStream(), terminal=False)
 
     @property
     def is_terminal(self) -> bool:
@@ -297,7 +297,7 @@ class Progress:
         self._emit_line(" ".join(words))
 
 
-class _Nobody(io.TextIOBase):
+class _NullStream(io.TextIOBase):
     """Takes text and drops it."""
 
     def write(self, text: str) -> int:
@@ -397,5 +397,5 @@ def _open_log(path: Path) -> IO[str]:
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror or error}; "
-            "mend the permissions or choose another output folder"
+            "fix the permissions or choose another output folder"
         ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device to compute on: what is there, whether it can be used, and what mends it if not."""
+"""Which device to compute on: what is there, whether it can be used, and how to fix it if not."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _driver_library() -> ctypes.CDLL | None:
 
 
 def _obstacle_to_all(facts: CudaFacts) -> str | None:
-    """Why no GPU can be used, and what mends it; None if nothing stands in the way."""
+    """Why no GPU can be used, and how to fix it; None if nothing stands in the way."""
     if not facts.driver:
         return f"no NVIDIA driver was found; with an NVIDIA GPU, {INSTALL_DRIVER}"
     if facts.torch_cuda is None:
@@ -165,7 +165,7 @@ def _obstacle_to_all(facts: CudaFacts) -> str | None:
 
 
 def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
-    """Why one GPU cannot be used, and what mends it."""
+    """Why one GPU cannot be used, and how to fix it."""
     gpu = facts.gpus[index]
     version = ".".join(map(str, gpu.capability))
     if gpu.capability < MIN_CAPABILITY:

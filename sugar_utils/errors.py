@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a user can cause or mend, reported in one line instead of a traceback."""
+"""Errors that a user can cause or fix, reported in one line instead of a traceback."""
 
 
 class UserError(Exception):

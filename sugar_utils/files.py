@@ -44,7 +44,7 @@ def _cause(error: OSError) -> str:
 def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(
         f"cannot write {path}: {_cause(error)}; "
-        "free some space, mend the permissions or choose another output folder"
+        "free some space, fix the permissions or choose another output folder"
     )
 
 
@@ -242,7 +242,7 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise UserError(
             f"cannot write in the folder {directory}: {_cause(error)}; "
-            "mend the permissions or choose another output folder"
+            "fix the permissions or choose another output folder"
         ) from error
     return directory
 

@@ -26,7 +26,7 @@ from sugar_utils.torchrun import is_follower
 
 EXIT_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 EXIT_BROKEN_PIPE = 141
-_SPACE, _ACCESS = "free some space", "mend the permissions or choose another place"
+_SPACE, _ACCESS = "free some space", "fix the permissions or choose another place"
 _GONE = "it was moved or removed meanwhile; put it back, or start again"
 _NO_DEFECTS = {
     errno.ENOSPC: _SPACE,
@@ -36,7 +36,7 @@ _NO_DEFECTS = {
     errno.EPERM: _ACCESS,
     errno.EROFS: _ACCESS,
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "mend the links",
+    errno.ELOOP: "fix the links",
     errno.EIO: "check the disk",
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENOENT: _GONE,
@@ -187,10 +187,10 @@ def _interrupted(name: str) -> int:
 
 def _leave_ranks() -> None:
     """Part from the other processes; who has not met any has not loaded what it takes, either."""
-    if "sugar_utils.ranks" in sys.modules:
-        from sugar_utils.ranks import leave_ranks
+    if "sugar_utils.process_group" in sys.modules:
+        from sugar_utils.process_group import leave_process_group
 
-        leave_ranks()
+        leave_process_group()
 
 
 def _flushed(code: int) -> int:

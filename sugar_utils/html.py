@@ -25,7 +25,7 @@ from sugar_utils.memory import format_bytes
 from sugar_utils.text import escape
 
 PICTURE_WIDTH = 640
-STRIP_WIDTH = 1600
+WIDE_PICTURE_WIDTH = 1600
 _JPEG_QUALITY = 88
 
 
@@ -124,9 +124,9 @@ class Page:
         if figures:
             self._parts.append(f'<div class="pictures">{figures}</div>')
 
-    def strip(self, picture: Picture, width: int = STRIP_WIDTH) -> None:
+    def wide_picture(self, picture: Picture, width: int = WIDE_PICTURE_WIDTH) -> None:
         """One picture over the whole width; narrow screens scroll it."""
-        self._parts.append(_figure(picture, width, kind=' class="strip"'))
+        self._parts.append(_figure(picture, width, kind=' class="wide"'))
 
     def files(self, paths: Iterable[Path], root: Path, folded: str | None = None) -> None:
         """Files with their sizes, as links relative to the folder of this page.

@@ -64,15 +64,15 @@ figcaption { font-size: .85rem; color: var(--faint); overflow-wrap: anywhere }
 .pictures { display: grid; gap: .75rem; margin: .75rem 0;
   grid-template-columns: repeat(auto-fill, minmax(max(22%, 9rem), 1fr)) }
 .pictures img { display: block; width: 100%; height: auto; border-radius: 6px }
-.strip { overflow-x: auto; margin: .75rem 0 }
-.strip img { display: block; width: 100%; min-width: 44rem; height: auto; border-radius: 6px }
+.wide { overflow-x: auto; margin: .75rem 0 }
+.wide img { display: block; width: 100%; min-width: 44rem; height: auto; border-radius: 6px }
 .label { font-size: 13px; fill: var(--faint) }
 .grid { stroke: var(--rule); fill: none } .axis { stroke: var(--faint); fill: none }
 .line { fill: none; stroke-width: 1.7; stroke-linejoin: round } .dot { stroke: none }
 @media print {
   body { max-width: none; padding: 0; font-size: 11pt }
   figure, tr { break-inside: avoid } h2, h3 { break-after: avoid }
-  .scroll, .strip { overflow: visible } .strip img { min-width: 0 }
+  .scroll, .wide { overflow: visible } .wide img { min-width: 0 }
   details::details-content { content-visibility: visible; height: auto }
 }
 """

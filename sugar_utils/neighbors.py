@@ -32,7 +32,7 @@ LEAF_SIZE = 16
 _MORTON_BITS = 21
 _MAX_DEPTH = 32
 _NO_INDEX = 2**31 - 1
-_MIN_STRIP = 512
+_MIN_ITEMS = 512
 
 # Contracting a product and a sum into one rounding would make distances differ from those of
 # torch, and between devices: both compilers are told not to.
@@ -245,11 +245,11 @@ def _build_tree(points: Tensor) -> _Tree:
         first_leaf,
         [first_leaf, n, sorted_points, rows, boxes, lowest],
         device=device,
-        min_items=_MIN_STRIP,
+        min_items=_MIN_ITEMS,
     )
     level = first_leaf // 2
     while level >= 1:
-        launch(_inner_boxes, level, [level, boxes, lowest], device=device, min_items=_MIN_STRIP)
+        launch(_inner_boxes, level, [level, boxes, lowest], device=device, min_items=_MIN_ITEMS)
         level //= 2
     return _Tree(sorted_points, rows, boxes, lowest)
 
@@ -269,7 +269,7 @@ def _search(
             min(query_batch, n - start),
             [start, queries, rows, *tree_arguments, int(skip_self), indices, sq_distances],
             device=device,
-            min_items=_MIN_STRIP,
+            min_items=_MIN_ITEMS,
         )
     return Neighbors(indices, sq_distances)
 
@@ -397,15 +397,15 @@ def _query_kernel(capacity: int) -> Any:
                             d = _sq_distance(points, i, q)
                             row = rows[i]
                             if row != own_row and _before(d, row, worst, worst_row):
-                                slot = int(last)
-                                while slot > 0 and _before(
-                                    d, row, distances[slot - 1], found[slot - 1]
+                                place = int(last)
+                                while place > 0 and _before(
+                                    d, row, distances[place - 1], found[place - 1]
                                 ):
-                                    distances[slot] = distances[slot - 1]
-                                    found[slot] = found[slot - 1]
-                                    slot -= 1
-                                distances[slot] = d
-                                found[slot] = row
+                                    distances[place] = distances[place - 1]
+                                    found[place] = found[place - 1]
+                                    place -= 1
+                                distances[place] = d
+                                found[place] = row
                                 worst = distances[last]
                                 worst_row = found[last]
                     else:

@@ -16,9 +16,9 @@ def derive_seed(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def draw_labels(iteration: int, slot: int) -> tuple[int, ...]:
+def draw_labels(iteration: int, view_index: int) -> tuple[int, ...]:
     """Labels of what is drawn for one view: the first of a step has the iteration's alone."""
-    return (iteration,) if slot == 0 else (iteration, slot)
+    return (iteration,) if view_index == 0 else (iteration, view_index)
 
 
 def generator(seed: int, *labels: str | int, device: torch.device | str = "cpu") -> torch.Generator:

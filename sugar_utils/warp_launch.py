@@ -2,7 +2,7 @@
 """Launching Warp kernels on torch tensors, on every core of the CPU or on the tensor's GPU.
 
 Kernels launched here take the index of their first work item as first argument. On the CPU the
-items are cut into strips that a thread pool works through (a Warp launch releases the GIL and
+items are cut into ranges that a thread pool works through (a Warp launch releases the GIL and
 itself runs on one core); on a GPU one launch covers them all, on torch's current stream. No
 kernel of ours lets two work items write one address, so the bits do not depend on the cutting.
 """
@@ -71,7 +71,7 @@ def _start_warp() -> None:
 # Before any module defines the first kernel or constant, which would start it, too.
 _start_warp()
 
-STRIPS_PER_THREAD = 8
+RANGES_PER_THREAD = 8
 """Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""
 
 NATIVE_OPTIONS = {
@@ -103,16 +103,16 @@ def as_array(tensor: Tensor, dtype: Any = None) -> Any:
     return description
 
 
-def run_strips(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
+def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
     """Call ``work(first, count)`` over all items from a pool of torch's number of threads."""
     threads = torch.get_num_threads()
-    n_strips = min(threads * STRIPS_PER_THREAD, max(1, n_items // min_items))
-    if threads == 1 or n_strips == 1:
+    n_ranges = min(threads * RANGES_PER_THREAD, max(1, n_items // min_items))
+    if threads == 1 or n_ranges == 1:
         work(0, n_items)
         return
-    edges = [n_items * i // n_strips for i in range(n_strips + 1)]
-    strips = [(a, b - a) for a, b in zip(edges, edges[1:], strict=False) if b > a]
-    for future in [_pool(threads).submit(work, *strip) for strip in strips]:
+    edges = [n_items * i // n_ranges for i in range(n_ranges + 1)]
+    ranges = [(a, b - a) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    for future in [_pool(threads).submit(work, *span) for span in ranges]:
         future.result()
 
 
@@ -131,14 +131,14 @@ def launch(
         n_items: Number of work items.
         inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
         device: Where the tensors live.
-        min_items: Least number of items worth a strip of its own on the CPU.
+        min_items: Least number of items worth a range of its own on the CPU.
     """
     if n_items == 0:
         return
     arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     if device.type == "cpu":
         _load_once(kernel)
-        run_strips(
+        run_ranges(
             lambda first, count: wp.launch(kernel, count, [first, *arguments], device="cpu"),
             n_items,
             min_items=min_items,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing a device: every way in which a GPU cannot be used is named, with what mends it."""
+"""Choosing a device: every way in which a GPU cannot be used is named, with how to fix it."""
 
 from __future__ import annotations
 

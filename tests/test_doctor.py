@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor names what is wrong and what mends it, and trains nothing."""
+"""The doctor names what is wrong and how to fix it, and trains nothing."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def test_bits_do_not_depend_on_threads_repetition_or_slot_chunks(evaluate, monke
     results = []
     for threads, slot_bytes in ((1, 2**26), (2, 2**26), (3, 2**26), (2, 20_000), (1, 1)):
         torch.set_num_threads(threads)
-        monkeypatch.setattr(field_kernels, "SLOT_BYTES", slot_bytes)
+        monkeypatch.setattr(field_kernels, "PAIR_BYTES", slot_bytes)
         results.append(run(evaluate, scene, neighbors, indices, noise))
     first_fields, first_grads = results[0]
     for fields, grads in results[1:]:
@@ -374,7 +374,7 @@ def test_sdf_gradient_is_finite_where_the_square_root_is_singular():
 @pytest.mark.parametrize(
     "module",
     [field_device, field_adjoint, field_adjoint.sample_gradients_kernel().module],
-    ids=["fields", "slots", "samples"],
+    ids=["fields", "pair_rows", "samples"],
 )
 def test_kernels_compile_for_cuda(architecture, module, tmp_path):
     wp.compile_aot_module(module, arch=architecture, module_dir=tmp_path, use_ptx=True)

@@ -84,7 +84,7 @@ def full_page(root: Path) -> Page:
     line = Series(HOSTILE, [(0, 1.0), (1, 2.0)])
     page.charts([Chart(HOSTILE, [line, line], HOSTILE, HOSTILE)])
     page.pictures([Picture(noise(), HOSTILE)])
-    page.strip(Picture(noise(), HOSTILE))
+    page.wide_picture(Picture(noise(), HOSTILE))
     page.files([root / "a b#.txt", root / "absent"], root)
     return page
 
@@ -130,7 +130,7 @@ def test_pictures_are_inside_small_enough_and_in_the_smaller_format(tmp_path):
 def test_a_picture_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "broken.png").write_bytes(b"rubbish")
     page = Page("t")
-    page.strip(Picture(tmp_path / "broken.png", "views"))
+    page.wide_picture(Picture(tmp_path / "broken.png", "views"))
     page.pictures([Picture(tmp_path / "absent.png", "others")])
     text = Structure(page.html()).text
     assert "views (no picture:" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foretold memory against measured memory, and the plans that are made of it."""
+"""Predicted memory against measured memory, and the plans that are made of it."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_cheaper_plans_end():
 def test_rows_of_slots_are_counted():
     projection = project(tiny_cloud().activate(), tiny_cameras()[0])
     view = ViewLoad.of(projection)
-    assert sum(view.slot_rows) == view.pairs == int(projection.tile_counts.sum())
-    assert len(view.slot_rows) == 3
+    assert sum(view.pairs_per_tile_row) == view.pairs == int(projection.tile_counts.sum())
+    assert len(view.pairs_per_tile_row) == 3
 
 
 def test_a_store_shrinks_at_once(scene):

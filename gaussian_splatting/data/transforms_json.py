@@ -249,7 +249,7 @@ def _pose(place: str, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
     # Numbers so large that their squares overflow are no axes either.
     good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
     if not good or np.linalg.det(axes) <= 0:
-        raise UserError(f"{place}: transform_matrix is no camera pose; mend the file")
+        raise UserError(f"{place}: transform_matrix is no camera pose; fix the file")
     # Decimal files are orthonormal to a few digits only: take the nearest rotation.
     left, _, right = np.linalg.svd(axes)
     rotation = ((left @ right) * (1, -1, -1)).T

@@ -26,7 +26,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
-from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.process_group import ALONE, ProcessGroup
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
@@ -89,7 +89,7 @@ class Trainer:
         images: Decoded photographs.
         run: Where everything is written.
         console: Where everything is said.
-        ranks: The processes that train together; all but the first only compute.
+        group: The processes that train together; all but the first only compute.
         held_out_note: What figures of the held-out views must be read with; empty for nothing.
     """
 
@@ -102,7 +102,7 @@ class Trainer:
         images: ImageStore,
         run: RunDirectory,
         console: Console,
-        ranks: Ranks = ALONE,
+        group: ProcessGroup = ALONE,
         held_out_note: str = "",
     ) -> None:
         self._stage = stage
@@ -112,18 +112,18 @@ class Trainer:
         self._images = images
         self._run = run
         self._console = console
-        self._ranks = ranks
+        self._group = group
         self._stepper = Stepper(
             stage,
             self._cameras,
             first=config.first,
             seed=config.seed,
             images=images,
-            ranks=ranks,
+            group=group,
             console=console,
         )
         self._store: CheckpointStore | None = None
-        if ranks.is_first:
+        if group.is_first:
             self._store = CheckpointStore(
                 run.path, config.keep_checkpoints, config.checkpoint_milestones, config.last
             )
@@ -142,12 +142,12 @@ class Trainer:
         # As large as the model; from here on only the model's own tensors count.
         plan.payload = None
         self._stepper.align()
-        if self._ranks.is_first:
+        if self._group.is_first:
             self._lead(start, timings)
         else:
             self._follow(start)
         # What the first process wrote is there for all.
-        self._ranks.wait()
+        self._group.barrier()
         return checkpoint_path(self._run.path, self._config.last)
 
     def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
@@ -172,13 +172,13 @@ class Trainer:
                 terms = made.terms
                 if self._config.log_due(iteration):
                     self._losses.append(float(terms["loss"]))
-                    self._look(functools.partial(reporter.log, iteration, terms), "log figures")
+                    self._observe(functools.partial(reporter.log, iteration, terms), "log figures")
                 show = bar.due or iteration == self._config.last
                 fields = reporter.fields(terms) if show else None
                 bar.update(iteration, fields=fields)
                 self._after_step(iteration, reporter)
                 # Several processes stop after an iteration that all of them know of.
-                asked = stop.requested if self._ranks.is_alone else made.stop
+                asked = stop.requested if self._group.is_alone else made.stop
                 if asked and iteration < self._config.last:
                     self._interrupt(iteration, asked, reporter)
         if start > self._config.last:
@@ -193,13 +193,13 @@ class Trainer:
                 made = self._stepper.step(iteration, stop.requested)
                 self._compare(iteration)
                 if made.stop and iteration < self._config.last:
-                    self._ranks.wait()
+                    self._group.barrier()
                     raise self._interrupted(iteration, made.stop)
 
     def _compare(self, iteration: int) -> None:
         """Before a checkpoint: whether all processes hold what it will say."""
         if self._config.checkpoint_due(iteration) or iteration == self._config.last:
-            self._ranks.check_same(self._stage.model.optimizer.parameters.values(), iteration)
+            self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
     def _read_all_photographs(self) -> None:
         """Find a damaged photograph before it ends a run that was to replace another.
@@ -222,15 +222,15 @@ class Trainer:
             # Exports belong to the run that has checkpoints in the folder.
             self._save(iteration, reporter)
         if iteration in self._config.test_iterations or last:
-            self._look(lambda: reporter.evaluate(iteration, self._images), "measure the views")
+            self._observe(lambda: reporter.evaluate(iteration, self._images), "measure the views")
         if last:
-            self._look(lambda: reporter.write_pictures(self._run.pictures), "write pictures")
+            self._observe(lambda: reporter.write_pictures(self._run.pictures), "write pictures")
         if exports:
             self._stage.export(iteration)
         if self._config.checkpoint_due(iteration) or last:
             self._save(iteration, reporter)
 
-    def _look(self, work: Callable[[], object], purpose: str) -> None:
+    def _observe(self, work: Callable[[], object], purpose: str) -> None:
         """Do what training does not depend on; a lack of memory for it must not end the run."""
         try:
             work()
@@ -312,14 +312,14 @@ class Trainer:
         self._save(iteration, reporter)
         self._record("interrupted", reporter.summary())
         # The others leave when this one has saved: who started them may end all with the first.
-        self._ranks.wait()
+        self._group.barrier()
         raise self._interrupted(iteration, signal_name)
 
     def _interrupted(self, iteration: int, signal_name: str) -> Interrupted:
         path = checkpoint_path(self._run.path, iteration)
         return Interrupted(
             f"{signal_name} after iteration {iteration}, saved as {path}; "
-            f"continue with: {_command_to_continue(path, self._ranks.size)}",
+            f"continue with: {_command_to_continue(path, self._group.size)}",
             signal_name,
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes of tensors a training step holds at most, foretold from its sizes.
+"""How many bytes of tensors a training step holds at most, predicted from its sizes.
 
 A step is a sequence of moments (sampling, pixel losses of a strip, gradients of tiles, the way
 back through the projection, ...). The bytes of each are the sum of what is alive then, counted in
@@ -50,14 +50,14 @@ class ViewLoad:
         height: In pixels.
         visible: Gaussians in view.
         pairs: (Tile, splat) pairs that are blended.
-        slot_rows: How many of them lie in each row of tiles.
+        pairs_per_tile_row: How many of them lie in each row of tiles.
     """
 
     width: int
     height: int
     visible: int
     pairs: int
-    slot_rows: tuple[int, ...]
+    pairs_per_tile_row: tuple[int, ...]
 
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
@@ -79,18 +79,18 @@ class ViewLoad:
             reach = math.sqrt(max(count / max(self.visible, 1), 1.0)) - 1.0
             return self.visible * (1.0 + reach / 2) ** 2 * min(count / max(self.visible, 1), 1.0)
 
-        n_rows, slots = -(-height // TILE), shrunk(sum(self.slot_rows))
+        n_rows, pairs = -(-height // TILE), shrunk(sum(self.pairs_per_tile_row))
         return ViewLoad(
             max(1, self.width // 2),
             height,
             self.visible,
             round(shrunk(self.pairs)),
-            (math.ceil(slots / n_rows),) * n_rows,
+            (math.ceil(pairs / n_rows),) * n_rows,
         )
 
-    def slots(self, rows: Rows) -> int:
+    def pairs_in(self, rows: Rows) -> int:
         """Pairs in the tiles that some rows touch."""
-        return sum(self.slot_rows[rows.start // TILE : -(-rows.stop // TILE)])
+        return sum(self.pairs_per_tile_row[rows.start // TILE : -(-rows.stop // TILE)])
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ class MemoryBreakdown:
     """Bytes of tensors when most are alive.
 
     Attributes:
-        moment: When that is.
+        peak_at: Part of the step in which that is.
         parts: What for.
     """
 
-    moment: str
+    peak_at: str
     parts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -199,13 +199,15 @@ def predict(load: StepLoad, plan: MemoryPlan) -> MemoryBreakdown:
         "mesh": load.fixed,
         "photograph": 3 * load.view.width * load.view.height,
     }
-    moments = {name: {**standing, **parts} for name, parts in _Step(load, plan).moments().items()}
-    worst = max(moments, key=lambda name: sum(moments[name].values()))
-    return MemoryBreakdown(worst, {name: n for name, n in moments[worst].items() if n})
+    parts_of_step = {
+        name: {**standing, **parts} for name, parts in _Step(load, plan).parts_of_step().items()
+    }
+    worst = max(parts_of_step, key=lambda name: sum(parts_of_step[name].values()))
+    return MemoryBreakdown(worst, {name: n for name, n in parts_of_step[worst].items() if n})
 
 
 class _Step:
-    """The moments of one step, each the bytes beyond those that always stand."""
+    """The parts of one step, each the bytes beyond those that always stand."""
 
     def __init__(self, load: StepLoad, plan: MemoryPlan) -> None:
         self._load = load
@@ -215,7 +217,7 @@ class _Step:
         self._n_channels = {"full": 6, "depth": 4}.get(load.geometry, 3)
         self._early = 4 * load.n if load.entropy else 0
 
-    def moments(self) -> dict[str, dict[str, int]]:
+    def parts_of_step(self) -> dict[str, dict[str, int]]:
         """By name."""
         load = self._load
         found = {}
@@ -290,9 +292,9 @@ class _Step:
             base.get("tile lists", 0)
             + 8 * view.pairs
             + 4 * n
-            + 4 * len(view.slot_rows) * (-(-view.width // TILE))
+            + 4 * len(view.pairs_per_tile_row) * (-(-view.width // TILE))
         )
-        pixels, losses, slots = self._strip(view, channels, normals=normals, color=color)
+        pixels, losses, pairs = self._strip(view, channels, normals=normals, color=color)
         new = (_SHAPE_GRADIENTS + 12 + 45 * self._load.model.band_bytes) * n
         # A GPU sorts depths, then twice as much as the pairs; the CPU does with less.
         sorting = lists + max(12 * view.pairs + 4 * n, 24 * n)
@@ -301,7 +303,7 @@ class _Step:
             prefix + "pixel losses": {**base, "tile lists": lists, **pixels, **losses},
             prefix + "gradients of tiles": {
                 **base,
-                "tile lists": lists + slots * (24 + 4 * channels),
+                "tile lists": lists + pairs * (24 + 4 * channels),
                 "pixels": pixels["pixels"] + (12 if self._again else 4) * pixels["pixels"]
                 // (4 * channels + (0 if self._again else 8)),
             },
@@ -313,7 +315,7 @@ class _Step:
     def _strip(
         self, view: ViewLoad, channels: int, *, normals: bool, color: bool
     ) -> tuple[dict[str, int], dict[str, int], int]:
-        """Pixels, losses and slots of the strips that have most."""
+        """Pixels, losses and pairs of the strips that have most."""
         halo = SSIM_HALO if color else 1
         strips = [rows.widened(halo, view.height) for rows in self._split.rows(view.height)]
         rows = max(stop - start for start, stop in strips)
@@ -323,7 +325,7 @@ class _Step:
         return (
             {"pixels": pixels * (4 * channels + (0 if self._again else 8))},
             {"pixel losses": normal} if normal > ssim else {"SSIM": ssim},
-            max(view.slots(Rows(*strip)) for strip in strips),
+            max(view.pairs_in(Rows(*strip)) for strip in strips),
         )
 
 

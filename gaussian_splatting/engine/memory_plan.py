@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing how to save memory: the least slowdown that fits a budget, before training begins.
 
-All phases of a stage share one plan. Bytes are those of tensors on the training device, foretold
+All phases of a stage share one plan. Bytes are those of tensors on the training device, predicted
 by :mod:`gaussian_splatting.engine.memory_model`; what is left of the budget goes to photographs.
 """
 
@@ -136,7 +136,7 @@ class MemoryChoice:
         for phase, needs in self.phases.items():
             parts = sorted(needs.parts.items(), key=lambda part: -part[1])
             found.append(
-                f"memory of {phase}: {format_bytes(needs.total)} at most, {needs.moment}: "
+                f"memory of {phase}: {format_bytes(needs.total)} at most, {needs.peak_at}: "
                 + ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
             )
         return found

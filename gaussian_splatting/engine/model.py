@@ -61,7 +61,7 @@ class TrainableModel(ABC):
             UserError: If it is not of this kind of model.
         """
 
-    def frozen(self) -> dict[str, Tensor]:
+    def buffers(self) -> dict[str, Tensor]:
         """Tensors that files hold before the parameters but that are not optimised."""
         return {}
 
@@ -105,7 +105,7 @@ class TrainableModel(ABC):
         parameters = self.optimizer.parameters
         own = {file: _in_float32(parameters[name]) for name, file in self.state_names.items()}
         return {
-            "state_dict": {**self.frozen(), **own},
+            "state_dict": {**self.buffers(), **own},
             "optimizer_state_dict": optimizer_state,
         }
 

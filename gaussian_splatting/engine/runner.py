@@ -53,7 +53,7 @@ class StageOptions(Protocol):
 
     Attributes:
         config: What decides the optimisation.
-        compute: Device, and who computes.
+        compute: Device and rendering backend.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
@@ -83,21 +83,21 @@ def run_stage(
         The first of the results.
 
     Raises:
-        UserError: For anything the user can mend.
+        UserError: For anything the user can fix.
     """
-    ranks, white = options.compute.ranks, options.config.white_background
-    with ranks.together():
+    group, white = options.compute.group, options.config.white_background
+    with group.single_report():
         notices = Notices([*options.compute.reasons, *options.notices])
         run, initial = prepare(options, notices)
         last = run.loop.last
-        with open_session(run.directory, options.run, last, notices, run.title, ranks) as session:
+        with open_session(run.directory, options.run, last, notices, run.title, group) as session:
             console, plan = session.console, session.plan
             console.info(run.scene.description)
             there = plan.finished and all(path.is_file() for path in run.results)
-            if ranks.from_first(there):
+            if group.broadcast(there):
                 console.info(f"finished already: {run.results[0]}")
                 return run.results[0]
-            with shared_or_own_store(images, white, ranks.size) as store:
+            with shared_or_own_store(images, white, group.size) as store:
                 stage = run.build(initial, store, console)
                 # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
                 del initial
@@ -109,10 +109,10 @@ def run_stage(
                     store,
                     run.directory,
                     console,
-                    ranks,
+                    group,
                     run.scene.held_out_note,
                 ).run(plan)
-            if ranks.is_first:
+            if group.is_first:
                 write_run_report(run.directory.path, console.warn)
             console.info(f"finished: {run.results[0]}")
     return run.results[0]

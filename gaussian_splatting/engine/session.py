@@ -15,7 +15,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
 from sugar_utils.flags import positive_int
 from sugar_utils.locks import exclusive
-from sugar_utils.ranks import ALONE, Ranks
+from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
 from sugar_utils.text import printable
 
@@ -74,7 +74,7 @@ def open_session(
     final: int,
     notices: Notices,
     title: str,
-    ranks: Ranks = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[Session]:
     """Plan the run, open its log and print the resolved configuration.
 
@@ -84,16 +84,16 @@ def open_session(
         final: Last iteration of the run.
         notices: Messages of the preparation, printed first.
         title: Heading of the configuration table.
-        ranks: The processes that run together: the first decides, and it alone prints and writes.
+        group: The processes that run together: the first decides, and it alone prints and writes.
     """
-    with _lock(run) if ranks.is_first else nullcontext():
+    with _lock(run) if group.is_first else nullcontext():
         try:
-            plan = _agreed_plan(run, options, final, notices, ranks)
+            plan = _agreed_plan(run, options, final, notices, group)
         except UserError:
-            for message in notices.messages if ranks.is_first else ():
+            for message in notices.messages if group.is_first else ():
                 print(printable(message))
             raise
-        with Console(run.log) if ranks.is_first else Console.silent() as console:
+        with Console(run.log) if group.is_first else Console.silent() as console:
             yield _opened(run, plan, console, notices, title)
 
 
@@ -113,14 +113,14 @@ def _opened(
 
 
 def _agreed_plan(
-    run: RunDirectory, options: RunOptions, final: int, notices: Notices, ranks: Ranks
+    run: RunDirectory, options: RunOptions, final: int, notices: Notices, group: ProcessGroup
 ) -> ResumePlan:
     """The plan of the first process, for all of them; each reads the checkpoint for itself."""
     plan = ResumePlan()
-    if ranks.is_first:
+    if group.is_first:
         plan = run.plan(options.resume, options.overwrite, final, notices)
-    source, finished = ranks.from_first((plan.source, plan.finished))
-    if ranks.is_first or source is None:
+    source, finished = group.broadcast((plan.source, plan.finished))
+    if group.is_first or source is None:
         return plan
     return ResumePlan(load_payload(source), source, finished)
 

@@ -57,7 +57,7 @@ class Stage(ABC):
 
     @abstractmethod
     def accumulate(
-        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+        self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Evaluate all loss terms of one view and add their gradients to the parameters.
 
@@ -68,7 +68,7 @@ class Stage(ABC):
             iteration: Absolute iteration.
             camera: The view.
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
-            slot: Number of the view in its step; random draws depend on it.
+            view_index: Number of the view in its step; random draws depend on it.
         """
 
     def step_statistics(self) -> Sequence[Tensor]:

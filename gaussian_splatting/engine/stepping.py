@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One optimiser step: the views of all processes, their checks, and the mean of their gradients.
 
-A step averages over ``views_per_step`` views, its slots. Which view and which random draws belong
-to a slot follows from iteration and slot alone, so a run is the same however many processes share
-the slots; only the order of the sums, and with it their rounding, depends on that. With two slots
-it does not, because two numbers have one sum.
+A step averages over ``views_per_step`` views. Which photograph and which random draws belong to a
+view follows from the iteration and the view's index in its step alone, so a run is the same however
+many processes share the views; only the order of the sums, and with it their rounding, depends on
+that. With two views it does not, because two numbers have one sum.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.memory import out_of_memory, release_cached
-from sugar_utils.ranks import Ranks
+from sugar_utils.process_group import ProcessGroup
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Stepper:
         first: First iteration of the run.
         seed: Random seed of the run.
         images: Decoded photographs.
-        ranks: The processes that share the views of a step.
+        group: The processes that share the views of a step.
         console: Where warnings go.
     """
 
@@ -114,7 +114,7 @@ class Stepper:
         first: int,
         seed: int,
         images: ImageStore,
-        ranks: Ranks,
+        group: ProcessGroup,
         console: Console,
     ) -> None:
         self._stage = stage
@@ -122,20 +122,20 @@ class Stepper:
         self._first = first
         self._order = CameraOrder(len(cameras), seed, stage.name)
         self._images = images
-        self._ranks = ranks
+        self._group = group
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
         self._n_views = stage.model.optimizer.config.views_per_step
-        if self._n_views > max(len(cameras), ranks.size):
+        if self._n_views > max(len(cameras), group.size):
             raise UserError(
                 f"--views_per_step {self._n_views}: there are only {len(cameras)} views to train "
                 "on; give fewer"
             )
-        self._slots = ranks.share(self._n_views)
+        self._view_indices = group.share(self._n_views)
 
-    def camera(self, iteration: int, slot: int = 0) -> Camera:
-        """The view of a slot."""
-        return self._cameras[self._order.index(self._place(iteration, slot))]
+    def camera(self, iteration: int, view_index: int = 0) -> Camera:
+        """The view of this index in the step."""
+        return self._cameras[self._order.index(self._place(iteration, view_index))]
 
     def epoch(self, iteration: int) -> int:
         """Complete passes over the views before an iteration."""
@@ -147,9 +147,9 @@ class Stepper:
         Raises:
             TrainingError: They hold different numbers of Gaussians.
         """
-        self._same_number(self._ranks.exchange([len(self._stage.model)]), self._first)
+        self._same_number(self._group.all_gather_numbers([len(self._stage.model)]), self._first)
         for parameter in self._stage.model.optimizer.parameters.values():
-            self._ranks.copy_from_first_(parameter.detach())
+            self._group.broadcast_(parameter.detach())
 
     def step(self, iteration: int, requested: str | None) -> StepSum:
         """Learn from the views of one iteration.
@@ -165,7 +165,7 @@ class Stepper:
         self._begin(iteration)
         total = self._see_views(iteration)
         total.stop = requested
-        if not self._ranks.is_alone:
+        if not self._group.is_alone:
             self._add_up(iteration, total)
         self._empty.count(total.showing, self._n_views, len(stage.model), iteration)
         if self._n_views > 1:
@@ -176,8 +176,8 @@ class Stepper:
         stage.apply(iteration)
         return total
 
-    def _place(self, iteration: int, slot: int) -> int:
-        return (iteration - self._first) * self._n_views + slot
+    def _place(self, iteration: int, view_index: int) -> int:
+        return (iteration - self._first) * self._n_views + view_index
 
     def _see_views(self, iteration: int) -> StepSum:
         """Sum of this process's views; gradients are added up in the parameters.
@@ -188,29 +188,31 @@ class Stepper:
         optimizer = self._stage.model.optimizer
         total: StepSum | None = None
         held: dict[str, Tensor] = {}
-        for slot in self._slots:
-            result, shows = self._see(iteration, slot, checked=total is not None)
+        for view_index in self._view_indices:
+            result, shows = self._train_on(iteration, view_index, checked=total is not None)
             if total is None:
                 total = StepSum(dict(result.terms), result.radii > 0)
             else:
                 optimizer.add_gradients(held)
                 total.add(result.terms, result.radii > 0)
             total.showing += shows
-            if slot + 1 in self._slots:
+            if view_index + 1 in self._view_indices:
                 held = optimizer.take_gradients()
         return total
 
-    def _see(self, iteration: int, slot: int, checked: bool) -> tuple[StepResult, bool]:
+    def _train_on(self, iteration: int, view_index: int, checked: bool) -> tuple[StepResult, bool]:
         """One view, and whether it shows any Gaussian.
 
         ``checked`` says that the parameters were looked at in this iteration.
         """
-        model, camera = self._stage.model, self.camera(iteration, slot)
+        model, camera = self._stage.model, self.camera(iteration, view_index)
         target = upload(self._images.get(camera), model.device)
-        last = slot + 1 not in self._slots
-        following = (iteration + 1, self._slots.start) if last else (iteration, slot + 1)
+        last = view_index + 1 not in self._view_indices
+        following = (
+            (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
+        )
         self._images.prefetch(self.camera(*following))
-        result = self._accumulate(iteration, camera, target, slot)
+        result = self._accumulate(iteration, camera, target, view_index)
         shows = check_step(
             losses=result.terms,
             gradients=model.optimizer.gradients(),
@@ -225,12 +227,14 @@ class Stepper:
             self._empty.name(camera.name, iteration)
         return result, shows
 
-    def _accumulate(self, iteration: int, camera: Camera, target: Tensor, slot: int) -> StepResult:
+    def _accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, view_index: int
+    ) -> StepResult:
         """The terms of one view; where memory runs out, again with the next cheaper plan."""
         stage = self._stage
         while True:
             try:
-                return stage.accumulate(iteration, camera, target, slot)
+                return stage.accumulate(iteration, camera, target, view_index)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
@@ -261,10 +265,10 @@ class Stepper:
 
     def _add_up(self, iteration: int, total: StepSum) -> None:
         """Sums over the processes: gradients one parameter at a time, in place."""
-        ranks, stage, optimizer = self._ranks, self._stage, self._stage.model.optimizer
+        group, stage, optimizer = self._group, self._stage, self._stage.model.optimizer
         names = list(total.terms)
         present = [name in optimizer.gradients() for name in optimizer.parameters]
-        rows = ranks.exchange([
+        rows = group.all_gather_numbers([
             len(stage.model),
             0 if total.stop is None else 1 + SIGNALS.index(total.stop),
             zlib.crc32(",".join(names).encode()),
@@ -276,24 +280,24 @@ class Stepper:
         total.stop = SIGNALS[signal - 1] if signal else None
         if any(row[2] != rows[0][2] for row in rows):
             # A view may lack a term, as where it shows nothing to sample.
-            names = list(dict.fromkeys(name for found in ranks.gather(names) for name in found))
+            names = list(dict.fromkeys(name for found in group.all_gather(names) for name in found))
         total.showing = sum(row[3] for row in rows)
         for column, parameter in enumerate(optimizer.parameters.values(), start=4):
             if any(row[column] for row in rows):
                 gradient = parameter.grad
                 whole = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()
-                ranks.sum_(whole)
+                group.sum_(whole)
                 parameter.grad = whole
         zero = total.terms["loss"].new_zeros(())
         terms = torch.stack([total.terms.get(name, zero) for name in names])
-        ranks.sum_(terms)
+        group.sum_(terms)
         total.terms = dict(zip(names, terms.unbind(), strict=True))
         if optimizer.config.sparse_adam:
             visible = total.visible.to(torch.uint8)
-            ranks.max_(visible)
+            group.max_(visible)
             total.visible = visible.bool()
         for statistic in stage.step_statistics():
-            ranks.sum_(statistic)
+            group.sum_(statistic)
 
     def _same_number(self, rows: Sequence[Sequence[int]], iteration: int) -> None:
         if any(row[0] != rows[0][0] for row in rows):

@@ -115,7 +115,7 @@ class ViewPass:
         color: Colour behind the image; black when None. (3,)
         split: How memory is saved.
         farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
-        rasterizer: Who blends.
+        rasterizer: Rendering backend.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def sort_pairs(
 
 @functools.cache
 def tile_kernels(n_channels: int) -> SimpleNamespace:
-    """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats of ``n_channels`` channels.
+    """Kernels ``forward``, ``backward`` and ``sum_pairs`` for splats of ``n_channels`` channels.
 
     The first two work on the tiles from ``first_tile`` on and on the rows from ``top_row`` to
     before ``end_row``; image-sized arrays hold those rows only.
@@ -91,7 +91,7 @@ def tile_kernels(n_channels: int) -> SimpleNamespace:
     return SimpleNamespace(
         forward=_forward_kernel(common),
         backward=_backward_kernel(common),
-        sum_slots=_sum_kernel(header + "typedef unsigned long long size;\n"),
+        sum_pairs=_sum_kernel(header + "typedef unsigned long long size;\n"),
     )
 
 
@@ -153,7 +153,7 @@ def _backward_kernel(common: str) -> Any:
         last_: wp.array2d(dtype=int),
         d_image_: wp.array3d(dtype=float),
         d_transmittance_: wp.array2d(dtype=float),
-        slots_: wp.array2d(dtype=float),
+        pair_sums_: wp.array2d(dtype=float),
     ): ...
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
@@ -172,19 +172,19 @@ def _backward_kernel(common: str) -> Any:
         last: wp.array2d(dtype=int),
         d_image: wp.array3d(dtype=float),
         d_transmittance: wp.array2d(dtype=float),
-        slots: wp.array2d(dtype=float),
+        pair_sums: wp.array2d(dtype=float),
     ):
         backward_body(
             first_tile, first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets,
-            ids, splats, background, transmittance, last, d_image, d_transmittance, slots,
+            ids, splats, background, transmittance, last, d_image, d_transmittance, pair_sums,
         )  # fmt: skip
 
     return backward
 
 
 def _sum_kernel(header: str) -> Any:
-    @wp.func_native(header + _source("sum_slots"))
-    def sum_slots_body(
+    @wp.func_native(header + _source("sum_pairs"))
+    def sum_pairs_body(
         i: int,
         first_tile: int,
         end_tile: int,
@@ -192,13 +192,13 @@ def _sum_kernel(header: str) -> Any:
         first_pairs_: wp.array(dtype=int),
         counts_: wp.array(dtype=int),
         places_: wp.array(dtype=int),
-        slots_: wp.array2d(dtype=float),
+        pair_sums_: wp.array2d(dtype=float),
         d_means2d_: wp.array2d(dtype=float),
         d_splats_: wp.array2d(dtype=float),
     ): ...
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
-    def sum_slots(
+    def sum_pairs(
         first: int,
         first_tile: int,
         end_tile: int,
@@ -206,13 +206,13 @@ def _sum_kernel(header: str) -> Any:
         first_pairs: wp.array(dtype=int),
         counts: wp.array(dtype=int),
         places: wp.array(dtype=int),
-        slots: wp.array2d(dtype=float),
+        pair_sums: wp.array2d(dtype=float),
         d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
     ):
-        sum_slots_body(
-            first + wp.tid(), first_tile, end_tile, offsets, first_pairs, counts, places, slots,
+        sum_pairs_body(
+            first + wp.tid(), first_tile, end_tile, offsets, first_pairs, counts, places, pair_sums,
             d_means2d, d_splats,
         )  # fmt: skip
 
-    return sum_slots
+    return sum_pairs

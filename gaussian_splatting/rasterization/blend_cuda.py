@@ -4,8 +4,8 @@
 One warp of 32 threads blends a tile, each thread eight pixels of one column. The splats of a tile
 come in batches of 32, gathered into shared memory by the whole warp. On the way back a thread first
 adds up its own eight pixels; the warp then adds up 32 numbers per column with shuffles and stores
-them once, in the row of ``slots`` that the pair owns. With one warp per block nothing waits at a
-barrier, and a pair costs an eighth of the shuffles that one pixel per thread would. Nothing is
+them once, in the row of ``pair_sums`` that the pair owns. With one warp per block nothing waits at
+a barrier, and a pair costs an eighth of the shuffles that one pixel per thread would. Nothing is
 added atomically. The numerics are those of the bodies in ``native/``.
 """
 
@@ -74,7 +74,7 @@ def shape_gradients(dx: float, moments: wp.vec3, conic: wp.vec3) -> vec5:
 
 @functools.cache
 def block_kernels(n_channels: int) -> SimpleNamespace:
-    """Kernels ``forward``, ``backward`` and ``sum_slots`` for splats of ``n_channels`` channels.
+    """Kernels ``forward``, ``backward`` and ``sum_pairs`` for splats of ``n_channels`` channels.
 
     The first two are launched with :data:`BLOCK_DIM` threads per tile; arguments as those of
     ``tile_kernels``.
@@ -82,7 +82,7 @@ def block_kernels(n_channels: int) -> SimpleNamespace:
     return SimpleNamespace(
         forward=_forward_kernel(n_channels),
         backward=_backward_kernel(n_channels),
-        sum_slots=_sum_kernel(n_channels),
+        sum_pairs=_sum_kernel(n_channels),
     )
 
 
@@ -187,7 +187,7 @@ def _backward_kernel(n_channels: int) -> Any:
         last: wp.array2d(dtype=int),
         d_image: wp.array3d(dtype=float),
         d_transmittance: wp.array2d(dtype=float),
-        slots: wp.array(dtype=Sums),
+        pair_sums: wp.array(dtype=Sums),
     ):
         block, lane = wp.tid()
         tile = first_tile + block
@@ -214,7 +214,7 @@ def _backward_kernel(n_channels: int) -> Any:
         end = wp.max(wp.tile_extract(wp.tile_max(wp.tile(own_end)), 0) + 1, begin)
         # What lies behind the last splat that any pixel blended has no gradient.
         for k in range(end + lane, offsets[tile + 1], _THREADS):
-            slots[k - first_place] = Sums()
+            pair_sums[k - first_place] = Sums()
         for batch in range((end - begin + _THREADS - 1) / _THREADS):
             start = end - 1 - batch * _THREADS
             own_row = ids[wp.max(start - lane, begin)]
@@ -261,9 +261,9 @@ def _backward_kernel(n_channels: int) -> Any:
                         sums[c] = shape[c]
                 if anyone(touched[0]) == 1:
                     total = wp.tile_sum(wp.tile(sums, preserve_type=True))
-                    wp.tile_store(slots, total, offset=(k - first_place,))
+                    wp.tile_store(pair_sums, total, offset=(k - first_place,))
                 elif lane == 0:
-                    slots[k - first_place] = sums
+                    pair_sums[k - first_place] = sums
 
     return backward
 
@@ -273,7 +273,7 @@ def _sum_kernel(n_channels: int) -> Any:
     Sums = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
 
     @wp.kernel(module="unique", module_options={"enable_backward": False})
-    def sum_slots(
+    def sum_pairs(
         first: int,
         first_tile: int,
         end_tile: int,
@@ -281,7 +281,7 @@ def _sum_kernel(n_channels: int) -> Any:
         first_pairs: wp.array(dtype=int),
         counts: wp.array(dtype=int),
         places: wp.array(dtype=int),
-        slots: wp.array(dtype=Sums),
+        pair_sums: wp.array(dtype=Sums),
         d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
     ):
@@ -292,7 +292,7 @@ def _sum_kernel(n_channels: int) -> Any:
         for pair in range(first_pairs[i], first_pairs[i] + counts[i]):
             place = places[pair]
             if place >= begin and place < end:
-                total += slots[place - begin]
+                total += pair_sums[place - begin]
         if counts[i] > 0:
             for c in range(2):
                 d_means2d[i, c] += total[c]
@@ -301,4 +301,4 @@ def _sum_kernel(n_channels: int) -> Any:
             for c in range(CHANNELS):
                 d_splats[i, HEADER + c] += total[6 + c]
 
-    return sum_slots
+    return sum_pairs

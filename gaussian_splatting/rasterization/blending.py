@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import BLOCK_DIM, block_kernels
-from gaussian_splatting.rasterization.projection import MIN_STRIP, Projection
+from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
 from gaussian_splatting.rasterization.tile_lists import TileLists
 from gaussian_splatting.rasterization.view import TILE
 from sugar_utils.warp_launch import as_array, launch, launch_blocks
@@ -133,26 +133,26 @@ def backpropagate_rows(
     blocks = _on_blocks(device, blocks)
     kernels = (block_kernels if blocks else tile_kernels)(n_channels)
     first, count = _tiles_of(blended.rows, tiles)
-    slots = torch.empty(_n_slots(tiles, first, count), 6 + n_channels, device=device)
-    slot_rows = _as_rows(slots) if blocks else slots
+    pair_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
+    pair_rows = _as_rows(pair_sums) if blocks else pair_sums
     inputs = [
         first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids,
         _as_rows(splats) if blocks else splats.detach(), background, blended.transmittance,
-        blended.last, d_pixels.contiguous(), d_transmittance.contiguous(), slot_rows,
+        blended.last, d_pixels.contiguous(), d_transmittance.contiguous(), pair_rows,
     ]  # fmt: skip
     if blocks:
         launch_blocks(kernels.backward, count, inputs, device=device, block_dim=BLOCK_DIM)
     else:
         launch(kernels.backward, count, inputs, device=device)
     launch(
-        kernels.sum_slots,
+        kernels.sum_pairs,
         splats.shape[0],
         [
             first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
-            slot_rows, gradients.means2d, gradients.splats,
+            pair_rows, gradients.means2d, gradients.splats,
         ],
         device=device,
-        min_items=MIN_STRIP,
+        min_items=MIN_ITEMS,
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:
     return top * tiles.across, (bottom - top) * tiles.across
 
 
-def _n_slots(tiles: TileLists, first: int, count: int) -> int:
+def _n_pairs(tiles: TileLists, first: int, count: int) -> int:
     """Pairs in some tiles. Of the whole image it is known; else the host waits for two numbers."""
     if count == tiles.offsets.shape[0] - 1:
         return tiles.ids.shape[0]

@@ -22,7 +22,7 @@ from gaussian_splatting.rasterization.tile_coverage import count_tiles
 from gaussian_splatting.rasterization.view import make_view
 from sugar_utils.warp_launch import as_array, launch
 
-MIN_STRIP = 2048
+MIN_ITEMS = 2048
 """Gaussians per launch below which another strip costs more than it gives."""
 
 
@@ -103,14 +103,14 @@ class _Project(torch.autograd.Function):
                 as_array(rects, wp.vec4i),
             ],
             device=device,
-            min_items=MIN_STRIP,
+            min_items=MIN_ITEMS,
         )  # fmt: skip
         launch(
             count_tiles,
             n,
             [means2d_splats, as_array(rects, wp.vec4i), counts],
             device=device,
-            min_items=MIN_STRIP,
+            min_items=MIN_ITEMS,
         )
         means2d = means2d_splats[:, :2].contiguous()
         ctx.view, ctx.channels = view, channels
@@ -145,7 +145,7 @@ class _Project(torch.autograd.Function):
                 as_array(d_sh_rest, vector), d_features,
             ],
             device=means.device,
-            min_items=MIN_STRIP,
+            min_items=MIN_ITEMS,
         )  # fmt: skip
         return (None, None, None, *grads)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who blends splats into pixels: the seam behind which other libraries can stand.
+"""Rendering backends: what blends splats into pixels; other libraries can take its place.
 
 Projection is always ours, so radii, near plane, normals and units of gradients never depend on
 the choice. A rasterizer sorts splats into tiles, blends rows of the image and sends gradients back.
@@ -131,7 +131,7 @@ def blend(
     Args:
         projection: Splats with C channels.
         background: Value behind everything, without a gradient. (C,)
-        rasterizer: Who blends.
+        rasterizer: Rendering backend.
 
     Returns:
         ``(pixels (H, W, C), transmittance (H, W))``; gradients flow to ``projection.means2d``

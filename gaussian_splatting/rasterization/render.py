@@ -109,7 +109,7 @@ def rasterize(
         sh_degree: Spherical-harmonics degree, 0 to 3.
         farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
             depth image (as a constant) instead of 0.
-        rasterizer: Who blends.
+        rasterizer: Rendering backend.
 
     Returns:
         Named images and the per-Gaussian by-products.

@@ -15,7 +15,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.rasterization.blend_cpu import sort_pairs, sort_splats
-from gaussian_splatting.rasterization.projection import MIN_STRIP, Projection
+from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
 from gaussian_splatting.rasterization.tile_coverage import list_tiles, name_splats, place_pairs
 from gaussian_splatting.rasterization.view import n_tiles
 from sugar_utils.errors import UserError
@@ -78,13 +78,13 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
             first_pairs, pair_tiles,
         ],
         device=counts.device,
-        min_items=MIN_STRIP,
+        min_items=MIN_ITEMS,
     )  # fmt: skip
     if blocks:
         offsets, places = _sort_by_radix(pair_tiles, n_pairs, across * down)
         ids = _ints(n_pairs, counts.device)
         inputs = [first_pairs, counts, places, ids]
-        launch(name_splats, counts.shape[0], inputs, device=counts.device, min_items=MIN_STRIP)
+        launch(name_splats, counts.shape[0], inputs, device=counts.device, min_items=MIN_ITEMS)
     else:
         offsets, ids, places = _sort_natively(order, counts, pair_tiles, across * down)
     return TileLists(offsets, ids, first_pairs, counts, places, across, camera.width, camera.height)
@@ -148,5 +148,5 @@ def _sort_by_radix(pair_tiles: Tensor, n_pairs: int, n_all: int) -> tuple[Tensor
     edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)
     offsets = torch.searchsorted(pair_tiles[:n_pairs], edges, out_int32=True)
     places = _ints(n_pairs, device)
-    launch(place_pairs, n_pairs, [pairs, places], device=device, min_items=MIN_STRIP)
+    launch(place_pairs, n_pairs, [pairs, places], device=device, min_items=MIN_ITEMS)
     return offsets, places

@@ -126,7 +126,7 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
         The PLY of the last iteration. A finished run with the same settings is not repeated.
 
     Raises:
-        UserError: For anything the user can mend.
+        UserError: For anything the user can fix.
     """
     return run_stage(_prepared, options, images)
 

@@ -147,7 +147,7 @@ class VanillaStage(Stage):
         config: Settings.
         extent: Camera extent in world units.
         export: Writes the Gaussians of an iteration for other programs.
-        rasterizer: Who blends.
+        rasterizer: Rendering backend.
     """
 
     name = "vanilla"
@@ -189,12 +189,12 @@ class VanillaStage(Stage):
         self.model.schedule_position_rate(iteration)
 
     def accumulate(
-        self, iteration: int, camera: Camera, target: Tensor, slot: int = 0
+        self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Render one view and backpropagate the colour loss."""
         view = ViewPass(
             lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
-            self._background(iteration, slot),
+            self._background(iteration, view_index),
             self._config.split,
             rasterizer=self._rasterizer,
         )
@@ -287,8 +287,8 @@ class VanillaStage(Stage):
     def _degree(self, iteration: int) -> int:
         return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
-    def _background(self, iteration: int, slot: int) -> Tensor:
+    def _background(self, iteration: int, view_index: int) -> Tensor:
         if not self._config.random_background:
             return plain_background(self._config.white_background, self.model.device)
-        rng = generator(self._config.random_seed, "background", *draw_labels(iteration, slot))
+        rng = generator(self._config.random_seed, "background", *draw_labels(iteration, view_index))
         return torch.rand(3, generator=rng, device="cpu").to(self.model.device)

@@ -54,7 +54,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
         The mesh files: levels in the outer, targets in the inner loop.
 
     Raises:
-        UserError: For anything the user can mend: no surface, a wrong box, a damaged model,
+        UserError: For anything the user can fix: no surface, a wrong box, a damaged model,
             meshes of other settings in the way.
     """
     console = console or Console()

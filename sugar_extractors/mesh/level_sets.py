@@ -41,7 +41,7 @@ RAY_SAMPLES = 21
 RAY_REACH = 3.0
 N_NEIGHBORS = 16
 
-_MIN_STRIP = 512
+_MIN_ITEMS = 512
 _NEGLIGIBLE_SQUARE = 80.0
 
 
@@ -111,7 +111,7 @@ def build_model(
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
     heights = density_factor * gaussians.opacities
-    launch(pack_rows, n, [*shape, heights, packed], device=device, min_items=_MIN_STRIP)
+    launch(pack_rows, n, [*shape, heights, packed], device=device, min_items=_MIN_ITEMS)
     return LevelSetModel(
         gaussians,
         nearest_neighbors(gaussians.means, n_neighbors, query_batch=knn_batch_size).indices,
@@ -299,7 +299,7 @@ def march_rays(
             as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
         ],
         device=device,
-        min_items=_MIN_STRIP,
+        min_items=_MIN_ITEMS,
     )  # fmt: skip
     return LevelSetPoints(points, normals, valid)
 

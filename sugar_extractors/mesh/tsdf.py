@@ -50,7 +50,7 @@ BLOCK = 8
 _BLOCK_SIDE = wp.constant(BLOCK)
 _N_FOOTPRINT_VIEWS = 8
 _COARSER = 1.25
-_MIN_STRIP = 4096
+_MIN_ITEMS = 4096
 
 
 DEPTHS = ("blended", "level_set")
@@ -259,7 +259,7 @@ def _mark_blocks(
     config: TsdfConfig,
     console: Console,
 ) -> tuple[_Grid, Tensor]:
-    """Blocks within the truncation distance of some depth, as a table of slots (-1: none)."""
+    """Blocks within the truncation distance of some depth, as a table of indices (-1: none)."""
     device = render(cameras[0]).depth.device
     while True:
         grid = _Grid.over(box, voxel)
@@ -274,8 +274,8 @@ def _mark_blocks(
         larger = voxel * max(_COARSER, math.sqrt(n_blocks * BLOCK**3 / config.max_voxels))
         console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
         voxel = larger
-    slots = marked.cumsum(0).int() - 1
-    return grid, torch.where(marked, slots, -1).int().reshape(grid.shape)
+    indices = marked.cumsum(0).int() - 1
+    return grid, torch.where(marked, indices, -1).int().reshape(grid.shape)
 
 
 def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig) -> None:
@@ -362,7 +362,7 @@ def _fuse(
                     distances, weights, as_array(colors, wp.vec3),
                 ],
                 device=device,
-                min_items=_MIN_STRIP,
+                min_items=_MIN_ITEMS,
             )  # fmt: skip
             progress.update(done, fields={"voxels": f"{n:,}"})
     return field

@@ -16,7 +16,7 @@ from sugar_utils.warp_launch import as_array, launch, on_stream_of
 wp.set_module_options({"enable_backward": False})
 
 _FARTHEST = wp.constant(1.0e6)
-_MIN_STRIP = 1024
+_MIN_ITEMS = 1024
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Surface:
             n,
             [self._tree.id, as_array(queries, wp.vec3), distances, faces],
             device=self._device,
-            min_items=_MIN_STRIP,
+            min_items=_MIN_ITEMS,
         )
         return Nearest(
             distances.cpu().numpy().astype(np.float64), self._normals[faces.cpu().numpy()]

@@ -37,7 +37,7 @@ BUDGET_BYTES = 5 << 28
 """Default for the rows worked on at once: a texture of 8008 x 8008 texels in one go."""
 
 _CHUNK_TEXELS = 1 << 22
-_MIN_STRIP = 4096
+_MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
 
 ViewSource = Callable[[Camera], Tensor]
@@ -302,7 +302,7 @@ def _gather(
             as_array(sums, wp.vec4),
         ],
         device=vertices.device,
-        min_items=_MIN_STRIP,
+        min_items=_MIN_ITEMS,
     )
 
 

@@ -158,7 +158,7 @@ def extract_textured_mesh(
         The OBJ file.
 
     Raises:
-        UserError: For anything the user can mend: a damaged or wrong model, missing views or
+        UserError: For anything the user can fix: a damaged or wrong model, missing views or
             photographs, a mesh of other settings in the way, a full disk.
     """
     console = console or Console()

@@ -33,11 +33,11 @@ def run_demo(args: argparse.Namespace) -> PipelineResult:
     # A GPU draws the same scene with other roundings, so the scene comes from the CPU everywhere.
     root = args.output_dir / "demo_scene"
     plan = demo_plan(args, root)
-    ranks = plan.coarse.compute.ranks
-    with ranks.together():
-        if ranks.is_first:
+    group = plan.coarse.compute.group
+    with group.single_report():
+        if group.is_first:
             make_demo_scene(root, seed=args.random_seed, notify=print)
-        ranks.wait()
+        group.barrier()
     return run_stages(plan)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``train.py --doctor``: whether machine, scene and checkpoint will train, and what to mend."""
+"""``train.py --doctor``: whether machine, scene and checkpoint will train, and what to fix."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def machine_findings(
     else:
         # A driver means that there is a GPU: not to use it is hardly what its owner wants.
         missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
-        advice = "the line above says what mends it"
+        advice = "the line above says how to fix it"
         found.append(Finding.unless(missed, "device", chosen.reason, "problem", advice))
         found += [_rasterizer(chosen.device), *_backends(chosen.device)]
     return [*found, *_libraries()]

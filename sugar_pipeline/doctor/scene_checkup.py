@@ -18,7 +18,7 @@ from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
 from sugar_pipeline.doctor.findings import Finding
 from sugar_trainers.coarse_run import CoarseOptions
-from sugar_trainers.stage_memory import foresee_coarse
+from sugar_trainers.stage_memory import predict_coarse
 from sugar_utils.errors import UserError
 from sugar_utils.memory import format_bytes
 from sugar_utils.neighbors import nearest_neighbors
@@ -56,7 +56,7 @@ def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
 def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -> Finding:
     """What coarse training would need, and with which plan."""
     try:
-        chosen = foresee_coarse(cloud, options.config, options.memory, scene)
+        chosen = predict_coarse(cloud, options.config, options.memory, scene)
     except UserError as error:
         return Finding("memory of coarse training", "does not fit", "problem", str(error))
     if chosen is None:

@@ -22,7 +22,7 @@ from sugar_utils.warp_math import column, rotation_gradient, rotation_matrix
 
 wp.set_module_options(OPTIONS)
 
-SLOT_SIZE = 11
+PAIR_SIZE = 11
 """Gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1."""
 
 PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
@@ -53,7 +53,7 @@ def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) 
 
 @wp.func
 def _store(
-    slots: wp.array3d(dtype=float),
+    pair_rows: wp.array3d(dtype=float),
     owner: int,
     k: int,
     mean: wp.vec3,
@@ -62,11 +62,11 @@ def _store(
     opacity: float,
 ):
     for c in range(3):
-        slots[owner, k, c] = mean[c]
-        slots[owner, k, 7 + c] = scale[c]
+        pair_rows[owner, k, c] = mean[c]
+        pair_rows[owner, k, 7 + c] = scale[c]
     for c in range(4):
-        slots[owner, k, 3 + c] = rotation[c]
-    slots[owner, k, 10] = opacity
+        pair_rows[owner, k, 3 + c] = rotation[c]
+    pair_rows[owner, k, 10] = opacity
 
 
 @wp.func
@@ -157,9 +157,9 @@ def _add_up_pairs(
     noise: wp.array2d(dtype=float),
     residual: wp.array2d(dtype=float),
     field_grads: wp.array2d(dtype=float),
-    slots: wp.array3d(dtype=float),
+    pair_rows: wp.array3d(dtype=float),
 ) -> PairSums:
-    """Fill the slots of all neighbours; return what reaches i."""
+    """Fill the pair_rows of all neighbours; return what reaches i."""
     mean_grad = wp.vec3()
     noise_moment = wp.mat33()
     for k in range(n_neighbors):
@@ -196,7 +196,7 @@ def _add_up_pairs(
                 entry_grad[r, axis] += neighbor_normal_grad[r] * sign
             quat_grad = rotation_gradient(quat_of(quats, j), entry_grad)
         scale_grad[axis] += beta_share
-        _store(slots, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
+        _store(pair_rows, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
     sums = PairSums()
     for c in range(3):
         sums[0, c] = mean_grad[c]
@@ -223,7 +223,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
     """Make the kernel of the samples' gradients.
 
     Args:
-        pair_sums: Warp function that fills the slots of a Gaussian's neighbours.
+        pair_sums: Warp function that fills the pair_rows of a Gaussian's neighbours.
     """
 
     @wp.kernel(module="unique", module_options=OPTIONS)
@@ -241,7 +241,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
         has_point_grads: int,
         point_grads: wp.array2d(dtype=float),
         field_grads: wp.array2d(dtype=float),
-        slots: wp.array3d(dtype=float),
+        pair_rows: wp.array3d(dtype=float),
     ):
         """Gradients of a Gaussian's samples; field_grads: density, beta, plane, normal."""
         owner = first + wp.tid()
@@ -279,7 +279,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
             noise,
             residual,
             field_grads,
-            slots,
+            pair_rows,
         )
         for c in range(3):
             mean_grad[c] += pairs[0, c]
@@ -292,17 +292,17 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
             along = wp.dot(column(rotation, a), column(noise_moment, a))
             own_scale_grad[a] = along * wp.static(SAMPLE_SPREAD)
         quat_grad = rotation_gradient(quat_of(quats, i), entries)
-        _store(slots, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
+        _store(pair_rows, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
 
     return add_up_samples
 
 
 @wp.kernel
-def add_up_slots(
+def add_up_pairs(
     first: int,
     targets: wp.array(dtype=int),
     order: wp.array(dtype=wp.int64),
-    slots: wp.array2d(dtype=float),
+    pair_rows: wp.array2d(dtype=float),
     mean_grads: wp.array2d(dtype=float),
     quat_grads: wp.array2d(dtype=float),
     scale_grads: wp.array2d(dtype=float),
@@ -318,11 +318,13 @@ def add_up_slots(
     scale = vec3_of(scale_grads, row)
     opacity = opacity_grads[row]
     while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
-        slot = int(order[entry])
-        mean += vec3_of(slots, slot)
-        quat += wp.vec4(slots[slot, 3], slots[slot, 4], slots[slot, 5], slots[slot, 6])
-        scale += wp.vec3(slots[slot, 7], slots[slot, 8], slots[slot, 9])
-        opacity += slots[slot, 10]
+        pair = int(order[entry])
+        mean += vec3_of(pair_rows, pair)
+        quat += wp.vec4(
+            pair_rows[pair, 3], pair_rows[pair, 4], pair_rows[pair, 5], pair_rows[pair, 6]
+        )
+        scale += wp.vec3(pair_rows[pair, 7], pair_rows[pair, 8], pair_rows[pair, 9])
+        opacity += pair_rows[pair, 10]
         entry += 1
     for c in range(3):
         mean_grads[row, c] = mean[c]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import warp as wp
 
-from sugar_scene.fields.field_adjoint import SLOT_SIZE, PairSums, sample_gradients_kernel
+from sugar_scene.fields.field_adjoint import PAIR_SIZE, PairSums, sample_gradients_kernel
 from sugar_scene.fields.field_device import PACK_SIZE
 from sugar_scene.fields.reference_fields import MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_scene.geometry import MIN_SCALE
@@ -21,7 +21,7 @@ wp.set_module_options(NATIVE_OPTIONS)
 
 _NATIVE = Path(__file__).parent / "native"
 _CONSTANTS = f"""
-constexpr int PACK_SIZE = {PACK_SIZE}, SLOT_SIZE = {SLOT_SIZE};
+constexpr int PACK_SIZE = {PACK_SIZE}, PAIR_SIZE = {PAIR_SIZE};
 constexpr float MIN_SCALE = {MIN_SCALE:.9e}f, MIN_WEIGHT_SUM = {MIN_WEIGHT_SUM:.9e}f;
 constexpr float SAMPLE_SPREAD = {SAMPLE_SPREAD:.9e}f;
 constexpr float NEGLIGIBLE_SQUARE = 174.f;  // exp(-m / 2) is the smallest normal float there
@@ -103,7 +103,7 @@ def _add_up_pairs(
     noise_: wp.array2d(dtype=float),
     residual_: wp.array2d(dtype=float),
     field_grads_: wp.array2d(dtype=float),
-    slots_: wp.array3d(dtype=float),
+    pair_rows_: wp.array3d(dtype=float),
 ) -> PairSums: ...
 
 

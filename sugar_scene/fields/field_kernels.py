@@ -7,8 +7,8 @@ O(S + N) memory: nothing of size S x K is stored. The backward pass recomputes t
 The adjoint uses that all samples of one Gaussian i share its neighbour list. One thread per
 Gaussian i takes its neighbours j in turn and sums over its samples, in the local coordinates
 y = diag(1/s_j) R_j^T (x - mean_j), what the gradients of row j need: moments of y for mean,
-scales and rotation, and likewise the part that reaches row i through x. Each (i, j) owns a slot
-of 11 numbers; slots are then added up row by row in a fixed order. So there are no atomics, and
+scales and rotation, and likewise the part that reaches row i through x. Each (i, j) owns a row
+of 11 numbers; the rows are then added up in a fixed order. So there are no atomics, and
 the bits depend neither on the number of threads nor on the chunk size.
 """
 
@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_scene.fields.field_adjoint import SLOT_SIZE, add_up_slots, sample_gradients_kernel
+from sugar_scene.fields.field_adjoint import PAIR_SIZE, add_up_pairs, sample_gradients_kernel
 from sugar_scene.fields.field_cpu import add_up_samples_native, evaluate_owners
 from sugar_scene.fields.field_device import PACK_SIZE, evaluate_samples, pack_rows
 from sugar_scene.fields.reference_fields import FieldSamples
 from sugar_utils.warp_launch import launch
 
-SLOT_BYTES = 64 * 2**20
+PAIR_BYTES = 64 * 2**20
 """Ceiling of the backward pass's buffer of per-pair gradients."""
 
-_MIN_STRIP = 256
+_MIN_ITEMS = 256
 
 
 def evaluate_fields(
@@ -90,7 +90,7 @@ class _Fields(torch.autograd.Function):
                 owners.shape[0],
                 [owners, starts, *inputs],
                 device=device,
-                min_items=_MIN_STRIP // 8,
+                min_items=_MIN_ITEMS // 8,
             )
         else:
             launch(evaluate_samples, n_samples, [indices, *inputs], device=device)
@@ -111,33 +111,33 @@ class _Fields(torch.autograd.Function):
         grads = [torch.zeros_like(t) for t in gaussians]
         inputs = [*gaussians[1:3], _pack(*gaussians), neighbors, noise, residual]
         inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
-        for first, slots in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
-            chunk = owners[first : first + slots.shape[0]]
+        for first, pair_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
+            chunk = owners[first : first + pair_rows.shape[0]]
             launch(
                 add_up_samples_native if ctx.native else sample_gradients_kernel(),
                 chunk.shape[0],
-                [chunk, starts[first:], *inputs, slots],
+                [chunk, starts[first:], *inputs, pair_rows],
                 device=noise.device,
-                min_items=_MIN_STRIP // 8,
+                min_items=_MIN_ITEMS // 8,
             )
             targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
             targets, order = targets.sort(stable=True)
             launch(
-                add_up_slots,
+                add_up_pairs,
                 targets.shape[0],
-                [targets, order, slots.view(-1, SLOT_SIZE), *grads],
+                [targets, order, pair_rows.view(-1, PAIR_SIZE), *grads],
                 device=noise.device,
-                min_items=_MIN_STRIP,
+                min_items=_MIN_ITEMS,
             )
         return (*grads, *[None] * 5)
 
 
-def _chunks(n_owners: int, slots_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first owner, slot buffer) pairs that cover all owners; one buffer is reused."""
-    size = max(1, SLOT_BYTES // (slots_per_owner * SLOT_SIZE * 4))
-    slots = like.new_empty((min(size, n_owners), slots_per_owner, SLOT_SIZE))
+def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (first owner, pair buffer) pairs that cover all owners; one buffer is reused."""
+    size = max(1, PAIR_BYTES // (pairs_per_owner * PAIR_SIZE * 4))
+    pair_rows = like.new_empty((min(size, n_owners), pairs_per_owner, PAIR_SIZE))
     for first in range(0, n_owners, size):
-        yield first, slots[: min(size, n_owners - first)]
+        yield first, pair_rows[: min(size, n_owners - first)]
 
 
 def _runs(indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,6 +156,6 @@ def _pack(means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor) -> Te
         means.shape[0],
         [means, quats, scales, opacities, packed],
         device=means.device,
-        min_items=_MIN_STRIP,
+        min_items=_MIN_ITEMS,
     )
     return packed

@@ -31,7 +31,7 @@ MAX_PAIRS = 1 << 24
 
 _CPU_CELL = TILE
 _GPU_CELL = 2
-_MIN_STRIP = 4096
+_MIN_ITEMS = 4096
 _BIG = 1.0e9
 _PAD = 0.05
 _TILE_SIDE = wp.constant(TILE)
@@ -267,7 +267,7 @@ def to_camera(points: Tensor, camera: Camera) -> Tensor:
         points.shape[0],
         [make_view(camera), as_array(points, wp.vec3), as_array(moved, wp.vec3)],
         device=points.device,
-        min_items=_MIN_STRIP,
+        min_items=_MIN_ITEMS,
     )
     return moved
 
@@ -292,7 +292,7 @@ def rasterize_camera_triangles(
         n_faces,
         [view, near, *mesh, rect_array, counts],
         device=device,
-        min_items=_MIN_STRIP,
+        min_items=_MIN_ITEMS,
     )
     across, down = n_tiles(camera)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
@@ -342,7 +342,7 @@ def _tile_lists(
         n_pairs,
         [view, faces, numbers, as_array(rects, wp.vec4i), tiles],
         device=device,
-        min_items=_MIN_STRIP,
+        min_items=_MIN_ITEMS,
     )
     tiles, order = tiles.sort()
     edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)

@@ -160,7 +160,7 @@ def pretend_gpu() -> Iterator[_Sides]:
 @contextlib.contextmanager
 def _checked_launches() -> Iterator[None]:
     """Arguments of a kernel lie on one side."""
-    from_torch, run_strips, given = wp.from_torch, warp_launch.run_strips, set()
+    from_torch, run_ranges, given = wp.from_torch, warp_launch.run_ranges, set()
 
     def watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         given.add(side_of(tensor))
@@ -171,13 +171,13 @@ def _checked_launches() -> Iterator[None]:
         given.clear()
         if len(sides) > 1:
             raise WrongSide("a kernel is given tensors of host and device")
-        run_strips(*args, **kwargs)
+        run_ranges(*args, **kwargs)
 
-    wp.from_torch, warp_launch.run_strips = watched, checked
+    wp.from_torch, warp_launch.run_ranges = watched, checked
     try:
         yield
     finally:
-        wp.from_torch, warp_launch.run_strips = from_torch, run_strips
+        wp.from_torch, warp_launch.run_ranges = from_torch, run_ranges
 
 
 def _on_host(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

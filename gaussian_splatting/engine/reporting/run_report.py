@@ -71,7 +71,7 @@ def add_run_section(
     page.charts(_charts(curves))
     pictures = run_directory / "views.png"
     if pictures.is_file():
-        page.strip(Picture(pictures, "photograph, render, depth (white is far) and normals"))
+        page.wide_picture(Picture(pictures, "photograph, render, depth (white is far) and normals"))
     chosen = {**record.get("sources", {}), **record.get("settings", {})}
     page.pairs(flattened(chosen), folded="Settings of this run")
     files = sorted(p for p in run_directory.iterdir() if p.name != REPORT_FILE)

@@ -22,10 +22,10 @@ from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.memory import out_of_memory
 from sugar_utils.torchrun import Launch
 
-PATIENCE = timedelta(days=7)
+TIMEOUT = timedelta(days=7)
 """How long a process waits for the others: the first one may extract a mesh meanwhile."""
 
-_FIRST_PATIENCE = timedelta(minutes=10)
+_START_TIMEOUT = timedelta(minutes=10)
 """How long at the start, where nobody has anything else to do."""
 
 _FAILURE = "first failure"
@@ -40,12 +40,12 @@ class PeerLost(UserError):
     exit_code = 4
 
 
-class Ranks:
+class ProcessGroup:
     """The processes of a run, seen from one of them.
 
-    Every method but the properties, :meth:`share` and :meth:`together` is a meeting: all processes
-    call it, in the same order, and none goes on before all have come. Of a single process they
-    change nothing and cost nothing.
+    Every method but the properties, :meth:`share` and :meth:`single_report` is a collective call:
+    all processes make it, in the same order, and none goes on before all have. Of a single
+    process they change nothing and cost nothing.
 
     Attributes:
         rank: Number of this process.
@@ -57,13 +57,13 @@ class Ranks:
         self.size = size
         self._store = store
 
-    def __deepcopy__(self, memo: dict) -> Ranks:
+    def __deepcopy__(self, memo: dict) -> ProcessGroup:
         """The same: settings that are copied still belong to the processes there are."""
         return self
 
     @classmethod
-    def join(cls, launch: Launch, *, cuda: bool) -> Ranks:
-        """Meet the other processes.
+    def join(cls, launch: Launch, *, cuda: bool) -> ProcessGroup:
+        """Join the other processes.
 
         Args:
             launch: What torchrun said.
@@ -80,13 +80,13 @@ class Ranks:
             )
         nccl = cuda and dist.is_nccl_available()
         try:
-            store, _, _ = next(iter(dist.rendezvous("env://", timeout=_FIRST_PATIENCE)))
+            store, _, _ = next(iter(dist.rendezvous("env://", timeout=_START_TIMEOUT)))
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if nccl else "gloo",
                 store=dist.PrefixStore("group", store),
                 rank=launch.rank,
                 world_size=launch.size,
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
             )
         except (RuntimeError, ValueError) as error:
             reason = str(error).split("\n")[0]
@@ -114,47 +114,47 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by its sum over all processes, the same bits in each."""
         if not self.is_alone:
-            self._meet(lambda: dist.all_reduce(tensor))
+            self._collective(lambda: dist.all_reduce(tensor))
 
     def max_(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by its maximum over all processes."""
         if not self.is_alone:
-            self._meet(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
+            self._collective(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
 
-    def copy_from_first_(self, tensor: Tensor) -> None:
+    def broadcast_(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by that of the first process, of the same shape."""
         if not self.is_alone:
-            self._meet(lambda: dist.broadcast(tensor, src=0))
+            self._collective(lambda: dist.broadcast(tensor, src=0))
 
-    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+    def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Whole numbers of all processes, in their order; as many of each."""
         if self.is_alone:
             return [list(numbers)]
         mine = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self._meet(lambda: dist.all_gather(rows, mine))
+        self._collective(lambda: dist.all_gather(rows, mine))
         return [row.tolist() for row in rows]
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Small values of all processes, in their order."""
         if self.is_alone:
             return [value]
         values: list = [None] * self.size
-        self._meet(lambda: dist.all_gather_object(values, value))
+        self._collective(lambda: dist.all_gather_object(values, value))
         return values
 
-    def from_first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The first process's value; those of the others are ignored."""
         if self.is_alone:
             return value
         values = [value]
         host = torch.device("cpu")
-        self._meet(lambda: dist.broadcast_object_list(values, src=0, device=host))
+        self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
         return values[0]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all processes are here."""
-        self.exchange([0])
+        self.all_gather_numbers([0])
 
     def check_same(self, tensors: Iterable[Tensor], iteration: int) -> None:
         """Stop where the processes no longer hold the same bits; one synchronisation.
@@ -165,7 +165,7 @@ class Ranks:
         if self.is_alone:
             return
         sums = [t.detach().view(_BITS[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
-        rows = self.exchange(torch.stack(sums).tolist())
+        rows = self.all_gather_numbers(torch.stack(sums).tolist())
         if any(row != rows[0] for row in rows):
             raise TrainingError(
                 f"the processes no longer hold the same Gaussians at iteration {iteration}; the "
@@ -173,11 +173,11 @@ class Ranks:
             )
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def single_report(self) -> Iterator[None]:
         """A context whose errors one process reports: the one that failed first.
 
-        The others leave because their next meeting fails, or with an error of their own; theirs
-        are marked as silent, and take over its exit code.
+        The others leave because their next collective call fails, or with an error of their own;
+        theirs are marked as silent, and take over its exit code.
         """
         if self.is_alone:
             yield
@@ -205,7 +205,7 @@ class Ranks:
             return None
         return None if found.split()[0] == str(self.rank) else int(found.split()[1])
 
-    def _meet(self, call: Callable[[], object]) -> None:
+    def _collective(self, call: Callable[[], object]) -> None:
         try:
             call()
         except RuntimeError as error:
@@ -217,11 +217,11 @@ class Ranks:
             ) from error
 
 
-ALONE = Ranks()
+ALONE = ProcessGroup()
 """A single process."""
 
 
-def leave_ranks() -> None:
-    """Part from the other processes after a run that went well."""
+def leave_process_group() -> None:
+    """Leave the group of processes after a run that went well."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -31,8 +31,8 @@ from sugar_utils import device
 from sugar_utils.console import Console
 from sugar_utils.device import CudaFacts, Gpu
 from sugar_utils.errors import TrainingError, UserError
+from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.random import derive_seed, draw_labels
-from sugar_utils.ranks import ALONE, Ranks
 from sugar_utils.torchrun import Launch
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
@@ -125,14 +125,14 @@ class Pull:
     def begin(self, iteration):
         pass
 
-    def accumulate(self, iteration, camera, target, slot):
+    def accumulate(self, iteration, camera, target, view_index):
         number = int(camera.name[5:7])
-        self.seen.append((iteration, slot, camera.name))
+        self.seen.append((iteration, view_index, camera.name))
         self.model.optimizer.parameters["log_scales"].grad = torch.full((3, 3), float(number))
         terms = {"loss": torch.tensor(float(number))}
-        if slot == 1:
+        if view_index == 1:
             terms["rare"] = torch.tensor(1.0)
-        return StepResult(terms, torch.arange(3) == slot % 3)
+        return StepResult(terms, torch.arange(3) == view_index % 3)
 
     def apply(self, iteration):
         gradient = self.model.optimizer.parameters["log_scales"].grad
@@ -140,10 +140,10 @@ class Pull:
         self.model.optimizer.zero_grad()
 
 
-def stepper_of(stage: Pull, ranks: Ranks = ALONE) -> Stepper:
+def stepper_of(stage: Pull, group: ProcessGroup = ALONE) -> Stepper:
     images = SimpleNamespace(get=lambda camera: torch.zeros(1), prefetch=lambda camera: None)
     return Stepper(
-        stage, tiny_cameras(10), first=1, seed=0, images=images, ranks=ranks,
+        stage, tiny_cameras(10), first=1, seed=0, images=images, group=group,
         console=Console.silent(),
     )  # fmt: skip
 
@@ -154,11 +154,11 @@ def test_photographs_come_in_the_same_order_for_any_number_of_processes():
     for views, size in ((2, 1), (4, 2), (4, 4), (6, 3)):
         places = []
         for rank in range(size):
-            stepper = stepper_of(Pull(views), Ranks(rank, size))
+            stepper = stepper_of(Pull(views), ProcessGroup(rank, size))
             for iteration in range(1, 1 + 24 // views):
-                for slot in Ranks(rank, size).share(views):
-                    place = (iteration - 1) * views + slot
-                    places.append((place, stepper.camera(iteration, slot).name))
+                for view_index in ProcessGroup(rank, size).share(views):
+                    place = (iteration - 1) * views + view_index
+                    places.append((place, stepper.camera(iteration, view_index).name))
         assert [name for _, name in sorted(places)] == expected
 
 
@@ -167,7 +167,9 @@ def test_a_step_takes_the_mean_over_its_views():
     stepper = stepper_of(stage)
     total = stepper.step(1, "SIGTERM")
     numbers = [int(name[5:7]) for _, _, name in stage.seen]
-    assert [(iteration, slot) for iteration, slot, _ in stage.seen] == [(1, s) for s in range(4)]
+    assert [(iteration, view_index) for iteration, view_index, _ in stage.seen] == [
+        (1, s) for s in range(4)
+    ]
     assert len(set(numbers)) == 4
     assert stage.gradients == [sum(numbers) / 4]
     assert float(total.terms["loss"]) == sum(numbers) / 4
@@ -224,15 +226,15 @@ def test_a_single_process_meets_nobody():
     values = torch.tensor([1.0, 2.0])
     ALONE.sum_(values)
     ALONE.max_(values)
-    ALONE.copy_from_first_(values)
-    ALONE.wait()
+    ALONE.broadcast_(values)
+    ALONE.barrier()
     ALONE.check_same([values], 1)
     assert values.tolist() == [1.0, 2.0]
-    assert ALONE.exchange([1, 2]) == [[1, 2]]
-    assert (ALONE.gather("a"), ALONE.from_first("b"), ALONE.share(3)) == (["a"], "b", range(3))
+    assert ALONE.all_gather_numbers([1, 2]) == [[1, 2]]
+    assert (ALONE.all_gather("a"), ALONE.broadcast("b"), ALONE.share(3)) == (["a"], "b", range(3))
 
 
-class Differing(Ranks):
+class Differing(ProcessGroup):
     """The first of two processes; the other one answers every exchange with one more."""
 
     def __init__(self) -> None:
@@ -255,7 +257,7 @@ def test_each_process_takes_the_gpu_of_its_own_number(launched, monkeypatch):
     facts = CudaFacts(True, "13.0", ("sm_86", "sm_89"), gpus, warp_gpus=2)
     monkeypatch.setattr(compute, "cuda_facts", lambda: facts)
     monkeypatch.setattr(device, "cuda_facts", lambda: facts)
-    monkeypatch.setattr(Ranks, "join", lambda launch, cuda: Ranks(launch.rank, 1))
+    monkeypatch.setattr(ProcessGroup, "join", lambda launch, cuda: ProcessGroup(launch.rank, 1))
     assert compute_options(vanilla_args()).device == torch.device("cuda", 1)
     with pytest.raises(UserError, match="--gpu 0: each of the 4 processes takes the GPU"):
         compute_options(vanilla_args("--gpu", "0"))
