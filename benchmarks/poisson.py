@@ -57,17 +57,18 @@ def bumpy_ball(n: int) -> SurfaceSamples:
 
 
 def measure(name: str, n_points: int, solver: SolverConfig) -> list[str]:
-    """Run one library in this process; cells of its row, with plain seconds and bytes first."""
+    """Run one library in this process; cells of its row, with plain numbers to compare first."""
     samples = bumpy_ball(n_points)
     backend = choose_backend(name)
     reset_peak("cpu")
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     mesh = backend.reconstruct(samples, solver).mesh
-    seconds, peak = time.perf_counter() - start, memory_usage("cpu").peak
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    peak = memory_usage("cpu").peak
     lengths = np.linalg.norm(mesh.vertices, axis=1, keepdims=True)
     error = float(np.abs(lengths - radius(mesh.vertices / lengths)).mean())
     return [
-        *(name, f"{seconds:.1f}", f"{peak / 2**30:.2f}"),
+        *(name, f"{seconds:.1f}", f"{cpu:.1f}", f"{peak / 2**30:.2f}"),
         *(f"{mesh.n_faces:,}", f"{error:.2e}"),
     ]
 
@@ -83,10 +84,10 @@ def run(args: argparse.Namespace) -> None:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(max_workers=1, mp_context=context) as process:
             rows.append(process.submit(measure, name, args.points, solver).result())
-    first, second = ([float(cell) for cell in row[1:3]] for row in rows)
+    first, second = ([float(cell) for cell in row[1:4]] for row in rows)
     ratios = [f"{b / a:.2f}" for a, b in zip(first, second, strict=True)]
     rows.append(["pycolmap / open3d", *ratios, "", ""])
-    print_table(["library", "seconds", "peak GiB", "triangles", "mean error"], rows)
+    print_table(["library", "seconds", "CPU s", "peak GiB", "triangles", "mean error"], rows)
 
 
 def parser() -> Parser:
