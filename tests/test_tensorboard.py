@@ -109,9 +109,8 @@ def test_disabled_logger_writes_nothing(tmp_path):
 
 
 def test_missing_tensorboard_is_one_warning_and_no_logs(tmp_path, monkeypatch):
-    monkeypatch.delitem(
-        sys.modules, "gaussian_splatting.engine.reporting.event_file", raising=False
-    )
+    own = "gaussian_splatting.engine.reporting.event_file"
+    monkeypatch.delitem(sys.modules, own, raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     notes = []
     with RunLogger(tmp_path / "tensorboard", notify=notes.append) as logger:
