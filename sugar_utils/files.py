@@ -15,12 +15,13 @@ import json
 import os
 import re
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from sugar_utils.errors import UserError
 
@@ -289,35 +290,10 @@ def _digest_at(path: Path, *state: int) -> str:
 
 def process_is_alive(pid: int) -> bool:
     """Whether a process of this number exists on this machine."""
-    if pid <= 0:
-        return False
-    if sys.platform == "win32":
-        return _windows_process_is_alive(pid)
     try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
+        return pid > 0 and psutil.pid_exists(pid)
+    except OverflowError:
         return False
-    except OSError:
-        return True
-    return True
-
-
-def _windows_process_is_alive(pid: int) -> bool:
-    """``os.kill(pid, 0)`` would send Ctrl-C on Windows, so ask for a handle instead."""
-    import ctypes
-
-    query_limited_information, still_active = 0x1000, 259
-    kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
-    kernel32.OpenProcess.restype = ctypes.c_void_p
-    kernel32.CloseHandle.argtypes = [ctypes.c_void_p]
-    kernel32.GetExitCodeProcess.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_ulong)]
-    handle = kernel32.OpenProcess(query_limited_information, False, pid)
-    if not handle:
-        return False
-    code = ctypes.c_ulong()
-    kernel32.GetExitCodeProcess(handle, ctypes.byref(code))
-    kernel32.CloseHandle(handle)
-    return code.value == still_active
 
 
 def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = False) -> list[Path]:

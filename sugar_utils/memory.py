@@ -2,22 +2,21 @@
 """How much memory this process uses, has used at most, and could still take.
 
 On a CUDA device the figures are those of torch's allocator there; otherwise they are the resident
-set of the process, asked from the system without any extra dependency.
+set of the process. ``psutil`` asks the system; what it does not know is read here: the peak that
+Linux lets a process reset, that of macOS, and the limits of containers.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 _PROC_STATUS = Path("/proc/self/status")
-_PROC_MEMINFO = Path("/proc/meminfo")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CGROUPS = Path("/sys/fs/cgroup")
 _RESET_RESIDENT_PEAK = "5"
@@ -85,12 +84,10 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + unused
-    if sys.platform == "win32":
-        return _windows_available_bytes()
-    fields = _read_fields(_PROC_MEMINFO)
-    if "MemAvailable" not in fields:
+    try:
+        limits = [psutil.virtual_memory().available, *_cgroup_room(_CGROUPS)]
+    except (OSError, psutil.Error):
         return None
-    limits = [fields["MemAvailable"], *_cgroup_room(_CGROUPS)]
     return max(0, min(limits))
 
 
@@ -121,97 +118,34 @@ def format_bytes(n_bytes: int) -> str:
     return f"{value:.{digits}f} {units[-1]}"
 
 
-def _read_fields(path: Path) -> dict[str, int]:
-    """Sizes in bytes from a ``Name: 123 kB`` listing; empty where there is none."""
-    try:
-        text = path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return {}
-    fields = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 3 and words[2] == "kB" and words[1].isdigit():
-            fields[words[0].rstrip(":")] = int(words[1]) * 1024
-    return fields
-
-
 def _resident_bytes() -> tuple[int, int]:
     """Current and peak resident set in bytes; zeros where the system does not say."""
-    if sys.platform == "win32":
-        return _windows_resident_bytes()
-    fields = _read_fields(_PROC_STATUS)
-    if "VmRSS" in fields:
-        return fields["VmRSS"], fields.get("VmHWM", fields["VmRSS"])
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform != "darwin":
-        return peak * 1024, peak * 1024
-    return _macos_resident_bytes() or peak, peak
-
-
-def _macos_resident_bytes() -> int | None:
-    """``proc_pidinfo`` with flavour PROC_PIDTASKINFO; the second field is the resident size."""
-    task_info, task_info_bytes = 4, 96
-    buffer = (ctypes.c_uint64 * (task_info_bytes // 8))()
     try:
-        written = ctypes.CDLL(None).proc_pidinfo(
-            os.getpid(), task_info, ctypes.c_uint64(0), buffer, task_info_bytes
-        )
-    except (OSError, AttributeError):
-        return None
-    return int(buffer[1]) if written == task_info_bytes else None
-
-
-class _ProcessMemoryCounters(ctypes.Structure):
-    """PROCESS_MEMORY_COUNTERS of the Windows API."""
-
-    _fields_ = [
-        ("cb", ctypes.c_uint32),
-        ("PageFaultCount", ctypes.c_uint32),
-        ("PeakWorkingSetSize", ctypes.c_size_t),
-        ("WorkingSetSize", ctypes.c_size_t),
-        ("QuotaPeakPagedPoolUsage", ctypes.c_size_t),
-        ("QuotaPagedPoolUsage", ctypes.c_size_t),
-        ("QuotaPeakNonPagedPoolUsage", ctypes.c_size_t),
-        ("QuotaNonPagedPoolUsage", ctypes.c_size_t),
-        ("PagefileUsage", ctypes.c_size_t),
-        ("PeakPagefileUsage", ctypes.c_size_t),
-    ]
-
-
-class _MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX of the Windows API."""
-
-    _fields_ = [
-        ("dwLength", ctypes.c_uint32),
-        ("dwMemoryLoad", ctypes.c_uint32),
-        ("ullTotalPhys", ctypes.c_uint64),
-        ("ullAvailPhys", ctypes.c_uint64),
-        ("ullTotalPageFile", ctypes.c_uint64),
-        ("ullAvailPageFile", ctypes.c_uint64),
-        ("ullTotalVirtual", ctypes.c_uint64),
-        ("ullAvailVirtual", ctypes.c_uint64),
-        ("ullAvailExtendedVirtual", ctypes.c_uint64),
-    ]
-
-
-def _windows_resident_bytes() -> tuple[int, int]:
-    counters = _ProcessMemoryCounters(cb=ctypes.sizeof(_ProcessMemoryCounters))
-    kernel32 = ctypes.WinDLL("kernel32")
-    kernel32.GetCurrentProcess.restype = ctypes.c_void_p
-    kernel32.K32GetProcessMemoryInfo.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]
-    process = kernel32.GetCurrentProcess()
-    if not kernel32.K32GetProcessMemoryInfo(process, ctypes.byref(counters), counters.cb):
+        now = psutil.Process().memory_info()
+    except (OSError, psutil.Error):
         return 0, 0
-    return counters.WorkingSetSize, counters.PeakWorkingSetSize
+    if sys.platform == "win32":
+        return now.rss, now.peak_wset
+    peak = _resettable_peak()
+    if peak is None:
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return now.rss, peak
 
 
-def _windows_available_bytes() -> int | None:
-    status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
-    if not ctypes.WinDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status)):
+def _resettable_peak() -> int | None:
+    """The peak that ``reset_peak`` starts anew, in bytes; None where there is none.
+
+    That of getrusage counts the process from before its program was loaded, too.
+    """
+    try:
+        lines = _PROC_STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
         return None
-    return status.ullAvailPhys
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 if found else None
 
 
 def _read_number(path: Path) -> int | None:

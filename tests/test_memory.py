@@ -2,6 +2,7 @@
 """Memory figures follow real allocations and respect container limits."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,14 +48,24 @@ def test_available_memory_is_positive_and_below_the_total():
     assert 0 < available < 2**50
 
 
+def test_a_system_that_does_not_tell_stops_nothing(monkeypatch):
+    def refused(*_):
+        raise OSError("no /proc here")
+
+    monkeypatch.setattr(memory.psutil, "virtual_memory", refused)
+    monkeypatch.setattr(memory.psutil, "Process", refused)
+    assert available_bytes() is None
+    assert memory_usage("cpu").peak == 0
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="control groups are a Linux matter")
 def test_container_limit_bounds_the_available_memory(monkeypatch, tmp_path):
     (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{70 * MIB}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {20 * MIB}\n")
-    (tmp_path / "meminfo").write_text("MemTotal: 9999999 kB\nMemAvailable: 8888888 kB\n")
+    system = SimpleNamespace(available=8888888 * 1024)
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_PROC_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: system)
     assert available_bytes("cpu") == 50 * MIB
     (tmp_path / "memory.max").write_text("max\n")
     assert available_bytes("cpu") == 8888888 * 1024

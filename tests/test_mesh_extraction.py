@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -282,6 +283,15 @@ def test_a_backend_that_cannot_be_imported_is_replaced_or_reported(monkeypatch):
     assert choose_backend("auto").name == "pycolmap"
     with pytest.raises(UserError, match="Open3D cannot be imported"):
         choose_backend("open3d")
+
+
+def test_open3d_is_taken_where_it_can_be_imported(monkeypatch):
+    quiet = SimpleNamespace(
+        set_verbosity_level=lambda level: None, VerbosityLevel=SimpleNamespace(Error=0)
+    )
+    monkeypatch.setitem(sys.modules, "open3d", SimpleNamespace(utility=quiet))
+    assert choose_backend("auto").name == "open3d"
+    assert choose_backend("pycolmap").name == "pycolmap"
 
 
 @pytest.mark.parametrize("backend", backends())

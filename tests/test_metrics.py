@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from scipy.ndimage import correlate1d
 
-from gaussian_splatting.cameras import Camera
-from gaussian_splatting.engine import metrics
-from gaussian_splatting.engine.evaluation import evaluate
-from gaussian_splatting.ssim_reference import (
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.reporting import image_metrics as metrics
+from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.losses.ssim_reference import (
     gaussian_window,
     ssim_map_reference,
     ssim_reference,

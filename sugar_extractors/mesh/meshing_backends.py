@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Screened Poisson reconstruction and quadric decimation, by whichever library is at hand.
 
-Open3D needs system libraries (libusb, libGL) that bare machines and containers lack, so importing
-it is tried only when a mesh is made; pycolmap needs none. Both run the screened Poisson code of
-Kazhdan and Hoppe (ACM Trans. Graph. 2013), and both tell a density per vertex.
+Open3D needs system libraries (libusb, libGL) that bare machines and containers lack, and takes
+seconds to load, so importing it is tried only when a mesh is made; pycolmap needs none. Both run
+the screened Poisson code of Kazhdan and Hoppe (ACM Trans. Graph. 2013), and both tell a density per
+vertex.
 """
 
 from __future__ import annotations

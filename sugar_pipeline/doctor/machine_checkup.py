@@ -26,7 +26,7 @@ TESTED_TORCH = ((2, 7), (2, 15))
 """Oldest and newest torch that the tests were run with."""
 
 LITTLE_MEMORY, LITTLE_DISK = 4 * 2**30, 10 * 2**30
-REQUIRED = ("numpy", "pycolmap", "plyfile", "pillow", "rich", "msgspec")
+REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
 OPTIONAL = {
     "tensorboard": "curves of a run",
     "xatlas": "--texture_atlas xatlas",

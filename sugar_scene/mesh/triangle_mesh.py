@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 
 @dataclass(frozen=True)
@@ -109,19 +111,13 @@ def edge_keys(faces: np.ndarray) -> np.ndarray:
 
 def component_labels(mesh: TriangleMesh) -> np.ndarray:
     """Connected component of each vertex, named by its lowest vertex. (V,) int64"""
-    labels = np.arange(mesh.n_vertices)
-    a, b = mesh.faces.ravel(), np.roll(mesh.faces, -1, axis=1).ravel()
-    while True:
-        low = np.minimum(labels[a], labels[b])
-        hooked = labels.copy()
-        # The root of each side learns of the other side; then every chain is followed to its end.
-        np.minimum.at(hooked, labels[a], low)
-        np.minimum.at(hooked, labels[b], low)
-        while not np.array_equal(hooked[hooked], hooked):
-            hooked = hooked[hooked]
-        if np.array_equal(hooked, labels):
-            return labels
-        labels = hooked
+    if mesh.n_vertices == 0:
+        return np.empty(0, dtype=np.int64)
+    # Two sides of a triangle connect what all three do.
+    a, b = mesh.faces[:, :2].ravel(), mesh.faces[:, 1:].ravel()
+    sides = csr_array((np.ones(len(a), dtype=bool), (a, b)), shape=(mesh.n_vertices,) * 2)
+    _, groups = connected_components(sides, directed=False)
+    return np.unique(groups, return_index=True)[1][groups]
 
 
 def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh:
