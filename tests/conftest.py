@@ -2,6 +2,7 @@
 """Fixtures shared by all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def scenes_dir() -> Path:
 def fast_checksums() -> None:
     """Sums of TensorBoard's files without a loop in Python over their bytes."""
     checksums.install()
+
+
+@pytest.fixture(scope="module")
+def small_pictures() -> Iterator[None]:
+    """Pictures of pages a few pixels wide: drawing them is most of a short run on meshes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sugar_extractors.quality.mesh_report.PICTURE_WIDTH", 48)
+        patch.setattr("sugar_pipeline.pipeline_pictures.WIDTH", 48)
+        yield
 
 
 @pytest.fixture(scope="module")

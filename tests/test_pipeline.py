@@ -37,6 +37,9 @@ FINE = (
 )
 
 
+pytestmark = pytest.mark.usefixtures("small_pictures")
+
+
 def plan_of(*words: object) -> PipelinePlan:
     start = ["-s", "scans/cup", "-c", "vanilla", "-r", "density"]
     return train_plan(train_parser(None).parse_args([*start, *map(str, words)]))

@@ -23,6 +23,8 @@ from sugar_utils.settings import add_flags
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
 
+pytestmark = pytest.mark.usefixtures("small_pictures")
+
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
