@@ -95,7 +95,7 @@ def step(optimizer: GroupedAdam) -> float:
         parameter.grad = torch.full_like(parameter, 1e-3)
     n = len(optimizer.parameters["means"])
     visible = torch.arange(n) < VISIBLE_SHARE * n
-    optimizer.see(dict.fromkeys(optimizer.parameters, visible))
+    optimizer.mark_visible(dict.fromkeys(optimizer.parameters, visible))
     start = time.perf_counter()
     optimizer.step()
     return time.perf_counter() - start

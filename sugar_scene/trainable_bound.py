@@ -82,12 +82,12 @@ class TrainableBoundCloud(TrainableModel):
         """Faces and thickness."""
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
 
-    def rows_seen(self, visible: Tensor) -> dict[str, Tensor]:
+    def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
         """The visible Gaussians, and the vertices of the triangles they lie on."""
         faces = self._start.faces
         vertices = visible.new_zeros(self.optimizer.parameters["vertices"].shape[0])
         vertices[faces[visible.view(faces.shape[0], -1).any(dim=1)].flatten()] = True
-        return {**super().rows_seen(visible), "vertices": vertices}
+        return {**super().visible_rows(visible), "vertices": vertices}
 
     def schedule_vertex_rate(self, iteration: float) -> None:
         """Set the vertex learning rate of an (unscaled) iteration."""

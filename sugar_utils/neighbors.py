@@ -397,15 +397,15 @@ def _query_kernel(capacity: int) -> Any:
                             d = _sq_distance(points, i, q)
                             row = rows[i]
                             if row != own_row and _before(d, row, worst, worst_row):
-                                place = int(last)
-                                while place > 0 and _before(
-                                    d, row, distances[place - 1], found[place - 1]
+                                nth = int(last)
+                                while nth > 0 and _before(
+                                    d, row, distances[nth - 1], found[nth - 1]
                                 ):
-                                    distances[place] = distances[place - 1]
-                                    found[place] = found[place - 1]
-                                    place -= 1
-                                distances[place] = d
-                                found[place] = row
+                                    distances[nth] = distances[nth - 1]
+                                    found[nth] = found[nth - 1]
+                                    nth -= 1
+                                distances[nth] = d
+                                found[nth] = row
                                 worst = distances[last]
                                 worst_row = found[last]
                     else:

@@ -45,7 +45,7 @@ def step(adam: GroupedAdam, seed: int, seen: torch.Tensor | None = None) -> None
     for offset, p in enumerate(adam.parameters.values()):
         p.grad = random(*p.shape, seed=seed + offset).to(p.dtype)
     n = len(adam.parameters["means"])
-    adam.see(dict.fromkeys(adam.parameters, torch.ones(n, dtype=bool) if seen is None else seen))
+    adam.mark_visible(dict.fromkeys(adam.parameters, torch.ones(n, dtype=bool) if seen is None else seen))
     adam.step()
 
 
@@ -397,7 +397,7 @@ def test_vertices_of_visible_triangles_step_and_others_do_not():
     before = snapshot(model.optimizer)
     for p in model.optimizer.parameters.values():
         p.grad = torch.ones_like(p)
-    model.see(torch.tensor([0, 0, 0, 0, 1, 0], dtype=bool))
+    model.mark_visible(torch.tensor([0, 0, 0, 0, 1, 0], dtype=bool))
     model.optimizer.step()
     after = snapshot(model.optimizer)
     moved = (after["vertices"] != before["vertices"]).any(dim=1)

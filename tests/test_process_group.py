@@ -103,7 +103,7 @@ class Model:
     def __len__(self):
         return 3
 
-    def see(self, visible):
+    def mark_visible(self, visible):
         self.visible.append(visible.tolist())
 
 

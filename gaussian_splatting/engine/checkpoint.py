@@ -191,7 +191,7 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
 def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint after verifying the checksum of every part of it.
 
-    Files of the original SuGaR, which have no ``"resume"``, are read as well.
+    Files of other programs, which have no ``"resume"``, are read as well.
 
     Args:
         path: The ``.pt`` file.
@@ -214,7 +214,7 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path}: holds objects other than tensors and primitives and is not loaded, because "
-            "loading them can execute code; use a checkpoint that this program or SuGaR wrote"
+            "loading them can execute code; use a checkpoint that this program wrote"
         ) from error
     except Exception as error:
         # Whatever else an unpickler trips over is the file's fault; a lack of memory is not.

@@ -252,7 +252,7 @@ class Trainer:
         path = self._store.save(
             iteration,
             {
-                # In the order of SuGaR's own files.
+                # In the order that tools which read these files expect.
                 "state_dict": model_state["state_dict"],
                 "train_losses": list(self._losses),
                 "epoch": self._stepper.epoch(iteration),

@@ -65,16 +65,16 @@ class TrainableModel(ABC):
         """Tensors that files hold before the parameters but that are not optimised."""
         return {}
 
-    def see(self, visible: Tensor) -> None:
+    def mark_visible(self, visible: Tensor) -> None:
         """Say which Gaussians the view shows; a sparse optimiser steps only those.
 
         Args:
             visible: (N,) bool
         """
         if self.optimizer.config.sparse_adam:
-            self.optimizer.see(self.rows_seen(visible))
+            self.optimizer.mark_visible(self.visible_rows(visible))
 
-    def rows_seen(self, visible: Tensor) -> dict[str, Tensor]:
+    def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
         """Rows of each parameter that belong to visible Gaussians. visible: (N,) bool"""
         return dict.fromkeys(self.optimizer.parameters, visible)
 

@@ -172,7 +172,7 @@ class Stepper:
             for gradient in stage.model.optimizer.gradients().values():
                 gradient.div_(self._n_views)
             total.terms = {name: value / self._n_views for name, value in total.terms.items()}
-        stage.model.see(total.visible)
+        stage.model.mark_visible(total.visible)
         stage.apply(iteration)
         return total
 

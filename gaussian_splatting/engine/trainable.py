@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gaussians under optimisation and their form in checkpoint files.
-
-The names in files are those of SuGaR's ``.pt`` files, so that its tools can read ours.
-"""
+"""Free Gaussians under optimisation, and their names in checkpoint files."""
 
 from __future__ import annotations
 
@@ -71,15 +68,21 @@ class TrainableCloud(TrainableModel):
         return cloud_from_state(state).tensors()
 
 
-def cloud_from_state(state: dict[str, Tensor]) -> GaussianCloud:
+def cloud_from_state(
+    state: dict[str, Tensor], kind: str = "model of free Gaussians"
+) -> GaussianCloud:
     """The Gaussians of a ``state_dict``.
+
+    Args:
+        state: Tensors by their names in files.
+        kind: What it should be, for messages.
 
     Raises:
         UserError: If a tensor is missing or has another shape.
     """
     missing = [name for name in STATE_NAMES.values() if name not in state]
     if missing:
-        raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a coarse SuGaR model")
+        raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a {kind}")
     cloud = GaussianCloud(**{own: state[file].float() for own, file in STATE_NAMES.items()})
     n = len(cloud)
     shapes = {"means": (n, 3), "opacity_logits": (n, 1), "log_scales": (n, 3), "quats": (n, 4),
@@ -89,6 +92,6 @@ def cloud_from_state(state: dict[str, Tensor]) -> GaussianCloud:
         if found != shape:
             raise UserError(
                 f"the checkpoint's {STATE_NAMES[name]} has shape {found}, expected {shape}: "
-                "not a coarse SuGaR model"
+                f"not a {kind}"
             )
     return cloud

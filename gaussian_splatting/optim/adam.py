@@ -94,7 +94,7 @@ class GroupedAdam:
             for name in self.parameters
         }
         self._seed = seed
-        self._seen: dict[str, Tensor] | None = None
+        self._visible: dict[str, Tensor] | None = None
 
     def learning_rates(self) -> dict[str, float]:
         """Current rate of each group."""
@@ -104,10 +104,10 @@ class GroupedAdam:
         """Change the rate of one group."""
         self._groups[name].rate = value
 
-    def see(self, rows: Mapping[str, Tensor]) -> None:
+    def mark_visible(self, rows: Mapping[str, Tensor]) -> None:
         """Say which rows the next step changes, where steps are sparse. name -> (N,) bool"""
         if self.config.sparse_adam:
-            self._seen = dict(rows)
+            self._visible = dict(rows)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -116,7 +116,7 @@ class GroupedAdam:
         Raises:
             ValueError: Steps are sparse and :meth:`see` was not called since the last one.
         """
-        if self.config.sparse_adam and self._seen is None:
+        if self.config.sparse_adam and self._visible is None:
             raise ValueError("a sparse step needs to be told which rows were seen")
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
@@ -126,17 +126,17 @@ class GroupedAdam:
             if group.moments is None:
                 group.moments = group.format.zeros(parameter)
             seed = derive_seed(self._seed, "rounding", name, group.steps)
-            seen = None if self._seen is None else self._seen[name]
+            seen = None if self._visible is None else self._visible[name]
             step = AdamStep(group.rate, group.steps, seed, seen)
             group.format.step(parameter, parameter.grad, group.moments, step)
             parameter.grad = None
-        self._seen = None
+        self._visible = None
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        self._seen = None
+        self._visible = None
 
     def take_gradients(self) -> dict[str, Tensor]:
         """Gradients by parameter name, where there are any; the parameters have none then."""
@@ -189,7 +189,7 @@ class GroupedAdam:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore a state saved by :meth:`state_dict` (or by the original SuGaR).
+        """Restore a state saved by :meth:`state_dict` (or by torch's Adam).
 
         Moments may have been saved in another format than this optimiser's.
 

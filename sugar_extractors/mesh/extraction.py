@@ -368,7 +368,7 @@ def _read_cloud(
     if path is None:
         return checkpoint.read_cloud(notify), checkpoint.ply_path
     try:
-        return cloud_from_state(load_payload(path)["state_dict"]), path
+        return cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model"), path
     except UserError as error:
         raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error
 
