@@ -45,7 +45,8 @@ def step(adam: GroupedAdam, seed: int, seen: torch.Tensor | None = None) -> None
     for offset, p in enumerate(adam.parameters.values()):
         p.grad = random(*p.shape, seed=seed + offset).to(p.dtype)
     n = len(adam.parameters["means"])
-    adam.mark_visible(dict.fromkeys(adam.parameters, torch.ones(n, dtype=bool) if seen is None else seen))
+    rows = torch.ones(n, dtype=bool) if seen is None else seen
+    adam.mark_visible(dict.fromkeys(adam.parameters, rows))
     adam.step()
 
 
