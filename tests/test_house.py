@@ -223,6 +223,17 @@ def test_the_documents_name_all_floors_in_order():
     assert f"{floors} < entry points" in " ".join(text.split())
 
 
+def test_the_layout_in_the_documents_is_whole():
+    text = (ROOT / "DOCS" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for path in production_files():
+        if path.parent == ROOT or path.name == "train.py":
+            continue
+        room = f"{name_of(path.parent)}/  "
+        block = text.split(room, 1)[1].split("\n", 1)[1] if room in text else ""
+        listed = re.split(r"^[^ ]", block, maxsplit=1, flags=re.MULTILINE)[0]
+        assert path.name == "__init__.py" or f"  {path.name} " in listed, name_of(path)
+
+
 def test_no_two_files_share_a_name():
     seen: dict[str, str] = {}
     for path in production_files():
