@@ -76,7 +76,7 @@ def measure(name: str, n_points: int, solver: SolverConfig) -> list[str]:
 def run(args: argparse.Namespace) -> None:
     """Measure both and print them with their ratio."""
     print_machine()
-    solver = SolverConfig(depth=args.depth, threads=args.threads)
+    solver = SolverConfig(poisson_depth=args.depth, poisson_threads=args.threads)
     threads = args.threads or "all"
     print(f"{args.points:,} points, depth {solver.depth}, threads: {threads}\n")
     rows = []
@@ -98,9 +98,11 @@ def parser() -> Parser:
     )
     default = SolverConfig()
     flags.add_argument("--points", type=positive_int, default=10_000_000, help="oriented points")
-    flags.add_argument("--depth", type=positive_int, default=default.depth, help="octree depth")
     flags.add_argument(
-        "--threads", type=non_negative_int, default=default.threads, help="0 for all cores"
+        "--depth", type=positive_int, default=default.poisson_depth, help="octree depth"
+    )
+    flags.add_argument(
+        "--threads", type=non_negative_int, default=default.poisson_threads, help="0 for all cores"
     )
     return flags
 

@@ -186,7 +186,7 @@ def test_background_is_meshed_unless_it_is_empty_or_unwanted(tmp_path, options, 
 
 def coarser(options: MeshOptions, **changes) -> MeshOptions:
     """Settings for where it does not matter how good the surface is."""
-    solver = PoissonConfig(SolverConfig(depth=5))
+    solver = PoissonConfig(SolverConfig(poisson_depth=5))
     return replace(options, surface_points=10_000, poisson=solver, **changes)
 
 

@@ -235,12 +235,12 @@ def test_a_single_process_meets_nobody():
 
 
 class Differing(ProcessGroup):
-    """The first of two processes; the other one answers every exchange with one more."""
+    """The first of two processes; the other one answers every collective call with one more."""
 
     def __init__(self) -> None:
         super().__init__(0, 2)
 
-    def exchange(self, numbers):
+    def all_gather_numbers(self, numbers):
         return [list(numbers), [number + 1 for number in numbers]]
 
 
