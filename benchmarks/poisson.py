@@ -98,7 +98,8 @@ def parser() -> Parser:
     )
     default = SolverConfig()
     flags.add_argument("--points", type=positive_int, default=10_000_000, help="oriented points")
-    flags.add_argument(
+    depth = default.poisson_depth
+    flags.add_argument("--depth", type=positive_int, default=depth, help="octree depth")
         "--depth", type=positive_int, default=default.poisson_depth, help="octree depth"
     )
     flags.add_argument(
