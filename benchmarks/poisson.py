@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     print_machine()
     solver = SolverConfig(poisson_depth=args.depth, poisson_threads=args.threads)
     threads = args.threads or "all"
-    print(f"{args.points:,} points, depth {solver.depth}, threads: {threads}\n")
+    print(f"{args.points:,} points, depth {solver.poisson_depth}, threads: {threads}\n")
     rows = []
     for name in ("open3d", "pycolmap"):
         context = multiprocessing.get_context("spawn")
@@ -97,14 +97,10 @@ def parser() -> Parser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     default = SolverConfig()
+    depth, threads = default.poisson_depth, default.poisson_threads
     flags.add_argument("--points", type=positive_int, default=10_000_000, help="oriented points")
-    depth = default.poisson_depth
     flags.add_argument("--depth", type=positive_int, default=depth, help="octree depth")
-        "--depth", type=positive_int, default=default.poisson_depth, help="octree depth"
-    )
-    flags.add_argument(
-        "--threads", type=non_negative_int, default=default.poisson_threads, help="0 for all cores"
-    )
+    flags.add_argument("--threads", type=non_negative_int, default=threads, help="0 for all cores")
     return flags
 
 
