@@ -240,7 +240,7 @@ def restore_threads():
 
 @pytest.mark.parametrize("evaluate", KERNELS)
 @pytest.mark.usefixtures("restore_threads")
-def test_bits_do_not_depend_on_threads_repetition_or_slot_chunks(evaluate, monkeypatch):
+def test_bits_do_not_depend_on_threads_repetition_or_pair_chunks(evaluate, monkeypatch):
     scene = clustered_scene(500, 6)
     neighbors = nearest_neighbors(scene[0], 16).indices
     indices, noise = draws(500, 20_000, 6)

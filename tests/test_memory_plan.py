@@ -42,7 +42,7 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
     ],
     ids=["entropy", "strips", "narrow formats", "sdf", "refine"],
 )
-def test_foretold_peaks_are_within_a_tenth_of_measured_ones(setting):
+def test_predicted_peaks_are_within_a_tenth_of_measured_ones(setting):
     weight = weigh_setting(setting)
     assert weight.predicted == pytest.approx(weight.live.peak, rel=0.1)
     assert sum(weight.live.parts.values()) == weight.live.peak
@@ -120,7 +120,7 @@ def test_cheaper_plans_end():
     assert len(set(seen)) == len(seen) < 10
 
 
-def test_rows_of_slots_are_counted():
+def test_rows_of_pairs_are_counted():
     projection = project(tiny_cloud().activate(), tiny_cameras()[0])
     view = ViewLoad.of(projection)
     assert sum(view.pairs_per_tile_row) == view.pairs == int(projection.tile_counts.sum())
