@@ -123,7 +123,8 @@ def test_where_no_plan_helps_one_line_says_so(scene, tmp_path, monkeypatch, caps
 
 LIMITED = """
 import resource, sys
-from gaussian_splatting import train, vanilla
+from gaussian_splatting import train
+from gaussian_splatting.vanilla import vanilla_stage as vanilla
 from sugar_utils.frame import run_main
 
 room = int(sys.argv.pop()) * 2**20

@@ -153,8 +153,8 @@ def training(setup: Setup) -> Iterator[Finding]:
     width, height = setup.size(960, 48), setup.size(622, 36)
     made = large_cloud(setup.size(200_000, 400), width, height, setup.place)
     samples = setup.size(200_000, 500)
-    plain = {"samples": samples, "sample_chunk": samples}
-    saving = {"split": ImageSplit(3, True), "samples": samples, "sample_chunk": samples // 2}
+    plain = {"sdf_samples": samples, "sample_chunk": samples}
+    saving = {"split": ImageSplit(3, True), "sdf_samples": samples, "sample_chunk": samples // 2}
     for name, config in (
         ("dn_consistency", CoarseConfig(**plain)),
         ("sdf", CoarseConfig(regularization_type="sdf", **plain)),
