@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
+from sugar_scene.mesh.vertex_rows import vertex_rows
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of
 
@@ -108,7 +109,7 @@ class BoundCloud:
     def activate(self) -> Gaussians:
         """Place the Gaussians on the mesh; gradients reach all raw parameters."""
         layout = triangle_layout(self.per_triangle)
-        triangles = self.vertices[self.faces]
+        triangles = vertex_rows(self.vertices, self.faces)
         weights = triangles.new_tensor(layout.barycentric)
         means = torch.einsum("kc,fcd->fkd", weights, triangles).reshape(-1, 3)
         in_plane = self.log_scales.exp()

@@ -8,6 +8,7 @@ import torch
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
+from sugar_scene.mesh.vertex_rows import vertex_rows
 from sugar_scene.mesh_bound import LAYOUTS, bind_to_mesh, face_frames, face_normals
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
@@ -168,3 +169,20 @@ def test_other_numbers_per_triangle_and_empty_meshes_are_refused():
         bind_to_mesh(
             torch.rand(3, 3), torch.zeros(0, 3, dtype=torch.long), torch.rand(3, 3), 1, 1.0
         )
+
+
+def test_gradients_of_a_large_mesh_have_the_same_bits_on_every_run():
+    rng = torch.Generator().manual_seed(0)
+    vertices = torch.randn(10_000, 3, generator=rng)
+    faces = torch.randint(0, len(vertices), (20_000, 3), generator=rng)
+    pull = torch.randn(20_000, 3, 3, generator=rng)
+    seen = set()
+    for _ in range(30):
+        leaf = vertices.clone().requires_grad_()
+        (vertex_rows(leaf, faces) * pull).sum().backward()
+        seen.add(leaf.grad.numpy().tobytes())
+    assert len(seen) == 1
+    expected = torch.zeros(10_000, 3, dtype=torch.float64)
+    expected.index_add_(0, faces.flatten(), pull.double().reshape(-1, 3))
+    torch.testing.assert_close(leaf.grad.double(), expected, rtol=0, atol=1e-5)
+    assert torch.equal(vertex_rows(vertices, faces), vertices[faces])

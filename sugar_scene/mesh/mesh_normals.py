@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sugar_scene.mesh.vertex_rows import vertex_rows
+
 COSINE_EPS = 1e-8
 
 
@@ -54,7 +56,7 @@ def normal_consistency(vertices: Tensor, pairs: Tensor) -> Tensor:
     """
     if pairs.shape[0] == 0:
         return vertices.sum() * 0.0
-    start, end, a, b = (vertices[pairs[:, k]] for k in range(4))
+    start, end, a, b = vertex_rows(vertices, pairs).unbind(dim=1)
     edge = end - start
     first = torch.linalg.cross(edge, a - start)
     second = -torch.linalg.cross(edge, b - start)
