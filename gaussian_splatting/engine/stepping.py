@@ -173,6 +173,8 @@ class Stepper:
                 gradient.div_(self._n_views)
             total.terms = {name: value / self._n_views for name, value in total.terms.items()}
         stage.model.mark_visible(total.visible)
+        if stage.poses is not None:
+            stage.poses.step(iteration)
         stage.apply(iteration)
         return total
 
@@ -212,6 +214,9 @@ class Stepper:
             (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
         )
         self._images.prefetch(self.camera(*following))
+        poses = self._stage.poses
+        if poses is not None:
+            camera = poses.moved(camera)
         result = self._accumulate(iteration, camera, target, view_index)
         shows = check_step(
             losses=result.terms,
@@ -225,6 +230,8 @@ class Stepper:
         )
         if not shows:
             self._empty.name(camera.name, iteration)
+        elif poses is not None:
+            poses.collect(camera, model.optimizer.parameters, model.optimizer.gradients())
         return result, shows
 
     def _accumulate(
@@ -296,7 +303,8 @@ class Stepper:
             visible = total.visible.to(torch.uint8)
             group.max_(visible)
             total.visible = visible.bool()
-        for statistic in stage.step_statistics():
+        own = () if stage.poses is None else (stage.poses.statistics(),)
+        for statistic in (*stage.step_statistics(), *own):
             group.sum_(statistic)
 
     def _same_number(self, rows: Sequence[Sequence[int]], iteration: int) -> None:

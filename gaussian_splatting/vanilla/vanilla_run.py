@@ -12,6 +12,8 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.colmap import find_model
+from gaussian_splatting.data.colmap_poses import write_poses
 from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
@@ -29,16 +31,20 @@ from gaussian_splatting.engine.identity import (
 )
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
 
 CHECKPOINT_FOLDER = "checkpoints"
+REFINED_MODEL = "sparse_refined"
+POSES_START = 500
 _flag = partial(flag, group="vanilla trainer")
 
 
@@ -145,13 +151,18 @@ def _prepared(
         notify=notices,
     )
 
-    def export(iteration: int, trained: GaussianCloud) -> None:
-        _write_layout(scene, options)
-        write_point_cloud(options.model_path, iteration, trained)
+    poses = _poses(scene, config)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
-        planned = replace(config, split=options.memory.split)
-        return VanillaStage(cloud, planned, scene.extent, export, options.compute.rasterizer)
+        def export(iteration: int, trained: GaussianCloud) -> None:
+            _write_layout(scene, options, poses)
+            write_point_cloud(options.model_path, iteration, trained)
+            if poses is not None:
+                turn, shift = poses.size()
+                console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
+
+        planned, backend = replace(config, split=options.memory.split), options.compute.rasterizer
+        return VanillaStage(cloud, planned, scene.extent, export, backend, poses)
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, notices)
@@ -206,7 +217,30 @@ def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:
     return torch.linspace(0, n - 1, limit, dtype=torch.float64, device="cpu").long()
 
 
-def _write_layout(scene: Scene, options: VanillaOptions) -> None:
+def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
+    """Poses to learn, if that is asked for; they wait until the Gaussians have found their place.
+
+    Raises:
+        UserError: The cameras do not span a scene.
+    """
+    if not config.refine_poses:
+        return None
+    if scene.extent <= 0:
+        raise UserError(
+            "--refine_poses needs photographs from different positions; all cameras stand in one"
+        )
+    start = min(POSES_START, config.iterations // 5)
+    rates = PoseConfig(start=start, last=config.iterations)
+    return PoseRefinement(scene.train_cameras, scene.extent, rates)
+
+
+def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement | None) -> None:
+    train_cameras = scene.original_train_cameras
+    if poses is not None:
+        train_cameras = [poses.moved(camera) for camera in train_cameras]
+        model = find_model(scene.root)
+        if model is not None:
+            write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
     write_cfg_args(
         options.model_path,
         source_path=options.source_path.resolve(),
@@ -216,7 +250,5 @@ def _write_layout(scene: Scene, options: VanillaOptions) -> None:
         white_background=options.config.white_background,
         eval_split=options.eval,
     )
-    write_cameras_json(
-        options.model_path, scene.original_train_cameras, scene.original_test_cameras
-    )
+    write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
     write_input_ply(options.model_path, scene.points, scene.points_rgb)

@@ -15,6 +15,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ImageTerm, StripMaps, ViewPass
@@ -75,6 +76,11 @@ class VanillaConfig:
     random_background: bool = _flag(
         False, "a random background colour in every iteration", action="store_true"
     )
+    refine_poses: bool = flag(
+        False, "learn a small rotation and shift of every training photograph's camera; the poses "
+        "that were found are written beside the result, and later stages use them",
+        group="vanilla stage", idle="with --gs_output_dir",
+    )  # fmt: skip
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
     random_seed: int = random_seed()
@@ -84,6 +90,9 @@ class VanillaConfig:
         values = asdict(self)
         values.pop("optimizer")
         values.pop("split")
+        if not self.refine_poses:
+            # Left out, so that runs of earlier versions can be continued.
+            values.pop("refine_poses")
         return {**values, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
@@ -148,6 +157,7 @@ class VanillaStage(Stage):
         extent: Camera extent in world units.
         export: Writes the Gaussians of an iteration for other programs.
         rasterizer: Rendering backend.
+        poses: Poses that are learned, too.
     """
 
     name = "vanilla"
@@ -159,6 +169,7 @@ class VanillaStage(Stage):
         extent: float,
         export: Callable[[int, GaussianCloud], object],
         rasterizer: Rasterizer = WARP,
+        poses: PoseRefinement | None = None,
     ) -> None:
         self.extent = extent
         self.model = TrainableCloud(
@@ -167,6 +178,7 @@ class VanillaStage(Stage):
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
+        self.poses = poses
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)
         # Of the views of this step: a sum of its own, so that it does not depend on who saw them.
         self._step_stats: DensificationStats | None = None
@@ -257,13 +269,16 @@ class VanillaStage(Stage):
         )
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics."""
-        return {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+        """Densification statistics, and poses that are learned."""
+        poses = {} if self.poses is None else self.poses.state()
+        return {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views, **poses}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none."""
         n, device = len(self.model), self.model.device
         self._stats = DensificationStats.zeros(n, device)
+        if self.poses is not None:
+            self.poses.restore(state)
         if "gradient_sum" in state:
             self._stats = DensificationStats(
                 state["gradient_sum"].to(device), state["views"].to(device)

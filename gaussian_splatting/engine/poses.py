@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Camera poses that are learned beside the Gaussians: a small motion per training photograph.
+
+Reconstructions of weak texture or rolling shutters are off by some pixels, which Gaussians answer
+with blur and floaters. The motions start at zero, have no mean, so that the world stays where it
+is, and are pulled back to zero by a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.optim.rigid_motion import pose_gradient
+from sugar_utils.errors import UserError
+
+_BETAS, _EPSILON = (0.9, 0.99), 1e-15
+_KEPT = {
+    "pose_motions": "motions",
+    "pose_first_moments": "_first",
+    "pose_second_moments": "_second",
+    "pose_steps": "_steps",
+}
+"""Name in checkpoints to attribute."""
+
+
+@dataclass(frozen=True)
+class PoseConfig:
+    """How poses are learned.
+
+    Attributes:
+        rate: Learning rate of rotations in radians, and of shifts in camera extents.
+        final_share: Share of the rate that is left at the end; it falls log-linearly.
+        start: First iteration in which poses move: before it the Gaussians are not there yet.
+        last: Last iteration of the run.
+        anchor: Share of a motion that each of its steps takes back, times the rate.
+    """
+
+    rate: float = 1e-3
+    final_share: float = 0.05
+    start: int = 500
+    last: int = 30_000
+    anchor: float = 0.1
+
+    def rate_at(self, iteration: int) -> float:
+        """Learning rate of an iteration."""
+        progress = (iteration - self.start) / max(1, self.last - self.start)
+        return self.rate * self.final_share ** min(max(progress, 0.0), 1.0)
+
+
+class PoseRefinement:
+    """The motions of all training cameras, and their Adam.
+
+    On the host, in float64: V rows of 6 numbers.
+
+    Args:
+        cameras: Training views with the poses to start from.
+        extent: Camera extent in world units; shifts are learned in it.
+        config: Rates.
+    """
+
+    def __init__(self, cameras: Sequence[Camera], extent: float, config: PoseConfig) -> None:
+        self._start = {camera.name: camera for camera in cameras}
+        self._rows = {name: row for row, name in enumerate(self._start)}
+        self._extent = extent
+        self._config = config
+        shape = (len(self._rows), 6)
+        self.motions = torch.zeros(shape, dtype=torch.float64)
+        self._gradient = torch.zeros(shape, dtype=torch.float64)
+        self._first = torch.zeros(shape, dtype=torch.float64)
+        self._second = torch.zeros(shape, dtype=torch.float64)
+        self._steps = torch.zeros(len(self._rows), dtype=torch.float64)
+
+    def moved(self, camera: Camera) -> Camera:
+        """The camera in its present pose, at its own size."""
+        row = self._rows[camera.name]
+        return with_motion(camera, self.motions[row], self._extent)
+
+    def collect(
+        self, camera: Camera, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> None:
+        """Take note of what one view pulls at its pose.
+
+        Args:
+            camera: The view, in its present pose.
+            values: Parameters of the Gaussians.
+            gradients: Their gradients, of this view alone.
+        """
+        found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
+        found[3:] *= self._extent
+        self._gradient[self._rows[camera.name]] += found
+
+    def statistics(self) -> Tensor:
+        """What the views of a step pulled; processes add it up in place. (V, 6)"""
+        return self._gradient
+
+    def step(self, iteration: int) -> None:
+        """Move the cameras of the step's views."""
+        if iteration >= self._config.start:
+            self._adam(self._gradient.abs().sum(dim=1) > 0, self._config.rate_at(iteration))
+        self._gradient.zero_()
+
+    def _adam(self, rows: Tensor, rate: float) -> None:
+        gradient = self._gradient[rows]
+        self._steps[rows] += 1
+        first = self._first[rows].lerp(gradient, 1 - _BETAS[0])
+        second = self._second[rows].lerp(gradient * gradient, 1 - _BETAS[1])
+        self._first[rows], self._second[rows] = first, second
+        n = self._steps[rows, None]
+        direction = (first / (1 - _BETAS[0] ** n)) / (
+            (second / (1 - _BETAS[1] ** n)).sqrt() + _EPSILON
+        )
+        self.motions[rows] -= rate * (direction + self._config.anchor * self.motions[rows])
+        # Gaussians and cameras could move together and no photograph would tell.
+        self.motions -= self.motions.mean(dim=0)
+
+    def size(self) -> tuple[float, float]:
+        """Root mean square of the rotations in degrees, and of the shifts in world units."""
+        turn, shift = (part.square().sum(dim=1).mean().sqrt() for part in self.motions.split(3, 1))
+        return float(turn.rad2deg()), float(shift) * self._extent
+
+    def state(self) -> dict[str, Tensor]:
+        """What resuming needs."""
+        return {name: getattr(self, own).clone() for name, own in _KEPT.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take :meth:`state` back; a checkpoint without poses leaves them at the start.
+
+        Raises:
+            UserError: It is of another number of photographs.
+        """
+        for name, own in _KEPT.items():
+            if name not in state:
+                continue
+            if state[name].shape != getattr(self, own).shape:
+                raise UserError(
+                    f"the checkpoint's {name} are not those of {len(self._rows)} photographs; "
+                    "start anew with --resume none"
+                )
+            setattr(self, own, state[name].double().cpu().clone())
+
+
+def with_motion(camera: Camera, motion: Tensor, extent: float) -> Camera:
+    """A camera turned about its centre and shifted.
+
+    Args:
+        camera: The camera.
+        motion: Axis times angle in radians, and shift in extents, both in world axes. (6,)
+        extent: World units of one extent.
+    """
+    turn = _rotation(motion[:3].numpy())
+    rotation = camera.rotation @ turn.T
+    center = camera.center + extent * motion[3:].numpy()
+    return replace(camera, rotation=rotation, translation=-rotation @ center)
+
+
+def _rotation(vector: np.ndarray) -> np.ndarray:
+    """Rotation matrix of an axis times an angle (Rodrigues)."""
+    angle = float(np.linalg.norm(vector))
+    if angle == 0.0:
+        return np.eye(3)
+    x, y, z = vector / angle
+    skew = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + np.sin(angle) * skew + (1 - np.cos(angle)) * (skew @ skew)

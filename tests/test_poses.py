@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learned poses: gradients against finite differences, gauge, resuming, and a disturbed scene."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.colmap import read_colmap
+from gaussian_splatting.data.images import ImageFolder
+from gaussian_splatting.data.reference_layout import read_cameras_json
+from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement, with_motion
+from gaussian_splatting.optim.rigid_motion import pose_gradient, rotation_generators
+from gaussian_splatting.rasterization.reference import rasterize_reference, sh_basis_reference
+from sugar_utils.errors import UserError
+from tests.support.random_scenes import look_at
+from tests.support.tiny_scene import load_pt, make_tiny_scene, run_cli, write_model
+
+EXTENT = 2.5
+VIEW = look_at((0.4, -3.5, 0.6), width=40, height=32, focal=38.0)
+CAMERAS = [look_at((3 * np.cos(a), 3 * np.sin(a), 0.5), name=f"{a:.1f}") for a in range(5)]
+
+
+def tame_gaussians(n: int = 40) -> Gaussians:
+    """Gaussians away from every limit of the renderer, where its gradient is not the derivative."""
+    rng = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    return Gaussians(
+        means=normal(n, 3) * 0.5,
+        quats=torch.nn.functional.normalize(normal(n, 4), dim=-1),
+        scales=torch.exp(normal(n, 3) * 0.3 - 1.5),
+        opacities=0.1 + 0.4 * torch.rand(n, generator=rng, dtype=torch.float64),
+        sh_dc=normal(n, 1, 3) * 0.2,
+        sh_rest=normal(n, 15, 3) * 0.05,
+    )
+
+
+def test_generators_turn_colours_as_directions_turn():
+    rng = torch.Generator().manual_seed(3)
+    coefficients = torch.randn(15, 4, generator=rng, dtype=torch.float64)
+    directions = torch.nn.functional.normalize(
+        torch.randn(50, 3, generator=rng, dtype=torch.float64), dim=1
+    )
+    angle = torch.tensor([0.3, -0.2, 0.4], dtype=torch.float64)
+    whole = torch.linalg.matrix_exp((rotation_generators() * angle[:, None, None]).sum(0))
+    x, y, z = angle
+    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
+    turn = torch.linalg.matrix_exp(skew)
+    turned = sh_basis_reference(directions)[:, 1:] @ (whole @ coefficients)
+    expected = sh_basis_reference(directions @ turn)[:, 1:] @ coefficients
+    torch.testing.assert_close(turned, expected, rtol=0, atol=1e-10)
+
+
+def test_the_gradient_to_a_pose_is_that_of_finite_differences():
+    gaussians = tame_gaussians()
+    weights = torch.randn(32, 40, 3, generator=torch.Generator().manual_seed(5)).double()
+
+    def loss_of(motion: torch.Tensor) -> float:
+        image = rasterize_reference(gaussians, with_motion(VIEW, motion, EXTENT)).image
+        return float((image * weights).sum())
+
+    leaves = {
+        name: getattr(gaussians, name).clone().requires_grad_()
+        for name in ("means", "quats", "sh_rest")
+    }
+    image = rasterize_reference(replace(gaussians, **leaves), VIEW).image
+    (image * weights).sum().backward()
+    gradients = {name: leaf.grad for name, leaf in leaves.items()}
+    found = pose_gradient(leaves, gradients, torch.from_numpy(VIEW.center))
+    found[3:] *= EXTENT
+    for entry in range(6):
+        step = torch.zeros(6, dtype=torch.float64)
+        step[entry] = 1e-6
+        numeric = (loss_of(step) - loss_of(-step)) / 2e-6
+        assert float(found[entry]) == pytest.approx(numeric, rel=2e-4, abs=1e-3)
+
+
+def test_a_motion_turns_about_the_centre_and_shifts_in_extents():
+    motion = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.2, 0.0], dtype=torch.float64)
+    moved = with_motion(VIEW, motion, EXTENT)
+    assert np.allclose(moved.center, VIEW.center + [0.0, 0.5, 0.0])
+    assert np.allclose(moved.rotation @ moved.rotation.T, np.eye(3))
+    cosine = (np.trace(moved.rotation @ VIEW.rotation.T) - 1) / 2
+    assert np.arccos(cosine) == pytest.approx(0.1)
+    still = with_motion(VIEW, torch.zeros(6, dtype=torch.float64), EXTENT)
+    assert np.array_equal(still.rotation, VIEW.rotation)
+
+
+def pulled(poses: PoseRefinement, rows: dict[int, float]) -> None:
+    for row, pull in rows.items():
+        poses.statistics()[row] += pull
+
+
+def test_motions_have_no_mean_and_only_cameras_that_were_used_step():
+    poses = PoseRefinement(CAMERAS, EXTENT, PoseConfig(start=1, last=10))
+    pulled(poses, {0: 1.0, 3: -2.0})
+    poses.step(1)
+    assert torch.allclose(poses.motions.mean(dim=0), torch.zeros(6, dtype=torch.float64))
+    assert poses.motions[0, 0] < 0 < poses.motions[3, 0]
+    assert torch.equal(poses.motions[1], poses.motions[2])
+    assert not poses.statistics().any()
+
+
+def test_poses_wait_for_their_first_iteration():
+    poses = PoseRefinement(CAMERAS, EXTENT, PoseConfig(start=5))
+    pulled(poses, {1: 1.0})
+    poses.step(4)
+    assert not poses.motions.any()
+
+
+def test_resumed_poses_go_on_with_the_same_bits():
+    config = PoseConfig(start=1, last=10)
+    whole = PoseRefinement(CAMERAS, EXTENT, config)
+    first = PoseRefinement(CAMERAS, EXTENT, config)
+    for iteration in range(1, 7):
+        for poses in (whole, first):
+            pulled(poses, {iteration % 5: 0.3 * iteration, 2: -1.0})
+            poses.step(iteration)
+        if iteration == 3:
+            resumed = PoseRefinement(CAMERAS, EXTENT, config)
+            resumed.restore(first.state())
+            first = resumed
+    assert torch.equal(whole.motions, first.motions)
+
+
+def test_poses_of_other_photographs_are_refused():
+    poses = PoseRefinement(CAMERAS, EXTENT, PoseConfig())
+    with pytest.raises(UserError, match="not those of 5 photographs"):
+        poses.restore(PoseRefinement(CAMERAS[:4], EXTENT, PoseConfig()).state())
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory):
+    """A scene whose model is wrong by about a degree and 3 % of its extent."""
+    scene = make_tiny_scene(tmp_path_factory.mktemp("disturbed") / "scene")
+    rng = torch.Generator().manual_seed(4)
+    motions = 0.02 * torch.randn(len(scene.cameras), 6, generator=rng, dtype=torch.float64)
+    motions -= motions.mean(dim=0)
+    wrong = [with_motion(c, m, 3.0) for c, m in zip(scene.cameras, motions, strict=True)]
+    write_model(scene.root / "sparse" / "0", wrong, scene.points, scene.points_rgb)
+    return scene, wrong
+
+
+def trained(scene, output, iterations: int, *more: object) -> None:
+    words = ("-s", scene.root, "-m", output, "--iterations", iterations, "--refine_poses", "True",
+             "--densify_from_iter", iterations, *more)  # fmt: skip
+    assert run_cli(vanilla_train.main, *words) == 0
+
+
+def pixels_off(cameras, truth, points: np.ndarray) -> float:
+    """Mean distance of the points' projections from where they are, in pixels."""
+
+    def projected(camera) -> np.ndarray:
+        seen = points @ camera.rotation.T + camera.translation
+        return seen[:, :2] / seen[:, 2:] * camera.fx
+
+    pairs = zip(cameras, truth, strict=True)
+    return float(np.mean([np.linalg.norm(projected(a) - projected(b), axis=1) for a, b in pairs]))
+
+
+def test_learned_poses_come_nearer_to_the_truth_and_are_written(disturbed, tmp_path, capsys):
+    scene, wrong = disturbed
+    trained(scene, tmp_path, 500)
+    assert "poses moved by" in capsys.readouterr().out
+    stored = read_cameras_json(tmp_path / "cameras.json")
+    kept = {entry.camera.name: entry.camera for entry in stored}
+    found = [kept[c.name] for c in scene.cameras]
+    before = pixels_off(wrong, scene.cameras, scene.points)
+    assert pixels_off(found, scene.cameras, scene.points) < 0.5 * before
+    model = read_colmap(tmp_path / "sparse_refined" / "0", ImageFolder(scene.root / "images"))
+    for camera in model.cameras:
+        assert np.allclose(camera.rotation, kept[camera.name].rotation, atol=1e-9)
+        assert np.allclose(camera.translation, kept[camera.name].translation, atol=1e-6)
+
+
+def test_a_resumed_run_ends_with_the_same_poses(disturbed, tmp_path):
+    scene, _ = disturbed
+    trained(scene, tmp_path / "whole", 40, "--checkpoint_interval", 20)
+    trained(scene, tmp_path / "parts", 40, "--checkpoint_interval", 20)
+    folder = tmp_path / "parts" / "checkpoints"
+    whole = load_pt(tmp_path / "whole" / "checkpoints" / "40.pt")["resume"]["stage"]
+    (folder / "40.pt").unlink()
+    trained(scene, tmp_path / "parts", 40, "--checkpoint_interval", 20)
+    again = load_pt(folder / "40.pt")["resume"]["stage"]
+    assert whole["pose_motions"].abs().max() > 0
+    for name, value in whole.items():
+        assert torch.equal(value, again[name]), name
