@@ -13,6 +13,7 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
+from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
     point_cloud_path,
@@ -22,6 +23,7 @@ from gaussian_splatting.data.reference_layout import (
     write_point_cloud,
 )
 from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.identity import (
     Identity,
     points_digest,
@@ -35,6 +37,7 @@ from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
 
@@ -48,6 +51,7 @@ class VanillaOptions:
 
     Attributes:
         size: Size of the training images by another rule, which replaces ``resolution``.
+        mask_options: Masks of the photographs.
         config: What decides the optimisation.
         log_interval: Iterations between log lines.
         memory: How the memory of one view is saved.
@@ -71,6 +75,7 @@ class VanillaOptions:
     eval: bool = _flag(
         False, "hold out every 8th view, as train.py does by default", action="store_true"
     )
+    mask_options: MaskOptions = field(default_factory=MaskOptions)
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
         None, "start from this PLY, Gaussians or coloured points, instead of the scene's points",
@@ -142,6 +147,7 @@ def _prepared(
         eval_split=options.eval,
         white_background=config.white_background,
         seed=config.random_seed,
+        masks=options.mask_options,
         notify=notices,
     )
 
@@ -149,12 +155,14 @@ def _prepared(
         _write_layout(scene, options)
         write_point_cloud(options.model_path, iteration, trained)
 
+    hull = hull_of(scene.train_cameras, options.compute.device)
+
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         planned = replace(config, split=options.memory.split)
-        return VanillaStage(cloud, planned, scene.extent, export, options.compute.rasterizer)
+        return VanillaStage(cloud, planned, scene.extent, export, options.compute.rasterizer, hull)
 
     # Read before the folder is touched: a damaged file must not leave one behind.
-    cloud = _start(scene, options, notices)
+    cloud = _start(scene, options, hull, notices)
     directory = RunDirectory(
         options.model_path / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
@@ -184,18 +192,38 @@ def _loop(options: VanillaOptions) -> LoopConfig:
     )
 
 
-def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianCloud:
+def _start(
+    scene: Scene, options: VanillaOptions, hull: VisualHull | None, notices: Notices
+) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
     limit, device = options.config.densification.max_gaussians, options.compute.device
     if options.init_ply is not None and holds_gaussians(options.init_ply):
         cloud = read_gaussian_ply(options.init_ply, notices)
+        cloud = cloud.select(_carved(cloud.means, hull, notices))
         return cloud.select(_thinned(len(cloud), limit, notices)).to(device)
     if options.init_ply is not None:
         points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
-    # Thinned before the sizes are chosen: they fill the gaps between the points that stay.
+    # Chosen before the sizes are: those fill the gaps between the points that stay.
+    inside = _carved(points, hull, notices)
+    points, colors = points[inside], colors[inside]
     rows = _thinned(len(points), limit, notices)
     return initial_cloud(points[rows].to(device), colors[rows].to(device))
+
+
+def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> torch.Tensor:
+    """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
+    if hull is None or len(points) == 0:
+        return torch.arange(len(points), device="cpu")
+    device = hull.masks[0].device
+    rows = hull.contains(points.to(device)).cpu().nonzero()[:, 0]
+    notices(f"starting from the {len(rows):,} of {len(points):,} points inside of all masks")
+    if len(rows) == 0:
+        raise UserError(
+            f"none of the {len(points):,} points to start from lies inside of all masks; check "
+            "that they belong to these photographs, or pass --mask_mode ignore or --masks none"
+        )
+    return rows
 
 
 def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:
