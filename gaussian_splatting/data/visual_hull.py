@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import dilated
@@ -68,6 +69,14 @@ class VisualHull:
     def contains(self, points: Tensor) -> Tensor:
         """Points that no mask excludes. (N, 3) -> (N,) bool"""
         return inside_hull(points, self.cameras, self.masks)
+
+    def silhouette(self, camera: Camera) -> Tensor | None:
+        """Pixels of a view where the object may be. (H, W) bool; None without a mask"""
+        for own, mask in zip(self.cameras, self.masks, strict=True):
+            if own.name == camera.name:
+                size = (camera.height, camera.width)
+                return functional.interpolate(mask[None, None].float(), size)[0, 0] > 0
+        return None
 
 
 def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> VisualHull | None:
