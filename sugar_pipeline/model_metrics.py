@@ -19,6 +19,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
@@ -65,6 +66,7 @@ class MetricsOptions:
         scenes: Scene folder and vanilla checkpoint folder of each scene.
         variant: How the coarse mesh was made: ``""``, ``"poissoncenters"``, ``"marchingcubes"``
             or ``"tsdf"``.
+        mask_options: Masks of the photographs.
         size: Size of the views.
         compute: Device.
     """
@@ -96,6 +98,7 @@ class MetricsOptions:
     use_diffuse_color_only: bool = _flag(False, "render the view-independent part of the colours")
     white_background: bool = _flag(False, "render on white")
     output_dir: Path = _flag(OUTPUT_ROOT, "folder above all results", parse=Path)
+    mask_options: MaskOptions = field(default_factory=MaskOptions)
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
@@ -142,7 +145,7 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
 
     Returns:
         The JSON file: scene name to model to ``ssim``, ``psnr`` and ``lpips`` (null without its
-        weights).
+        weights), with masks also ``psnr_counted`` and ``ssim_counted``, of what they count.
 
     Raises:
         UserError: A model is missing or damaged.
@@ -175,6 +178,7 @@ def _measure_scene(
         size_rule=options.size,
         images_dir=checkpoint.images_dir,
         white_background=options.white_background,
+        masks=options.mask_options,
         notify=console.info,
     )
     if not scene.test_cameras:
@@ -252,10 +256,11 @@ def _score(
     def render_and_compare(camera: Camera) -> Tensor:
         image = render(camera)
         if perceptual is not None:
-            target = upload(images.get(camera), image.device).float() / 255
+            target = upload(images.shown(camera)[..., :3], image.device).float() / 255
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 
-    scores = evaluate(render_and_compare, cameras, images.get)
+    scores = evaluate(render_and_compare, cameras, images.shown)
     lpips = sum(distances) / len(distances) if distances else None
-    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips}
+    counted = {f"{name}_counted": value for name, value in scores.counted.items()}
+    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **counted}

@@ -118,7 +118,7 @@ class FullFlags:
     )  # fmt: skip
 
 
-_CAPTURE = ("input", "image size", "background")
+_CAPTURE = ("input", "masks", "image size", "background")
 _GROUPS: dict[type, tuple[str, ...]] = {
     CoarseOptions: (*_CAPTURE, "checkpoint", "coarse stage", "memory", "run"),
     MeshOptions: ("surface",),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from sugar_trainers.image_size import SugarSize
@@ -21,6 +22,7 @@ class CaptureOptions:
     """The inputs of a stage.
 
     Attributes:
+        mask_options: Masks of the photographs; part of the identity through their contents.
         size: Size of the training images.
         compute: Device and rendering backend; no part of the identity.
     """
@@ -45,6 +47,7 @@ class CaptureOptions:
         None, "folder of the photographs inside the scene folder; unset: as the checkpoint was "
         "trained, else images", group="input", parse=str,
     )  # fmt: skip
+    mask_options: MaskOptions = field(default_factory=MaskOptions)
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
@@ -108,6 +111,7 @@ def load_views(
         white_background=white_background,
         seed=seed,
         require_images=require_images,
+        masks=options.mask_options,
         notify=notify,
     )
     return checkpoint, scene

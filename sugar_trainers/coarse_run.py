@@ -11,6 +11,7 @@ from typing import Any
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.data.visual_hull import hull_of
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -122,6 +123,7 @@ def _prepared(
             console.info,
             rasterizer=compute.rasterizer,
             neighbors=compute.neighbors,
+            hull=hull_of(scene.train_cameras, compute.device),
         )
 
     title = f"coarse SuGaR, {config.regularization_type}"

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.masking import halved_mask, on_background
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -51,6 +53,7 @@ class CoarseStage(Stage):
         sample_source: Replaces the random draws, for comparisons with recorded ones.
         rasterizer: Rendering backend.
         neighbors: Search of the neighbours of all Gaussians.
+        hull: Where Gaussians may stay when faint ones are removed; None for anywhere.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class CoarseStage(Stage):
         *,
         rasterizer: Rasterizer = WARP,
         neighbors: NeighborSearch = nearest_neighbors,
+        hull: VisualHull | None = None,
     ) -> None:
         self.name = f"coarse {config.regularization_type}"
         self.extent = extent
@@ -76,6 +80,7 @@ class CoarseStage(Stage):
         self._rasterizer = rasterizer
         self._find_neighbors = neighbors
         self._given_samples = sample_source
+        self._hull = hull
         self._sampler = SurfaceSampler(config, extent)
 
     @property
@@ -116,13 +121,21 @@ class CoarseStage(Stage):
         on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
-        view = self._view(leaves, camera, on["image"] + on["samples"])
+        target, background = on_background(
+            target,
+            plain_background(self._config.white_background, self.model.device),
+            camera,
+            seed=self._config.random_seed,
+            iteration=iteration,
+            view_index=view_index,
+        )
+        view = self._view(leaves, camera, background, on["image"] + on["samples"])
         found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible))
         depth = cut(view.depth()) if _reads(on["samples"], "depth") else None
         if on["samples"] or on["half-size image"]:
             view.release()
         if on["half-size image"]:
-            found.update(self._half_size_terms(on["half-size image"], leaves, camera))
+            found.update(self._half_size_terms(on["half-size image"], leaves, camera, target))
         if on["samples"]:
             mask = sampling_mask(leaves, camera, view.visible, depth)
             samples = self._samples(mask, camera, iteration, view_index)
@@ -171,10 +184,13 @@ class CoarseStage(Stage):
     def _prune(self, iteration: int) -> None:
         opacities = self.model.cloud.detached().activate().opacities
         keep = opacities >= self._config.prune_opacity
+        inside = "" if self._hull is None else " inside of the masks' hull"
+        if self._hull is not None:
+            keep &= self._hull.contains(self.model.cloud.means)
         check_population(int(keep.sum()), iteration, "pruning by opacity")
         self._notify(
             f"iteration {iteration}: kept {int(keep.sum()):,} of {len(keep):,} Gaussians, "
-            f"those of opacity {self._config.prune_opacity:g} and more"
+            f"those of opacity {self._config.prune_opacity:g} and more{inside}"
         )
         self.model.optimizer.keep_rows(keep)
         self.neighbors = None
@@ -187,19 +203,21 @@ class CoarseStage(Stage):
         )
         self.neighbors = found.indices
 
-    def _view(self, leaves: Gaussians, camera: Camera, terms: Sequence[LossTerm]) -> ViewPass:
+    def _view(
+        self, leaves: Gaussians, camera: Camera, background: Tensor, terms: Sequence[LossTerm]
+    ) -> ViewPass:
         """The view with colour, and the maps that the terms read."""
         normal, depth = _reads(terms, "normal"), _reads(terms, "depth")
         return ViewPass(
             lambda: project(leaves, camera, depth=depth, normal=normal),
-            plain_background(self._config.white_background, self.model.device),
+            background,
             self._config.split,
             farthest_depth_behind=self._config.uses_sdf,
             rasterizer=self._rasterizer,
         )
 
     def _half_size_terms(
-        self, terms: Sequence[LossTerm], leaves: Gaussians, camera: Camera
+        self, terms: Sequence[LossTerm], leaves: Gaussians, camera: Camera, target: Tensor
     ) -> dict[str, Tensor]:
         """Backpropagate terms of depth and normals from a pass of their own at half the size."""
         half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
@@ -211,7 +229,8 @@ class CoarseStage(Stage):
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        found, _ = view.backpropagate([term.bind(half, None) for term in terms])
+        counted = halved_mask(target, half)
+        found, _ = view.backpropagate([term.bind(half, counted) for term in terms])
         return found
 
     def _samples(

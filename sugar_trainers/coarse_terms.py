@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -72,8 +73,16 @@ def _depth_normals(strip: ImageStrip) -> Tensor:
         camera.cx,
         camera.cy - maps.shown.start,
         rows=maps.counted,
-        total=maps.height * camera.width,
+        **_divisor(strip),
     )
+
+
+def _divisor(strip: ImageStrip) -> dict[str, Any]:
+    """How many pixels of the image count, and those of the strip if not all do."""
+    counted, shown = strip.counted, strip.maps.shown
+    if counted is None:
+        return {"total": strip.maps.height * strip.camera.width}
+    return {"counted": counted[shown.start : shown.stop], "total": counted.sum().clamp_min(1)}
 
 
 def _density(chunk: SampleChunk) -> Tensor:

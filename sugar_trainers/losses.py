@@ -20,7 +20,9 @@ _MIN_BETA = 1e-12
 _MIN_SQUARED_CROSS = 1e-24
 
 
-def _mean(values: Tensor, total: int | None) -> Tensor:
+def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
+    if isinstance(total, Tensor):
+        return values.sum() / total
     return values.sum() / max(values.numel() if total is None else total, 1)
 
 
@@ -132,7 +134,8 @@ def depth_normal_consistency(
     cy: float,
     *,
     rows: slice | None = None,
-    total: int | None = None,
+    total: int | Tensor | None = None,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
 
@@ -147,12 +150,15 @@ def depth_normal_consistency(
         cy: Principal point from the top edge of this map (of the strip, if it is one).
         rows: Rows that count; the others are only neighbours of those. For a strip of an image
             with a halo of one row on each side that continues.
-        total: Divisor; the number of pixels that count when None.
+        total: Divisor; the number of pixels in those rows when None.
+        counted: Pixels that count; None for all. (H, W) bool
 
     Returns:
         Scalar. Gradients reach both maps.
     """
     error = 1 - (normal * normals_from_depth(depth, fx, fy, cx, cy)).sum(dim=-1)
+    if counted is not None:
+        error = torch.where(counted, error, 0.0)
     return _mean(error if rows is None else error[rows], total)
 
 

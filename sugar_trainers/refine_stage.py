@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.masking import on_background
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -81,11 +82,19 @@ class RefineStage(Stage):
     ) -> StepResult:
         """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
+        target, background = on_background(
+            target,
+            plain_background(self._config.white_background, self.model.device),
+            camera,
+            seed=self._config.random_seed,
+            iteration=iteration,
+            view_index=view_index,
+        )
         view = ViewPass(
             lambda: project(
                 self.model.cloud.activate(), camera, sh_degree=self._config.sh_degree(iteration)
             ),
-            plain_background(self._config.white_background, self.model.device),
+            background,
             self._config.split,
             rasterizer=self._rasterizer,
         )

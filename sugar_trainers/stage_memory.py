@@ -201,5 +201,6 @@ def _choice(
     cameras = (*scene.train_cameras, *scene.test_cameras)
     # Those of a GPU wait on the host, which is other memory.
     shared = device.type == "cpu"
-    photographs = [3 * c.width * c.height for c in cameras] if shared else []
+    photographs = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]
+    photographs = photographs if shared else []
     return choose(loads, config.optimizer, first, options, budget, photographs)

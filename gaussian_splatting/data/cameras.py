@@ -11,8 +11,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+
+MaskMode = Literal["object", "ignore"]
+
+
+@dataclass(frozen=True)
+class ViewMask:
+    """Which pixels of a photograph count; black ones do not.
+
+    Attributes:
+        path: Image file.
+        mode: ``object``: outside there is nothing; ``ignore``: outside, nothing is known.
+        alpha: Whether the transparency of the file is meant, and not its brightness.
+        lens: Lens that the mask has to be freed of, as its photograph was; else empty.
+    """
+
+    path: Path
+    mode: MaskMode
+    alpha: bool = False
+    lens: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +52,8 @@ class Camera:
         image_path: The photograph on disk; None for a camera without one.
         source_path: The photograph as it was taken, where ``image_path`` is an undistorted copy.
         lens: Camera model and parameters that the copy was undistorted with; else empty.
+        mask_path: Mask that the file of the cameras names, used or not.
+        mask: Which pixels of the photograph count; None for all.
     """
 
     name: str
@@ -46,6 +68,8 @@ class Camera:
     image_path: Path | None = None
     source_path: Path | None = None
     lens: str = ""
+    mask_path: Path | None = None
+    mask: ViewMask | None = None
 
     @property
     def center(self) -> np.ndarray:

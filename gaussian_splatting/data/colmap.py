@@ -31,6 +31,7 @@ from gaussian_splatting.data.images import (
     missing_images,
     open_image,
 )
+from gaussian_splatting.data.lenses import lens_text, undistort_plane
 from sugar_utils.caches import temporary_cache
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
@@ -385,7 +386,7 @@ def _undistort_photographs(
         for (index, lens), target in zip(jobs, pool.map(work, jobs), strict=True):
             source = cameras[index].image_path
             cameras[index] = replace(
-                cameras[index], image_path=target, source_path=source, lens=_lens_text(lens)
+                cameras[index], image_path=target, source_path=source, lens=lens_text(lens)
             )
 
 
@@ -395,14 +396,10 @@ def _cache_name(name: str, lens: Any, source: Path) -> str:
     Not with its place, so that a scene that was moved needs no new copies, and not with its time,
     which copies of other files may keep.
     """
-    lens_key = hashlib.blake2b(_lens_text(lens).encode(), digest_size=8).hexdigest()
+    lens_key = hashlib.blake2b(lens_text(lens).encode(), digest_size=8).hexdigest()
     file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
     file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
     return f"{lens_key}/{source.stem}-{file_key}.png"
-
-
-def _lens_text(lens: Any) -> str:
-    return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
@@ -421,13 +418,7 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
         lens.rescale(width, height)
     with open_image(source) as image:
         pixels = np.asarray(colors_of(image))
-    options = pycolmap.UndistortCameraOptions()
-    planes = [np.ascontiguousarray(pixels[..., :3])]
-    if pixels.shape[2] == 4:
-        planes.append(np.ascontiguousarray(pixels[..., 3]))
-    flat = [
-        pycolmap.undistort_image(options, pycolmap.Bitmap.from_array(plane), lens)[0].to_array()
-        for plane in planes
-    ]
+    planes = [pixels[..., :3], *([pixels[..., 3]] if pixels.shape[2] == 4 else [])]
+    flat = [undistort_plane(plane, lens) for plane in planes]
     with atomic_path(target) as temporary:
         Image.fromarray(np.dstack(flat)).save(temporary, compress_level=1)

@@ -23,7 +23,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, ViewMask
+from gaussian_splatting.data.compositing import composited
+from gaussian_splatting.data.lenses import lens_of, undistort_plane
 from sugar_utils.errors import UserError
 from sugar_utils.files import require_regular_file
 from sugar_utils.memory import available_bytes
@@ -163,6 +165,58 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
         if flat.size != (width, height):
             flat = flat.resize((width, height), Image.Resampling.BICUBIC)
         return np.array(flat)
+
+
+def decode_mask(mask: ViewMask, width: int, height: int) -> np.ndarray:
+    """Decode a mask at a given size, each pixel the mean of what it covers.
+
+    Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
+
+    Returns:
+        255 where a pixel counts, 0 where it does not. (height, width) uint8
+
+    Raises:
+        UserError: The file is damaged or not an image.
+    """
+    with open_image(mask.path) as image:
+        pixels = np.asarray(colors_of(image))
+    if mask.alpha:
+        values = pixels[..., 3] if pixels.shape[2] == 4 else np.full(pixels.shape[:2], 255)
+    else:
+        values = pixels[..., :3].max(axis=2).astype(np.uint16)
+        values = values * 255 if values.max(initial=0) <= 1 else values
+        values = values if pixels.shape[2] == 3 else values * pixels[..., 3] // 255
+    values = values.astype(np.uint8)
+    if mask.lens:
+        values = undistort_plane(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
+    flat = Image.fromarray(np.ascontiguousarray(values))
+    if flat.size != (width, height):
+        flat = flat.resize((width, height), Image.Resampling.BOX)
+    return np.array(flat)
+
+
+def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
+    """The photograph of a camera at the camera's size, and its mask.
+
+    Returns:
+        Colours, and the mask as a fourth byte if there is one; colours of transparent photographs
+        that are masked by their transparency are not composited. (H, W, 3) or (H, W, 4) uint8
+
+    Raises:
+        UserError: The camera has no image, or a file is damaged.
+    """
+    if camera.image_path is None:
+        raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
+    path, size, mask = camera.image_path, (camera.width, camera.height), camera.mask
+    if mask is None:
+        return decode_image(path, *size, white_background)
+    values = decode_mask(mask, *size)[..., None]
+    colors = decode_image(path, *size, white_background and not mask.alpha)
+    if mask.alpha:
+        # Composited on black they were multiplied by alpha, which compositing does again.
+        straight = colors.astype(np.uint16) * 255 // np.maximum(values, 1)
+        colors = straight.clip(0, 255).astype(np.uint8)
+    return np.concatenate([colors, values], axis=2)
 
 
 class ImageFolder:
@@ -335,7 +389,7 @@ class ImageStore:
         """The photograph of a camera at the camera's size; it is shared, do not write to it.
 
         Returns:
-            Colours on the CPU. (H, W, 3) uint8
+            Colours on the CPU, and the mask if the camera has one. (H, W, 3) or (H, W, 4) uint8
 
         Raises:
             UserError: The camera has no image or the image cannot be decoded.
@@ -355,6 +409,20 @@ class ImageStore:
         self._keep(key, image)
         return image
 
+    def shown(self, camera: Camera) -> Tensor:
+        """The photograph as figures and pictures see it: an object on the plain background.
+
+        Returns:
+            As :meth:`get`.
+        """
+        image = self.get(camera)
+        if camera.mask is None or camera.mask.mode != "object":
+            return image
+        plain = torch.full(
+            (3,), 255 if self._white_background else 0, dtype=torch.uint8, device="cpu"
+        )
+        return torch.cat([composited(image, plain), image[..., 3:]], dim=2)
+
     def prefetch(self, camera: Camera) -> None:
         """Start decoding the photograph of a camera; errors surface when it is asked for."""
         key = _store_key(camera)
@@ -368,8 +436,7 @@ class ImageStore:
         self._pending[key] = self._pool.submit(self._decode, camera)
 
     def _decode(self, camera: Camera) -> Tensor:
-        path, width, height = _store_key(camera)
-        return torch.from_numpy(decode_image(path, width, height, self._white_background))
+        return torch.from_numpy(decode_view(camera, self._white_background))
 
     def _keep(self, key: tuple, image: Tensor) -> None:
         if image.nbytes > self._budget:
@@ -418,7 +485,5 @@ def shared_or_own_store(
     return ImageStore(white_background, sharers=sharers)
 
 
-def _store_key(camera: Camera) -> tuple[Path, int, int]:
-    if camera.image_path is None:
-        raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
-    return camera.image_path, camera.width, camera.height
+def _store_key(camera: Camera) -> tuple:
+    return camera.image_path, camera.width, camera.height, camera.mask

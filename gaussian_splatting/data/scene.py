@@ -21,6 +21,7 @@ from gaussian_splatting.data.images import (
     fit_to_file,
     missing_images,
 )
+from gaussian_splatting.data.masks import NO_MASKS, MaskOptions, with_masks
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import UserError
@@ -89,6 +90,7 @@ def load_scene(
     eval_split: bool = True,
     white_background: bool = False,
     seed: int = 0,
+    masks: MaskOptions = NO_MASKS,
     notify: Notify = print,
 ) -> Scene:
     """Read a scene folder: a COLMAP model, or else NeRF ``transforms*.json``.
@@ -103,6 +105,7 @@ def load_scene(
         eval_split: Whether to hold out test cameras. Otherwise all cameras are trained on.
         white_background: Whether transparent pixels are white instead of black.
         seed: Seed of the initial points of a scene without points.
+        masks: Which masks to look for.
         notify: Is told what else the user should know.
 
     Returns:
@@ -121,7 +124,7 @@ def load_scene(
             train, test = [*train, *test], []
     else:
         train, test = split_cameras(_by_name(source.train), eval_split)
-    return _finish(root, train, test, source, size_rule, white_background, notify)
+    return _finish(root, train, test, source, size_rule, white_background, masks, notify)
 
 
 def load_scene_for_checkpoint(
@@ -134,6 +137,7 @@ def load_scene_for_checkpoint(
     white_background: bool = False,
     seed: int = 0,
     require_images: bool = True,
+    masks: MaskOptions = NO_MASKS,
     notify: Notify = print,
 ) -> Scene:
     """Read a scene in the world in which the Gaussians of a checkpoint live.
@@ -153,6 +157,7 @@ def load_scene_for_checkpoint(
         seed: Seed of the initial points of a scene without points.
         require_images: Whether missing photographs are an error. Meshing and texturing need none:
             such a camera then gets its size from the checkpoint.
+        masks: Which masks to look for.
         notify: Is told about duplicates, disagreements and anything else that was decided.
 
     Returns:
@@ -171,6 +176,7 @@ def load_scene_for_checkpoint(
             eval_split=eval_split,
             white_background=white_background,
             seed=seed,
+            masks=masks,
             notify=notify,
         )
     stored = _unique(_without_synthetic_test(root, checkpoint.cameras, notify), notify)
@@ -191,7 +197,7 @@ def load_scene_for_checkpoint(
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     merged = _Source(cameras, None, points, points_rgb, described)
-    scene = _finish(root, train, test, merged, size_rule, white_background, notify)
+    scene = _finish(root, train, test, merged, size_rule, white_background, masks, notify)
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
     notify(f"note: the held-out views were {_SEEN}; train the checkpoint with --eval, or pass "
@@ -323,7 +329,7 @@ def _merge(
 
 def _photograph(camera: Camera) -> dict[str, Any]:
     """The fields of a camera that say where its picture is."""
-    names = ("name", "image_path", "source_path", "lens")
+    names = ("name", "image_path", "source_path", "lens", "mask_path")
     return {name: getattr(camera, name) for name in names}
 
 
@@ -388,23 +394,22 @@ def _finish(
     source: _Source,
     size_rule: SizeRule,
     white_background: bool,
+    masks: MaskOptions,
     notify: Notify,
 ) -> Scene:
-    """Bring all cameras to their training size."""
+    """Bring all cameras to their training size, with their masks."""
     if not train:
         raise UserError(f"{root}: no training cameras are left; add images or use --eval False")
 
-    def training_size(camera: Camera) -> Camera:
-        camera = fit_to_file(camera)
-        return camera.resized(*size_rule.target(camera.width, camera.height))
-
+    fitted = with_masks([fit_to_file(camera) for camera in (*train, *test)], root, masks, notify)
+    sized = [c.resized(*size_rule.target(c.width, c.height)) for c in fitted]
     extent = camera_extent(train)
     if extent == 0:
         notify(f"{root}: all training cameras stand in one place; the scene has no extent")
     return Scene(
         root=root,
-        train_cameras=[training_size(camera) for camera in train],
-        test_cameras=[training_size(camera) for camera in test],
+        train_cameras=sized[: len(train)],
+        test_cameras=sized[len(train) :],
         original_train_cameras=train,
         original_test_cameras=test,
         points=source.points,

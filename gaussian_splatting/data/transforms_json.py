@@ -58,6 +58,7 @@ class _Frame(_Lens, kw_only=True):
     """One photograph; some programs leave the last row of its pose out."""
 
     file_path: FileName
+    mask_path: FileName | None = None
     transform_matrix: Annotated[list[_Row], msgspec.Meta(min_length=3, max_length=4)]
 
 
@@ -199,7 +200,14 @@ def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: P
         rotation=rotation,
         translation=translation,
         image_path=file,
+        mask_path=_mask(root, frame),
     )
+
+
+def _mask(root: Path, frame: _Frame) -> Path | None:
+    """The mask that nerfstudio's frames may name; one that is not there is none."""
+    path = root / (frame.mask_path or "").replace("\\", "/")
+    return path if frame.mask_path and path.is_file() else None
 
 
 def _name(root: Path, file: Path) -> str:

@@ -118,7 +118,7 @@ def _named(names: Sequence[str], what: str) -> str:
 
 
 def scene_inputs(scene: Scene, *, photographs: bool = True) -> dict[str, dict[str, str]]:
-    """Digests of a scene's cameras, which of them are held out, and their photographs.
+    """Digests of a scene's cameras, which of them are held out, their photographs and masks.
 
     Args:
         scene: The scene, at the size that is worked at.
@@ -134,6 +134,12 @@ def scene_inputs(scene: Scene, *, photographs: bool = True) -> dict[str, dict[st
         files = {c.name: c.source_path or c.image_path for _, c in views if c.image_path}
         digests = file_digests(files.values())
         inputs["photographs"] = dict(zip(files, digests, strict=True))
+    masked = {camera.name: camera.mask for _, camera in views if camera.mask is not None}
+    if masked:
+        digests = file_digests(mask.path for mask in masked.values())
+        modes = [f"{mask.mode}{' alpha' * mask.alpha}" for mask in masked.values()]
+        shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
+        inputs["masks"] = dict(zip(masked, shown, strict=True))
     return inputs
 
 

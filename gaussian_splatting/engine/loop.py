@@ -184,7 +184,8 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        self._record("finished", reporter.summary())
+        held_out = {"held_out": reporter.held_out} if reporter.held_out else {}
+        self._record("finished", reporter.summary(), **held_out)
 
     def _follow(self, start: int) -> None:
         """Train beside the process that leads."""
@@ -279,9 +280,9 @@ class Trainer:
             checkpoint.unlink(missing_ok=True)
             raise
 
-    def _record(self, status: str, timings: dict[str, dict[str, float]]) -> None:
+    def _record(self, status: str, timings: dict[str, dict[str, float]], **more: Any) -> None:
         note = {"held_out_note": self._held_out_note} if self._held_out_note else {}
-        self._run.record(status, timings=timings, **note)
+        self._run.record(status, timings=timings, **note, **more)
 
     def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
         """Let the run that was in the folder go, now that this one has a checkpoint."""

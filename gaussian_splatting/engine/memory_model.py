@@ -37,6 +37,12 @@ _SHAPE_GRADIENTS = 44
 _PACKED = 64
 _NORMAL_LOSS = 121
 """Depth-normal consistency of a pixel: unprojected points, differences, normals, gradients."""
+_PHOTOGRAPH = {"": 3, "object": 7, "ignore": 5}
+"""Bytes of a pixel: colours; with mask and once more on the background; with what counts."""
+
+_COUNTED = 24
+"""Both images of a pixel once more, with those equal that do not count."""
+
 _SLOT_BUFFER = 64 * 2**20
 _SLOT_BYTES = 44
 
@@ -51,6 +57,7 @@ class ViewLoad:
         visible: Gaussians in view.
         pairs: (Tile, splat) pairs that are blended.
         pairs_per_tile_row: How many of them lie in each row of tiles.
+        mask: What the photograph's mask is for; empty without one.
     """
 
     width: int
@@ -58,6 +65,7 @@ class ViewLoad:
     visible: int
     pairs: int
     pairs_per_tile_row: tuple[int, ...]
+    mask: str = ""
 
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
@@ -69,6 +77,7 @@ class ViewLoad:
             int((projection.radii > 0).sum()),
             tiles.ids.shape[0],
             tuple(tiles.offsets[:: tiles.across].diff().tolist()),
+            "" if camera.mask is None else camera.mask.mode,
         )
 
     def halved(self) -> ViewLoad:
@@ -197,7 +206,7 @@ def predict(load: StepLoad, plan: MemoryPlan) -> MemoryBreakdown:
         "moments": load.model.moments,
         "neighbors": 4 * load.neighbors * load.n,
         "mesh": load.fixed,
-        "photograph": 3 * load.view.width * load.view.height,
+        "photograph": _PHOTOGRAPH[load.view.mask] * load.view.width * load.view.height,
     }
     parts_of_step = {
         name: {**standing, **parts} for name, parts in _Step(load, plan).parts_of_step().items()
@@ -320,7 +329,8 @@ class _Step:
         strips = [rows.widened(halo, view.height) for rows in self._split.rows(view.height)]
         rows = max(stop - start for start, stop in strips)
         pixels, line = rows * view.width, (math.ceil(3 * view.width / 256) * 256 + 32) * 4
-        ssim = rows * (5 * line + 12 * view.width) if color else 0
+        counted = _COUNTED * view.width if view.mask == "ignore" else 0
+        ssim = rows * (5 * line + 12 * view.width + counted) if color else 0
         normal = pixels * (_NORMAL_LOSS + (12 if color else 0)) if normals else 0
         return (
             {"pixels": pixels * (4 * channels + (0 if self._again else 8))},

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import TOTAL
+from gaussian_splatting.engine.masking import is_counted, l1_and_ssim_of
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
-from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss
+from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO, weighted_color_loss
 
 Place = Literal["model", "samples", "image", "half-size image"]
 """What a term looks at: the model itself, once per view; points drawn in it, chunk by chunk; the
@@ -65,12 +66,18 @@ class ImageStrip:
     Attributes:
         maps: What was rendered.
         camera: The view, at the size of the whole maps.
-        photograph: Photograph of the view; None at half its size. (H, W, 3) bytes or floats
+        photograph: Photograph of the view. (H, W, 3) bytes or floats, or (H, W, 4) bytes with a
+            mask of what to ignore. At half its size only what the mask says, None without one.
     """
 
     maps: StripMaps
     camera: Camera
     photograph: Tensor | None
+
+    @property
+    def counted(self) -> Tensor | None:
+        """Pixels of the whole image that count. (H, W) bool; None for all"""
+        return None if self.photograph is None else is_counted(self.photograph)
 
 
 def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:
@@ -104,9 +111,8 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    maps = strip.maps
-    target = maps.part_of(strip.photograph)
-    return color_loss(maps.image, target, rows=maps.counted, total_rows=maps.height)
+    l1, ssim = l1_and_ssim_of(strip.maps, strip.photograph)
+    return weighted_color_loss(l1, ssim, DSSIM_WEIGHT, strip.maps.share)
 
 
 COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)

@@ -15,6 +15,7 @@ from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.colmap import find_model
 from gaussian_splatting.data.colmap_poses import write_poses
 from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
+from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
     point_cloud_path,
@@ -24,6 +25,7 @@ from gaussian_splatting.data.reference_layout import (
     write_point_cloud,
 )
 from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.identity import (
     Identity,
     points_digest,
@@ -54,6 +56,7 @@ class VanillaOptions:
 
     Attributes:
         size: Size of the training images by another rule, which replaces ``resolution``.
+        mask_options: Masks of the photographs.
         config: What decides the optimisation.
         log_interval: Iterations between log lines.
         memory: How the memory of one view is saved.
@@ -77,6 +80,7 @@ class VanillaOptions:
     eval: bool = _flag(
         False, "hold out every 8th view, as train.py does by default", action="store_true"
     )
+    mask_options: MaskOptions = field(default_factory=MaskOptions)
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
         None, "start from this PLY, Gaussians or coloured points, instead of the scene's points",
@@ -148,10 +152,13 @@ def _prepared(
         eval_split=options.eval,
         white_background=config.white_background,
         seed=config.random_seed,
+        masks=options.mask_options,
         notify=notices,
     )
 
     poses = _poses(scene, config)
+
+    hull = hull_of(scene.train_cameras, options.compute.device)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
@@ -162,10 +169,10 @@ def _prepared(
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
         planned, backend = replace(config, split=options.memory.split), options.compute.rasterizer
-        return VanillaStage(cloud, planned, scene.extent, export, backend, poses)
+        return VanillaStage(cloud, planned, scene.extent, export, backend, poses, hull)
 
     # Read before the folder is touched: a damaged file must not leave one behind.
-    cloud = _start(scene, options, notices)
+    cloud = _start(scene, options, hull, notices)
     directory = RunDirectory(
         options.model_path / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
@@ -195,18 +202,38 @@ def _loop(options: VanillaOptions) -> LoopConfig:
     )
 
 
-def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianCloud:
+def _start(
+    scene: Scene, options: VanillaOptions, hull: VisualHull | None, notices: Notices
+) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
     limit, device = options.config.densification.max_gaussians, options.compute.device
     if options.init_ply is not None and holds_gaussians(options.init_ply):
         cloud = read_gaussian_ply(options.init_ply, notices)
+        cloud = cloud.select(_carved(cloud.means, hull, notices))
         return cloud.select(_thinned(len(cloud), limit, notices)).to(device)
     if options.init_ply is not None:
         points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
-    # Thinned before the sizes are chosen: they fill the gaps between the points that stay.
+    # Chosen before the sizes are: those fill the gaps between the points that stay.
+    inside = _carved(points, hull, notices)
+    points, colors = points[inside], colors[inside]
     rows = _thinned(len(points), limit, notices)
     return initial_cloud(points[rows].to(device), colors[rows].to(device))
+
+
+def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> torch.Tensor:
+    """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
+    if hull is None or len(points) == 0:
+        return torch.arange(len(points), device="cpu")
+    device = hull.masks[0].device
+    rows = hull.contains(points.to(device)).cpu().nonzero()[:, 0]
+    notices(f"starting from the {len(rows):,} of {len(points):,} points inside of all masks")
+    if len(rows) == 0:
+        raise UserError(
+            f"none of the {len(points):,} points to start from lies inside of all masks; check "
+            "that they belong to these photographs, or pass --mask_mode ignore or --masks none"
+        )
+    return rows
 
 
 def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:

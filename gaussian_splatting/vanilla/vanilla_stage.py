@@ -13,7 +13,9 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.masking import l1_and_ssim_of, on_background
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.rendering import plain_background, render_view
@@ -23,7 +25,6 @@ from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.losses.photometric import (
     DSSIM_WEIGHT,
     SSIM_HALO,
-    l1_and_ssim,
     weighted_color_loss,
 )
 from gaussian_splatting.optim.densification import (
@@ -158,6 +159,7 @@ class VanillaStage(Stage):
         export: Writes the Gaussians of an iteration for other programs.
         rasterizer: Rendering backend.
         poses: Poses that are learned, too.
+        hull: Where Gaussians may be; None for anywhere.
     """
 
     name = "vanilla"
@@ -170,8 +172,10 @@ class VanillaStage(Stage):
         export: Callable[[int, GaussianCloud], object],
         rasterizer: Rasterizer = WARP,
         poses: PoseRefinement | None = None,
+        hull: VisualHull | None = None,
     ) -> None:
         self.extent = extent
+        self._hull = hull
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -204,9 +208,17 @@ class VanillaStage(Stage):
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Render one view and backpropagate the colour loss."""
+        target, background = on_background(
+            target,
+            self._background(iteration, view_index),
+            camera,
+            seed=self._config.random_seed,
+            iteration=iteration,
+            view_index=view_index,
+        )
         view = ViewPass(
             lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
-            self._background(iteration, view_index),
+            background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
@@ -248,6 +260,7 @@ class VanillaStage(Stage):
                     self._config.random_seed, "split", iteration, device=self.model.device
                 ),
             )
+            self._carve()
             check_population(len(self.model), iteration, "densification")
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
@@ -288,13 +301,17 @@ class VanillaStage(Stage):
         """Write the Gaussians for other programs."""
         self._export(iteration, self.model.cloud.detached())
 
+    def _carve(self) -> None:
+        """Drop Gaussians outside of the masks' hull; statistics have just begun anew."""
+        if self._hull is not None:
+            self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
+            self._stats = DensificationStats.zeros(len(self.model), self.model.device)
+
     def _color_term(self, target: Tensor) -> ImageTerm:
         weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            l1, ssim = l1_and_ssim(
-                maps.image, maps.part_of(target), rows=maps.counted, total_rows=maps.height
-            )
+            l1, ssim = l1_and_ssim_of(maps, target)
             return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
 
         return ImageTerm(SSIM_HALO, evaluate)

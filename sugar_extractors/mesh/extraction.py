@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.trainable import cloud_from_state
@@ -28,10 +30,14 @@ from sugar_extractors.mesh.meshing_backends import (
 )
 from sugar_extractors.mesh.poisson import MIN_POINTS, finish_mesh, reconstruct_region
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
-from sugar_extractors.mesh.tsdf import fuse_region, view_renderer
+from sugar_extractors.mesh.tsdf import carved_renderer, fuse_region, view_renderer
 from sugar_extractors.results import alone_with, is_finished, publish
 from sugar_scene.mesh.mesh_io import write_mesh_ply
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
+from sugar_scene.mesh.triangle_mesh import (
+    TriangleMesh,
+    open_edge_share,
+    without_unused_vertices,
+)
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -104,6 +110,7 @@ class _Extraction:
         self._options = options
         self._console = console
         self._start = time.monotonic()
+        self._hull: VisualHull | None = None
 
     def run(
         self,
@@ -118,6 +125,7 @@ class _Extraction:
         self._check_extent(scene)
         cloud, path = _read_cloud(options, checkpoint, self._console.info)
         cloud = cloud.to(device)
+        self._hull = hull_of(scene.train_cameras, device)
         model = self._build_model(cloud, path)
         boxes = self._boxes(scene)
         backend = choose_backend(options.meshing_backend)
@@ -134,14 +142,45 @@ class _Extraction:
                 regions = self._density_regions(model, boxes, level)
             elif options.mesh_extractor == "centers":
                 points = center_samples(model, scene.train_cameras)
+                if self._hull is not None:
+                    points = points.select(self._inside(points.points))
                 regions = self._poisson_regions(points, boxes, backend, project=False)
             else:
                 project = options.project_mesh_on_surface_points
                 regions = self._poisson_regions(samples.pop(level), boxes, backend, project)
             meshes, surface, figures = regions
+            meshes = self._cut(meshes)
             for target in [target for job_level, target in jobs if job_level == level]:
                 identity = jobs[level, target]
                 self._finish(identity, level, target, meshes, surface, figures, backend)
+
+    def _inside(self, points: np.ndarray) -> np.ndarray:
+        """Points inside of the masks' hull. (P, 3) -> (P,) bool"""
+        device = self._options.compute.device
+        return self._hull.contains(torch.from_numpy(points).to(device)).cpu().numpy()
+
+    def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
+        """The meshes without the triangles that lie outside of the masks' hull.
+
+        Poisson closes a surface in front of nothing, and fusion continues it behind edges.
+        """
+        if self._hull is None:
+            return list(meshes)
+        kept = []
+        for mesh in meshes:
+            inside = self._inside(mesh.vertices)
+            faces = mesh.faces[inside[mesh.faces].any(axis=1)]
+            if len(faces):
+                cut = TriangleMesh(mesh.vertices, faces, mesh.colors)
+                kept.append(without_unused_vertices(cut))
+        n_before, n_after = (sum(mesh.n_faces for mesh in some) for some in (meshes, kept))
+        self._console.info(f"{n_before - n_after:,} triangles outside of the masks cut off")
+        if not kept:
+            raise UserError(
+                "the whole mesh lies outside of the masks; check that they belong to these "
+                "photographs, or pass --mask_mode ignore or --masks none"
+            )
+        return kept
 
     def _check_extent(self, scene: Scene) -> None:
         options = self._options
@@ -212,6 +251,7 @@ class _Extraction:
                 n_samples=options.ray_samples,
                 reach=options.ray_reach,
                 candidates_per_point=options.candidates_per_point,
+                hull=self._hull,
                 seed=options.random_seed,
                 on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
             )
@@ -273,7 +313,7 @@ class _Extraction:
         self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene, boxes: tuple[Box, Box]
     ) -> _Regions:
         options, figures, meshes = self._options, {}, []
-        render = view_renderer(model, cloud, options.tsdf)
+        render = carved_renderer(view_renderer(model, cloud, options.tsdf), self._hull)
         parts = {"foreground": (boxes[0], None)}
         if options.background_mesh:
             parts["background"] = (boxes[1], boxes[0])

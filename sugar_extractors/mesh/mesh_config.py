@@ -193,6 +193,7 @@ class MeshOptions(CaptureOptions):
             "coarse_model_path",
             "mesh_output_dir",
             "compute",
+            "mask_options",
             "overwrite",
             "surface_levels",
             "decimation_targets",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.level_sets import LevelSetModel, diamond_hits, march_rays, pixel_centers
 from sugar_utils.random import generator
@@ -100,6 +101,7 @@ def collect_surface_samples(
     reach: float,
     seed: int,
     candidates_per_point: int = CANDIDATES_PER_POINT,
+    hull: VisualHull | None = None,
     on_view: Callable[[int, int], None] = lambda done, found: None,
 ) -> list[SurfaceSamples]:
     """Sample the level sets from all views.
@@ -117,6 +119,7 @@ def collect_surface_samples(
         reach: Standard deviations searched before and behind the hit.
         seed: Seed of the random choices.
         candidates_per_point: Pixels tried per point wanted.
+        hull: Points outside of it are dropped; None keeps all.
         on_view: Called after each view with its number from 1 and the points found so far.
 
     Returns:
@@ -145,6 +148,8 @@ def collect_surface_samples(
             # A gradient of zero has no direction; it is as rare as it is useless to Poisson.
             good = found.valid[index] & (found.normals[index] != 0).any(dim=-1)
             good &= found.points[index].isfinite().all(dim=-1)
+            if hull is not None:
+                good &= hull.contains(found.points[index])
             # By the level itself: a mesh must not depend on which others are made beside it.
             labels = ("points", view, repr(float(level)))
             rows = _random_rows(good.nonzero()[:, 0], per_view, seed, *labels)

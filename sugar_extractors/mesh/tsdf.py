@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_extractors.mesh.level_sets import (
@@ -131,6 +132,21 @@ def view_renderer(model: LevelSetModel, cloud: GaussianCloud, config: TsdfConfig
     if config.tsdf_depth == "level_set":
         return lambda camera: level_set_view(model, gaussians, camera, config.level)
     return lambda camera: blended_view(gaussians, camera, config.min_alpha)
+
+
+def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
+    """What renders the views, without depth of pixels outside of their own masks.
+
+    What other views exclude is cut off the mesh, which has far fewer points than all depth maps.
+    """
+    if hull is None:
+        return render
+
+    def carved(camera: Camera) -> DepthView:
+        view, inside = render(camera), hull.silhouette(camera)
+        return view if inside is None else replace(view, depth=torch.where(inside, view.depth, 0.0))
+
+    return carved
 
 
 def blended_view(gaussians: Gaussians, camera: Camera, min_alpha: float) -> DepthView:

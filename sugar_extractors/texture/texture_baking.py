@@ -41,7 +41,7 @@ _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
 
 ViewSource = Callable[[Camera], Tensor]
-"""Picture of a view. (H, W, 3) in [0, 1]"""
+"""Picture of a view. (H, W, 3) in [0, 1]; of (H, W, 4) only pixels whose last value is above 0"""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def bake_texture(
         faces: (F, 3) integers
         atlas: Where the faces lie in the texture.
         cameras: Views to gather from, each with its own size and intrinsics.
-        source: Their pictures, on the device of the vertices.
+        source: Their pictures, on the device of the vertices; see :data:`ViewSource`.
         face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
         config: How colours are gathered.
         on_view: Told after each view how many are done and to be done.
@@ -284,6 +284,10 @@ def _gather(
     """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
     moved = to_camera(vertices, camera)
     depths = rasterize_camera_triangles(moved, faces, camera).depth
+    if image.shape[-1] == 4:
+        # No surface lies there, so nobody takes a colour from it.
+        depths = torch.where(image[..., 3] > 0, depths, torch.inf)
+        image = image[..., :3]
     launch(
         gather_view,
         texel_faces.numel(),

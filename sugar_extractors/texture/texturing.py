@@ -14,10 +14,12 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import eroded
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.rendering import render_view
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
@@ -53,6 +55,9 @@ from sugar_utils.text import printable
 
 SOURCES = ("renders", "photos")
 SQUARE_SIZE = 8
+MIN_ALPHA = 0.5
+"""Pixels of an object that the Gaussians cover less give no colour."""
+
 _flag = partial(flag, group="texture")
 _peel = partial(flag, group="texture", idle="without --postprocess_mesh True")
 _alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
@@ -227,18 +232,34 @@ def face_colors(cloud: BoundCloud) -> Tensor:
 
 
 def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewSource:
-    """Renders of Gaussians without what depends on the view."""
+    """Renders of Gaussians without what depends on the view; of objects, without background."""
 
     def render(camera: Camera) -> Tensor:
         output = render_view(gaussians, camera, white=white_background, geometry=False, sh_degree=0)
-        return torch.nan_to_num(output.image).clamp(0, 1)
+        image = torch.nan_to_num(output.image)
+        if camera.mask is None or camera.mask.mode != "object":
+            return image.clamp(0, 1)
+        alpha = torch.nan_to_num(output.alpha)[..., None]
+        behind = (1 - alpha) * float(white_background)
+        own = ((image - behind) / alpha.clamp_min(MIN_ALPHA)).clamp(0, 1)
+        return torch.cat([own, (alpha >= MIN_ALPHA).to(own.dtype)], dim=2)
 
     return render
 
 
 def photo_source(images: ImageStore, device: torch.device) -> ViewSource:
-    """The photographs."""
-    return lambda camera: upload(images.get(camera), device).float() / 255
+    """The photographs, where their masks count."""
+
+    def read(camera: Camera) -> Tensor:
+        image = upload(images.get(camera), device)
+        counted = is_counted(image)
+        colors = image[..., :3].float() / 255
+        if counted is None:
+            return colors
+        # A pixel on the outline shows what is behind it, too.
+        return torch.cat([colors, eroded(counted, 1)[..., None].float()], dim=2)
+
+    return read
 
 
 def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundCloud:

@@ -13,7 +13,9 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import image_size
+from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.visual_hull import hull_of
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
 from sugar_pipeline.doctor.findings import Finding
@@ -34,7 +36,7 @@ _NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
 
 def scene_findings(scene: Scene) -> list[Finding]:
     """Cameras, photographs and points."""
-    return [*_cameras(scene), *_photographs(scene), *_points(scene)]
+    return [*_cameras(scene), *_photographs(scene), *_masks(scene), *_points(scene)]
 
 
 def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
@@ -95,7 +97,7 @@ def _photographs(scene: Scene) -> Iterator[Finding]:
     sizes = Counter((camera.width, camera.height) for camera in cameras)
     shown = ", ".join(f"{n} of {w} x {h}" for (w, h), n in sizes.most_common(3))
     more = f" and {len(sizes) - 3} other sizes" if len(sizes) > 3 else ""
-    n_bytes = sum(3 * camera.width * camera.height for camera in cameras)
+    n_bytes = sum((3 + (c.mask is not None)) * c.width * c.height for c in cameras)
     yield Finding("training size", f"{shown}{more}; {format_bytes(n_bytes)} as bytes")
     broken = [camera.name for camera in cameras if not _opens(camera)]
     yield Finding.unless(
@@ -105,6 +107,33 @@ def _photographs(scene: Scene) -> Iterator[Finding]:
         "problem",
         f"copy them again: {', '.join(broken[:5])}",
     )
+
+
+def _masks(scene: Scene) -> Iterator[Finding]:
+    """What the masks of training views leave; nothing where there are none."""
+    masked = [camera for camera in scene.train_cameras if camera.mask is not None]
+    if not masked:
+        return
+    mode = masked[0].mask.mode
+    share = np.mean([overview(camera).mean() / 255 for camera in masked])
+    n = len(scene.train_cameras)
+    yield Finding.unless(
+        len(masked) < n,
+        "masks",
+        f"{len(masked)} of {n}, mode {mode}; {share:.0%} of their pixels count",
+        "warning",
+        "photographs without a mask count whole; make the others, or --masks none",
+    )
+    hull = hull_of(scene.train_cameras)
+    if hull is not None and len(scene.points):
+        n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
+        yield Finding.unless(
+            n_inside == 0,
+            "points inside of all masks",
+            f"{n_inside:,} of {len(scene.points):,}",
+            "problem",
+            "do the masks belong to these photographs? Else --mask_mode ignore or --masks none",
+        )
 
 
 def _opens(camera: Camera) -> bool:

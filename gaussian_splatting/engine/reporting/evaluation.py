@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting import image_metrics
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
@@ -24,12 +25,16 @@ class ViewScore:
         l1: Mean absolute difference, colours in [0, 1].
         psnr: Peak signal-to-noise ratio in dB.
         ssim: Structural similarity.
+        counted_psnr: PSNR of the pixels that its mask counts; None without a mask.
+        counted_ssim: SSIM of these.
     """
 
     name: str
     l1: float
     psnr: float
     ssim: float
+    counted_psnr: float | None = None
+    counted_ssim: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,15 @@ class EvaluationResult:
         """Mean over the views."""
         return self._mean("ssim")
 
+    @property
+    def counted(self) -> dict[str, float]:
+        """``psnr`` and ``ssim`` of what masks count, means over the views with one; may be empty"""
+        found = [view for view in self.per_view if view.counted_psnr is not None]
+        return {
+            name: sum(getattr(view, f"counted_{name}") for view in found) / len(found)
+            for name in (("psnr", "ssim") if found else ())
+        }
+
     def _mean(self, name: str) -> float:
         return sum(getattr(view, name) for view in self.per_view) / len(self.per_view)
 
@@ -74,7 +88,8 @@ def evaluate(
     Args:
         render: Returns the float render of a camera; it is clamped to [0, 1] here. (H, W, 3)
         cameras: Views to score; at least one.
-        load_image: Returns the photograph of a camera, on any device. (H, W, 3) uint8
+        load_image: Returns the photograph of a camera, on any device. (H, W, 3) uint8, or
+            (H, W, 4) with a mask, as of :meth:`ImageStore.shown`
         quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is
             0.006 dB and one of 40 dB is 0.06 dB above that of the saved image.
 
@@ -88,7 +103,8 @@ def evaluate(
     scores = []
     for camera in cameras:
         image = render(camera).detach()
-        target = upload(load_image(camera), image.device)
+        photograph = upload(load_image(camera), image.device)
+        target = photograph[..., :3]
         if image.shape != target.shape:
             raise UserError(
                 f"camera {camera.name}: the render is {_size(image)} but the photograph "
@@ -101,11 +117,28 @@ def evaluate(
                 l1=image_metrics.l1(image, target),
                 psnr=image_metrics.psnr(image, target),
                 ssim=image_metrics.ssim(image, target),
+                **_counted_scores(image, photograph, camera),
             )
         )
     if not scores:
         raise ValueError("evaluation needs at least one camera")
     return EvaluationResult(tuple(scores))
+
+
+def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[str, float]:
+    """Scores of the pixels that a mask counts; empty where it counts none, or there is none."""
+    counted = is_counted(photograph)
+    if counted is None or not bool(counted.any()):
+        return {}
+    target, weights = photograph[..., :3], counted.double()
+    if camera.mask is not None and camera.mask.mode == "ignore":
+        # Equal where nothing is known, so that windows do not look at it.
+        target = torch.where(counted[..., None], target, image_metrics.to_uint8(image))
+        image = torch.where(counted[..., None], image_metrics.to_unit(image), target / 255)
+    return {
+        "counted_psnr": image_metrics.psnr(image, target, weights),
+        "counted_ssim": image_metrics.ssim(image, target, weights),
+    }
 
 
 def _size(image: Tensor) -> str:

@@ -28,8 +28,13 @@ def l1(image: Tensor, target: Tensor) -> float:
 
 
 @torch.no_grad()
-def psnr(image: Tensor, target: Tensor) -> float:
+def psnr(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Peak signal-to-noise ratio in dB, of the mean squared error over the whole image.
+
+    Args:
+        image: (H, W, 3)
+        target: (H, W, 3)
+        weights: How much each pixel counts; None for all alike. (H, W), some above 0
 
     Returns:
         -10 log10(MSE); infinity for equal images.
@@ -38,18 +43,18 @@ def psnr(image: Tensor, target: Tensor) -> float:
         ValueError: The images differ in shape or are not (H, W, 3).
     """
     image, target = _unit_pair(image, target)
-    error = _mean((image - target) ** 2)
+    error = _mean((image - target) ** 2, weights)
     return math.inf if error == 0 else -10 * math.log10(error)
 
 
 @torch.no_grad()
-def ssim(image: Tensor, target: Tensor) -> float:
-    """Mean structural similarity; see ``ssim_reference``.
+def ssim(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Mean structural similarity; see ``ssim_reference``. Arguments as of :func:`psnr`.
 
     Raises:
         ValueError: The images differ in shape or are not (H, W, 3).
     """
-    return _mean(ssim_map_reference(*_unit_pair(image, target)))
+    return _mean(ssim_map_reference(*_unit_pair(image, target)), weights)
 
 
 def to_unit(image: Tensor) -> Tensor:
@@ -79,7 +84,13 @@ def _unit_pair(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return to_unit(image), to_unit(target)
 
 
-def _mean(values: Tensor) -> float:
-    """Mean whose order of summation is fixed: within rows first, then over rows."""
+def _mean(values: Tensor, weights: Tensor | None = None) -> float:
+    """Mean whose order of summation is fixed: within rows first, then over rows.
+
+    Of (H, W, 3), where each pixel may have a weight. (H, W)
+    """
+    if weights is not None:
+        total = 3 * float(weights.sum(dim=1, dtype=torch.float64).sum())
+        values = values * weights[..., None]
     rows = values.flatten(1).sum(dim=1, dtype=torch.float64)
-    return float(rows.sum()) / values.numel()
+    return float(rows.sum()) / (values.numel() if weights is None else total)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import outlined
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.model import SHOWN_VALUES
 from gaussian_splatting.engine.reporting.evaluation import evaluate
@@ -61,6 +62,8 @@ class Reporter:
         self._phase: str | None = None
         self._phase_started = time.perf_counter()
         self._phases = dict(timings or {})
+        self.held_out: dict[str, dict[str, float]] = {}
+        """Means of the last evaluation, over whole pictures and what masks count of them."""
 
     def close_events(self) -> None:
         """Let go of the event files, so that they can be moved."""
@@ -122,9 +125,15 @@ class Reporter:
             if self._test_cameras:
                 # Rounded to 8 bits, so that the figures are those of images saved and measured
                 # by any other program.
-                result = evaluate(render, self._test_cameras, images.get, quantise=True)
+                result = evaluate(render, self._test_cameras, images.shown, quantise=True)
+                counted = result.counted
                 self._logger.scalars(
-                    {"Test/L1": result.l1, "Test/PSNR": result.psnr, "Test/SSIM": result.ssim},
+                    {
+                        "Test/L1": result.l1,
+                        "Test/PSNR": result.psnr,
+                        "Test/SSIM": result.ssim,
+                        **{f"Test/{name.upper()}_counted": v for name, v in counted.items()},
+                    },
                     iteration,
                 )
                 self._console.info(
@@ -132,11 +141,18 @@ class Reporter:
                     f"{self._held_out_note}, PSNR {result.psnr:.2f} dB, SSIM {result.ssim:.4f}, "
                     f"L1 {result.l1:.4f}"
                 )
+                if counted:
+                    self._console.info(
+                        f"iteration {iteration}: of these only what the masks count, PSNR "
+                        f"{counted['psnr']:.2f} dB, SSIM {counted['ssim']:.4f}"
+                    )
+                    whole = {"psnr": result.psnr, "ssim": result.ssim}
+                    self.held_out = {"whole": whole, "counted": counted}
             metrics: dict[str, list[float]] = {}
             self._pictures.clear()
             for camera in self._pictured:
                 output = self._stage.render(camera, geometry=True)
-                pictures = view_pictures(output, images.get(camera))
+                pictures = view_pictures(output, outlined(images.shown(camera)))
                 self._logger.images(
                     {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
                 )

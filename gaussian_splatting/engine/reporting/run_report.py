@@ -163,6 +163,8 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
         ("loss there", _TOTAL, "{:.4f}"),
         ("held-out PSNR", "Test/PSNR", "{:.2f} dB"),
         ("held-out SSIM", "Test/SSIM", "{:.4f}"),
+        ("held-out PSNR of what masks count", "Test/PSNR_counted", "{:.2f} dB"),
+        ("held-out SSIM of what masks count", "Test/SSIM_counted", "{:.4f}"),
         ("Gaussians", "Gaussians/count", "{:,.0f}"),
         ("normal agreement", "View/normal_agreement", "{:.3f}"),
     ):

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What masks do: silhouettes of meshes, and figures of Gaussians where masks count.
+
+``python benchmarks/masks.py silhouette SCENE MESH [MESH...]`` draws each mesh's silhouette in the
+held-out views and compares it with their masks: intersection over union, and the share of the
+mask's area that lies outside of it (stray) or is not covered (missing).
+
+``python benchmarks/masks.py gaussians SCENE PLY [PLY...]`` renders Gaussians in the held-out views
+and compares them with the photographs, only well inside of the masks, where no pixel is mixed.
+
+``python benchmarks/masks.py stamp SCENE OUT`` copies a scene, stamps a grey square that moves from
+photograph to photograph into it, and writes masks that are black there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import sugar_utils  # noqa: F401  before torch
+
+# isort: split
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.rasterizer import print_machine, print_table
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import eroded
+from gaussian_splatting.data.images import IMAGE_SUFFIXES, ImageStore
+from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.engine.rendering import render_view
+from gaussian_splatting.engine.reporting.image_metrics import psnr, to_uint8
+from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+from sugar_trainers.image_size import SugarSize
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+from sugar_utils.flags import Parser, positive_float
+from sugar_utils.frame import run_main
+
+GREY, STAMP_SHARE, STEP = 128, 0.22, 0.618
+"""Value of a stamp, its side as a share of the photograph's shorter one, and how far it moves."""
+
+STRAY, MISSING, BOTH = (255, 60, 60), (60, 120, 255), (200, 200, 200)
+
+
+def held_out_views(args: argparse.Namespace) -> list[Camera]:
+    """Views of a scene that no run trained on, with their masks.
+
+    Raises:
+        UserError: They have no masks.
+    """
+    scene = load_scene(
+        args.scene,
+        size_rule=SugarSize(resolution_factor=args.resolution_factor),
+        masks=MaskOptions(args.masks, "ignore"),
+    )
+    views = [camera for camera in scene.test_cameras if camera.mask is not None]
+    if not views:
+        raise UserError(f"{args.scene}: no held-out view has a mask; name them with --masks")
+    return views
+
+
+def silhouettes(args: argparse.Namespace) -> None:
+    """Compare silhouettes with masks."""
+    views, rows, pictures = held_out_views(args), [], []
+    with ImageStore() as images:
+        masks = [images.get(view)[..., 3] >= 128 for view in views]
+    for number, path in enumerate(args.models, start=1):
+        mesh = read_any_mesh(path)
+        vertices = torch.tensor(mesh.vertices, dtype=torch.float32)
+        faces, drawn, figures = torch.tensor(mesh.faces), [], []
+        for view, mask in zip(views, masks, strict=True):
+            shown = rasterize_triangles(vertices, faces, view).covered
+            both, area = int((shown & mask).sum()), int(mask.sum())
+            stray, missing = int((shown & ~mask).sum()), int((mask & ~shown).sum())
+            figures.append((both / (both + stray + missing), stray / area, missing / area))
+            drawn.append(_overlay(shown, mask))
+        iou, stray, missing = np.mean(figures, axis=0)
+        print(f"[{number}] {path}")
+        rows.append(
+            [f"[{number}]", f"{mesh.n_faces:,}", f"{iou:.4f}", f"{np.min(figures, 0)[0]:.4f}",
+             f"{stray:.2%}", f"{missing:.2%}"]
+        )  # fmt: skip
+        pictures.append(np.concatenate(drawn[: args.pictured], axis=1))
+    print()
+    print_table(["mesh", "triangles", "IoU", "smallest", "stray", "missing"], rows)
+    if args.picture is not None:
+        with atomic_path(args.picture) as temporary:
+            Image.fromarray(np.concatenate(pictures)).save(temporary, format="PNG")
+
+
+def _overlay(shown: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """Grey where both are, red where only the mesh is, blue where only the mask is."""
+    picture = np.zeros((*mask.shape, 3), np.uint8)
+    for where, color in ((shown & mask, BOTH), (shown & ~mask, STRAY), (mask & ~shown, MISSING)):
+        picture[where.numpy()] = color
+    return picture
+
+
+def gaussians(args: argparse.Namespace) -> None:
+    """Compare renders with photographs where masks count."""
+    views, rows = held_out_views(args), []
+    with ImageStore() as images:
+        photographs = [images.get(view) for view in views]
+    for number, path in enumerate(args.models, start=1):
+        cloud = read_gaussian_ply(path, print).activate()
+        figures = []
+        for view, photograph in zip(views, photographs, strict=True):
+            image = to_uint8(render_view(cloud, view, white=False, geometry=False).image)
+            inside = eroded(photograph[..., 3] == 255, 1).double()
+            figures.append(psnr(image, photograph[..., :3], inside))
+        print(f"[{number}] {path}")
+        rows.append([f"[{number}]", f"{len(cloud):,}", f"{np.mean(figures):.2f} dB"])
+    print()
+    print_table(["Gaussians", "number", "PSNR where masks count"], rows)
+
+
+def stamp(args: argparse.Namespace) -> None:
+    """Copy a scene and spoil its photographs."""
+    shutil.copytree(args.scene, args.out, ignore=shutil.ignore_patterns("undistorted_cache"))
+    paths = sorted((args.out / "images").iterdir())
+    paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
+    (args.out / "masks").mkdir()
+    for number, path in enumerate(paths):
+        image = np.array(Image.open(path).convert("RGB"))
+        height, width = image.shape[:2]
+        side = round(STAMP_SHARE * min(width, height))
+        # Multiples of the golden ratio fall everywhere, and neighbours apart.
+        x = round((number * STEP % 1) * (width - side))
+        y = round((number * STEP * STEP % 1) * (height - side))
+        image[y : y + side, x : x + side] = GREY
+        mask = np.full((height, width), 255, np.uint8)
+        mask[y : y + side, x : x + side] = 0
+        Image.fromarray(image).save(path, quality=95)
+        Image.fromarray(mask).save(args.out / "masks" / f"{path.name}.png")
+    print(f"{len(paths)} photographs with a stamp of {STAMP_SHARE:.0%} of their shorter side")
+
+
+def parser() -> Parser:
+    """The flags."""
+    flags = Parser(description="Measure what masks do.")
+    kinds = flags.add_subparsers(dest="kind", required=True, parser_class=Parser)
+    for name, function in (("silhouette", silhouettes), ("gaussians", gaussians)):
+        one = kinds.add_parser(name)
+        one.set_defaults(run=function)
+        one.add_argument("scene", type=Path, help="scene folder with masks")
+        one.add_argument("models", type=Path, nargs="+", help="meshes, or PLYs of Gaussians")
+        one.add_argument("--masks", help="folder of the masks")
+        one.add_argument("--resolution_factor", type=positive_float, default=1.0)
+        if name == "silhouette":
+            one.add_argument("--picture", type=Path, help="PNG: a row of silhouettes for each mesh")
+            one.add_argument("--pictured", type=int, default=4, help="views in the picture")
+    one = kinds.add_parser("stamp")
+    one.set_defaults(run=stamp)
+    one.add_argument("scene", type=Path)
+    one.add_argument("out", type=Path, help="folder to make")
+    return flags
+
+
+def run(args: argparse.Namespace) -> None:
+    """What was asked for."""
+    if args.kind != "stamp":
+        print_machine()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(lambda: run(parser().parse_args())))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the masks of a capture's photographs, under the names that programs give them, and
+checking them before anything is written.
+
+| who | where |
+|---|---|
+| COLMAP | ``masks/NAME.EXT.png`` |
+| Brush and many apps | ``masks/STEM.*`` |
+| 2DGS, PGSR, GOF, DTU data | ``mask/000.png``, numbered as the photographs are sorted |
+| nerfstudio | ``mask_path`` of each frame in ``transforms.json`` |
+| NeRF-synthetic, cut-outs | alpha channel of the photograph |
+
+In all of them black is what does not count.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args
+
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
+from gaussian_splatting.data.images import (
+    IMAGE_SUFFIXES,
+    ImageFolder,
+    decode_mask,
+    image_size,
+    open_image,
+)
+from sugar_utils.errors import UserError
+from sugar_utils.settings import flag
+
+NONE, ALPHA = "none", "alpha"
+FOLDERS = ("masks", "mask")
+"""Folders of a scene that are taken for masks unasked."""
+
+OVERVIEW_SIDE = 512
+"""Longest side in pixels of the small masks that are checked and carve the hull."""
+
+_NAMED = 3
+_KEPT_OVERVIEWS = 4096
+_MEANING = {
+    "object": "outside of them there is nothing (--mask_mode object)",
+    "ignore": "what they hide counts nowhere (--mask_mode ignore)",
+}
+_flag = partial(flag, group="masks")
+
+
+@dataclass(frozen=True)
+class MaskOptions:
+    """Which masks to use, and what they mean."""
+
+    masks: str | None = _flag(
+        None, "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
+        "the photographs; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
+        "that transforms*.json names, where they are", metavar="{DIR,alpha,none}",
+    )  # fmt: skip
+    mask_mode: MaskMode = _flag(
+        "object", "object: what is masked is wanted alone, around it there is nothing; ignore: "
+        "what is black in the masks says nothing, such as people and tripods",
+        choices=get_args(MaskMode), idle="without masks",
+    )  # fmt: skip
+
+
+NO_MASKS = MaskOptions(masks=NONE)
+
+
+def with_masks(
+    cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Callable[[str], None]
+) -> list[Camera]:
+    """The cameras with their masks, found and checked.
+
+    Args:
+        cameras: At the size of their photographs.
+        root: Scene folder.
+        options: What was asked for.
+        notify: Told what was found, and which photographs have no mask.
+
+    Raises:
+        UserError: There are none where some were asked for, or one is all black, damaged or of
+            another shape than its photograph.
+    """
+    found = _find(cameras, root, options)
+    if found is None:
+        return list(cameras)
+    place, masks = found
+    if not any(masks):
+        advice = f"{place}: no mask belongs to a photograph; name them as {cameras[0].name}"
+        if options.masks is not None:
+            raise UserError(f"{advice}.png, or number them, or pass --masks none")
+        notify(f"note: {advice}.png to use them; going on without masks")
+        return list(cameras)
+    masked = [replace(c, mask=mask) for c, mask in zip(cameras, masks, strict=True)]
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        list(pool.map(_check, masked))
+    missing = [camera.name for camera in masked if camera.mask is None]
+    n, of = len(masked) - len(missing), len(masked)
+    notify(f"masks of {n} of {of} photographs: {place}; {_MEANING[options.mask_mode]}")
+    if missing:
+        more = ", ..." if len(missing) > _NAMED else ""
+        notify(
+            f"note: {len(missing)} of {of} photographs have no mask and count whole "
+            f"({', '.join(missing[:_NAMED])}{more})"
+        )
+    return masked
+
+
+def overview(camera: Camera) -> np.ndarray:
+    """The mask of a camera, small.
+
+    Returns:
+        At most ``OVERVIEW_SIDE`` pixels long; more than 0 where any of it counts. (H, W) uint8
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    scale = min(1.0, OVERVIEW_SIDE / max(camera.width, camera.height))
+    width, height = (max(1, round(side * scale)) for side in (camera.width, camera.height))
+    try:
+        status = camera.mask.path.stat()
+    except OSError as error:
+        raise UserError(f"cannot read the mask {camera.mask.path}: {error.strerror}") from error
+    return _overview(camera.mask, width, height, (status.st_mtime_ns, status.st_size))
+
+
+@functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
+def _overview(mask: ViewMask, width: int, height: int, version: Any) -> np.ndarray:
+    """Kept, because every stage of a pipeline looks at the same masks; ``version`` of the file."""
+    values = decode_mask(mask, width, height)
+    values.setflags(write=False)
+    return values
+
+
+_Found = tuple[str, list["ViewMask | None"]]
+
+
+def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found | None:
+    """Where masks were found, and that of each camera; None where none are to be used."""
+    asked, mode = options.masks, options.mask_mode
+    if asked == NONE:
+        return None
+    if asked == ALPHA:
+        return _of_alpha(cameras, root, mode)
+    if asked is not None:
+        folder = next((p for p in (root / asked, Path(asked)) if p.is_dir()), None)
+        if folder is None:
+            raise UserError(f"--masks {asked}: no such folder, in {root} or by itself")
+        return _in_folder(cameras, folder, mode)
+    for name in FOLDERS:
+        if (root / name).is_dir():
+            return _in_folder(cameras, root / name, mode)
+    named = [camera.mask_path for camera in cameras]
+    if any(named):
+        place = f"named by transforms*.json of {root}"
+        return place, [_of_file(c, path, mode) for c, path in zip(cameras, named, strict=True)]
+    return None
+
+
+def _of_alpha(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _Found:
+    masks = [
+        ViewMask(camera.image_path, mode, alpha=True)
+        if camera.image_path is not None and _has_alpha(camera.image_path)
+        else None
+        for camera in cameras
+    ]
+    if not any(masks):
+        raise UserError(f"--masks alpha: no photograph of {root} has an alpha channel; make masks")
+    return "alpha channels", masks
+
+
+def _has_alpha(path: Path) -> bool:
+    with open_image(path) as image:
+        return "A" in image.getbands() or "transparency" in image.info
+
+
+def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | None:
+    # A photograph that was freed of its lens's distortion has a mask that was not.
+    return None if path is None else ViewMask(path, mode, lens=camera.lens)
+
+
+def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Found:
+    """Masks by the names of the photographs, else by their numbers."""
+    by_name = ImageFolder(folder)
+    names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
+    alone = {name for name in names if sum(name.name == other.name for other in names) == 1}
+    paths = [
+        by_name.find(name.as_posix()) or (by_name.find(name.name) if name in alone else None)
+        for name in names
+    ]
+    if not any(paths):
+        paths = _by_number(cameras, folder)
+    return str(folder), [_of_file(c, path, mode) for c, path in zip(cameras, paths, strict=True)]
+
+
+def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None]:
+    """The n-th of numbered masks for the n-th photograph of its folder, as DTU's are named.
+
+    Photographs that no camera took count, too: the numbers are older than the reconstruction.
+    """
+    masks = _images_in(folder)
+    photographs = [camera.source_path or camera.image_path for camera in cameras]
+    if not masks or None in photographs or not all(path.stem.isdecimal() for path in masks):
+        return [None] * len(cameras)
+    sorted_files = _images_in(photographs[0].parent)
+    place = {path.name: index for index, path in enumerate(sorted_files)}
+    if len(masks) != len(sorted_files) or any(path.name not in place for path in photographs):
+        return [None] * len(cameras)
+    return [masks[place[path.name]] for path in photographs]
+
+
+def _images_in(folder: Path) -> list[Path]:
+    found = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def _check(camera: Camera) -> None:
+    """Complain about a mask that cannot be meant."""
+    mask = camera.mask
+    if mask is None:
+        return
+    width, height = image_size(mask.path)
+    source = camera.source_path or camera.image_path
+    expected = (camera.width, camera.height) if source is None else image_size(source)
+    # Each side of a scaled image is off by less than one pixel of the scaled size.
+    slack = max(sum(expected), width + height)
+    if abs(width * expected[1] - height * expected[0]) > slack and not mask.alpha:
+        raise UserError(
+            f"{mask.path}: the mask is {width} x {height} px, its photograph {camera.name} "
+            f"{expected[0]} x {expected[1]} px, another aspect ratio; make masks of the "
+            "photographs as they are, or switch them off with --masks none"
+        )
+    if overview(camera).max() == 0:
+        raise UserError(
+            f"{mask.path}: the mask is all black, so nothing of {camera.name} would count; remove "
+            "the mask, or the photograph"
+        )

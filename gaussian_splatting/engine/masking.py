@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What masks do to a training step; photographs carry theirs as a fourth byte.
+
+In mode ``object`` photograph and render lie on one background, whose colour is drawn anew for
+every view, so that what is outside of the mask can only become transparent. In mode ``ignore``
+the fourth byte stays, and terms of pixels leave out those that do not count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import COUNTS, composited
+from gaussian_splatting.engine.strips import StripMaps
+from gaussian_splatting.losses.photometric import l1_and_ssim
+from sugar_utils.random import draw_labels, generator
+
+
+def on_background(
+    photograph: Tensor,
+    plain: Tensor,
+    camera: Camera,
+    *,
+    seed: int,
+    iteration: int,
+    view_index: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """What a render is to be compared with, and the colour behind it.
+
+    Args:
+        photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
+        plain: Colour behind the render of a view without a mask. (3,)
+        camera: The view.
+        seed: Of the run; the colour follows from it, the iteration and the number of the view.
+        iteration: Absolute iteration.
+        view_index: Number of the view in its step.
+
+    Returns:
+        Photograph, (H, W, 3), or (H, W, 4) where the mask says what to ignore; and colour. (3,)
+    """
+    mask = camera.mask
+    if mask is None or mask.mode != "object" or photograph.shape[-1] != 4:
+        return photograph, plain
+    rng = generator(seed, "mask background", *draw_labels(iteration, view_index))
+    # Whole bytes, so that the photograph's background is the render's to the bit.
+    color = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8, device="cpu")
+    color = color.to(photograph.device)
+    return composited(photograph, color), color.to(plain.dtype) / 255.0
+
+
+def is_counted(photograph: Tensor) -> Tensor | None:
+    """Pixels that count. (H, W, 4) uint8 -> (H, W) bool; None where all do, (H, W, 3)"""
+    return photograph[..., 3] >= COUNTS if photograph.shape[-1] == 4 else None
+
+
+def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
+    """What a photograph's mask says at half the size; a pixel counts where all it covers do.
+
+    Args:
+        photograph: (H, W, 3), or (H, W, 4) uint8 with a mask
+        half: The view at half its size.
+
+    Returns:
+        Colours that mean nothing, and the mask. (H / 2, W / 2, 4) uint8; None without a mask
+    """
+    if photograph.shape[-1] == 3:
+        return None
+    whole = photograph[: 2 * half.height, : 2 * half.width]
+    firsts = [(y, x) for y in range(min(2, whole.shape[0])) for x in range(min(2, whole.shape[1]))]
+    return torch.stack([whole[y::2, x::2] for y, x in firsts]).amin(dim=0)
+
+
+def l1_and_ssim_of(maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean absolute error and mean SSIM of a strip, over the pixels that count.
+
+    A pixel that does not count takes the render's own value in both images, without a gradient: it
+    differs nowhere, neither by itself nor in the windows of its neighbours.
+
+    Args:
+        maps: The strip.
+        photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with a mask
+
+    Returns:
+        ``(l1, ssim)`` scalars; those of all strips add up to those of the image.
+    """
+    target = maps.part_of(photograph[..., :3])
+    counted = is_counted(photograph)
+    if counted is None:
+        return l1_and_ssim(maps.image, target, rows=maps.counted, total_rows=maps.height)
+    here = counted[maps.shown.start : maps.shown.stop, :, None]
+    own = maps.image.detach()
+    image, target = torch.where(here, maps.image, own), torch.where(here, target, own)
+    l1, ssim = l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
+    # Both were divided by all pixels.
+    scale = counted.numel() / counted.sum().clamp_min(1)
+    return scale * l1, maps.share - scale * (maps.share - ssim)
