@@ -45,7 +45,7 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import remove_stale_temporaries, write_json_atomic
-from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.flags import boolean, non_negative_float, positive_int
 from sugar_utils.settings import flag
 
 SH_DEGREE = 3
@@ -95,6 +95,10 @@ class MetricsOptions:
     use_uv_texture: bool = _flag(False, "render the textured mesh instead of the Gaussians")
     use_diffuse_color_only: bool = _flag(False, "render the view-independent part of the colours")
     white_background: bool = _flag(False, "render on white")
+    exposure_compensation: bool = _flag(
+        False, "also measure PSNR after a gain and an offset per view and channel, as "
+        "psnr_after_gain_and_offset", parse=boolean, nargs="?", const=True,
+    )  # fmt: skip
     output_dir: Path = _flag(OUTPUT_ROOT, "folder above all results", parse=Path)
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
@@ -182,7 +186,8 @@ def _measure_scene(
     rows: dict[str, Scores] = {}
     with ImageStore(options.white_background) as images:
         for key, render in _models(options, scene_path, checkpoint_path, console):
-            rows[key] = _score(render, scene.test_cameras, images, perceptual)
+            fitted = options.exposure_compensation
+            rows[key] = _score(render, scene.test_cameras, images, perceptual, fitted)
             shown = "  ".join(f"{n} {v:.4f}" for n, v in rows[key].items() if v is not None)
             console.info(f"{scene_name(scene_path)} {key}: {shown}")
     if checkpoint.settings.get("eval") is False:
@@ -246,6 +251,7 @@ def _score(
     cameras: Sequence[Camera],
     images: ImageStore,
     perceptual: Perceptual | None,
+    fitted: bool,
 ) -> Scores:
     distances: list[float] = []
 
@@ -256,6 +262,7 @@ def _score(
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 
-    scores = evaluate(render_and_compare, cameras, images.get)
+    scores = evaluate(render_and_compare, cameras, images.get, fitted=fitted)
     lpips = sum(distances) / len(distances) if distances else None
-    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips}
+    more = {"psnr_after_gain_and_offset": scores.fitted_psnr} if fitted else {}
+    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **more}

@@ -22,7 +22,8 @@ STAGES_OF_FLAGS = {
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
-    "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing",
+    "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
+    "exposure_compensation",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
     "v": "max_gaussians init_ply",

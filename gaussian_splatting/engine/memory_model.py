@@ -135,6 +135,7 @@ class StepLoad:
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
         entropy: Whether opacities have a term of their own.
         fixed: Bytes of what does not change, such as a mesh.
+        exposure: Whether the image is brought to the exposure of its photograph.
     """
 
     n: int
@@ -147,6 +148,7 @@ class StepLoad:
     neighbors: int = 0
     entropy: bool = False
     fixed: int = 0
+    exposure: bool = False
 
     @property
     def sampled(self) -> int:
@@ -320,7 +322,9 @@ class _Step:
         strips = [rows.widened(halo, view.height) for rows in self._split.rows(view.height)]
         rows = max(stop - start for start, stop in strips)
         pixels, line = rows * view.width, (math.ceil(3 * view.width / 256) * 256 + 32) * 4
-        ssim = rows * (5 * line + 12 * view.width) if color else 0
+        # Its gradient, and for exposures one more image of products.
+        gradient = (24 if self._load.exposure else 12) * view.width
+        ssim = rows * (5 * line + gradient) if color else 0
         normal = pixels * (_NORMAL_LOSS + (12 if color else 0)) if normals else 0
         return (
             {"pixels": pixels * (4 * channels + (0 if self._again else 8))},

@@ -16,6 +16,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import RenderOutput
 
 
@@ -40,12 +41,14 @@ class Stage(ABC):
         model: The Gaussians and their optimiser.
         extent: Camera extent in world units.
         memory_plan: How a step saves memory; the loop may change it between two steps.
+        exposures: Those of the photographs, where the stage learns them.
     """
 
     name: str
     model: TrainableModel
     extent: float
     memory_plan: MemoryPlan
+    exposures: Exposures | None = None
 
     @abstractmethod
     def phase(self, iteration: int) -> str:

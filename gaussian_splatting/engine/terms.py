@@ -17,6 +17,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import TOTAL
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
+from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss
 
 Place = Literal["model", "samples", "image", "half-size image"]
@@ -48,11 +49,13 @@ class LossTerm:
     maps: tuple[str, ...] = ()
     halo: int = 0
 
-    def bind(self, camera: Camera, photograph: Tensor | None) -> ImageTerm:
+    def bind(
+        self, camera: Camera, photograph: Tensor | None, exposure: Tensor | None = None
+    ) -> ImageTerm:
         """The term of one view's image; see :class:`ImageStrip`."""
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            value = self.value(ImageStrip(maps, camera, photograph))
+            value = self.value(ImageStrip(maps, camera, photograph, exposure))
             return self.weight * value, {self.name: value}
 
         return ImageTerm(self.halo, evaluate)
@@ -66,11 +69,13 @@ class ImageStrip:
         maps: What was rendered.
         camera: The view, at the size of the whole maps.
         photograph: Photograph of the view; None at half its size. (H, W, 3) bytes or floats
+        exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)
     """
 
     maps: StripMaps
     camera: Camera
     photograph: Tensor | None
+    exposure: Tensor | None = None
 
 
 def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:
@@ -106,7 +111,8 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 def _color(strip: ImageStrip) -> Tensor:
     maps = strip.maps
     target = maps.part_of(strip.photograph)
-    return color_loss(maps.image, target, rows=maps.counted, total_rows=maps.height)
+    image = exposed(maps.image, strip.exposure)
+    return color_loss(image, target, rows=maps.counted, total_rows=maps.height)
 
 
 COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)

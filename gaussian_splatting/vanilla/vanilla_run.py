@@ -12,6 +12,7 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
 from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
@@ -32,6 +33,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
@@ -145,13 +147,22 @@ def _prepared(
         notify=notices,
     )
 
+    exposures = exposures_of(
+        config.exposure, [camera.name for camera in scene.train_cameras], options.compute.device
+    )
+
     def export(iteration: int, trained: GaussianCloud) -> None:
         _write_layout(scene, options)
+        if exposures is not None:
+            beside = point_cloud_path(options.model_path, iteration).with_name(EXPOSURE_FILE)
+            write_exposures(beside, exposures.by_name())
         write_point_cloud(options.model_path, iteration, trained)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         planned = replace(config, split=options.memory.split)
-        return VanillaStage(cloud, planned, scene.extent, export, options.compute.rasterizer)
+        return VanillaStage(
+            cloud, planned, scene.extent, export, options.compute.rasterizer, exposures
+        )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, notices)

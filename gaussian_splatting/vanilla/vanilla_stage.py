@@ -19,6 +19,7 @@ from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import (
     DSSIM_WEIGHT,
     SSIM_HALO,
@@ -31,6 +32,7 @@ from gaussian_splatting.optim.densification import (
     densify_and_prune,
     reset_opacity,
 )
+from gaussian_splatting.optim.learned_exposure import NO_EXPOSURE, ExposureConfig, Exposures
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
@@ -55,6 +57,7 @@ class VanillaConfig:
     Attributes:
         rates: Learning rates.
         densification: Adaptive density control.
+        exposure: Whether and from when on exposures of photographs are learned.
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
@@ -66,6 +69,7 @@ class VanillaConfig:
     )  # fmt: skip
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
+    exposure: ExposureConfig = NO_EXPOSURE
     sh_interval: int = 1000
     sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
@@ -82,9 +86,9 @@ class VanillaConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        values.pop("optimizer")
-        values.pop("split")
-        return {**values, **self.optimizer.identity()}
+        for other in ("optimizer", "split", "exposure"):
+            values.pop(other)
+        return {**values, **self.exposure.identity(), **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
         """The same settings with every milestone and interval but the length scaled."""
@@ -101,6 +105,7 @@ class VanillaConfig:
                 densification_interval=scaled(d.densification_interval, scale),
                 opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
             ),
+            exposure=self.exposure.with_schedule(scale),
             sh_interval=scaled(self.sh_interval, scale),
         )
 
@@ -148,6 +153,7 @@ class VanillaStage(Stage):
         extent: Camera extent in world units.
         export: Writes the Gaussians of an iteration for other programs.
         rasterizer: Rendering backend.
+        exposures: Those of the photographs, to be learned as well.
     """
 
     name = "vanilla"
@@ -159,8 +165,10 @@ class VanillaStage(Stage):
         extent: float,
         export: Callable[[int, GaussianCloud], object],
         rasterizer: Rasterizer = WARP,
+        exposures: Exposures | None = None,
     ) -> None:
         self.extent = extent
+        self.exposures = exposures
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -198,7 +206,9 @@ class VanillaStage(Stage):
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        terms, d_means2d = view.backpropagate([self._color_term(target)])
+        exposures = self.exposures
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+        terms, d_means2d = view.backpropagate([self._color_term(target, exposure)])
         loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
         if iteration < self._config.densification.densify_until_iter:
             seen = DensificationStats.of(d_means2d, view.visible, camera)
@@ -206,12 +216,15 @@ class VanillaStage(Stage):
                 self._step_stats = seen
             else:
                 self._step_stats.add(seen)
+        if exposures is not None:
+            exposures.collect(camera.name, exposure)
         return StepResult({"loss": loss, **terms}, view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
-        """Densification statistics of the step's views."""
+        """Densification statistics and exposure gradients of the step's views."""
         stats = self._step_stats
-        return () if stats is None else (stats.gradient_sum, stats.views)
+        own = () if stats is None else (stats.gradient_sum, stats.views)
+        return own if self.exposures is None else (*own, *self.exposures.step_statistics())
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.
@@ -242,6 +255,8 @@ class VanillaStage(Stage):
             reset_opacity(optimizer)
         if iteration < self._config.iterations:
             optimizer.step()
+            if self.exposures is not None:
+                self.exposures.step(optimizer.config.views_per_step)
         else:
             optimizer.zero_grad()
 
@@ -257,12 +272,15 @@ class VanillaStage(Stage):
         )
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics."""
-        return {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+        """Densification statistics and exposures."""
+        own = {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+        return own if self.exposures is None else {**own, **self.exposures.state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none."""
         n, device = len(self.model), self.model.device
+        if self.exposures is not None:
+            self.exposures.restore(state)
         self._stats = DensificationStats.zeros(n, device)
         if "gradient_sum" in state:
             self._stats = DensificationStats(
@@ -273,12 +291,15 @@ class VanillaStage(Stage):
         """Write the Gaussians for other programs."""
         self._export(iteration, self.model.cloud.detached())
 
-    def _color_term(self, target: Tensor) -> ImageTerm:
+    def _color_term(self, target: Tensor, exposure: Tensor | None) -> ImageTerm:
         weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             l1, ssim = l1_and_ssim(
-                maps.image, maps.part_of(target), rows=maps.counted, total_rows=maps.height
+                exposed(maps.image, exposure),
+                maps.part_of(target),
+                rows=maps.counted,
+                total_rows=maps.height,
             )
             return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
 
