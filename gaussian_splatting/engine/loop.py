@@ -15,6 +15,7 @@ from typing import Any
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
 from gaussian_splatting.engine.reporting.progress import Reporter
@@ -91,6 +92,7 @@ class Trainer:
         console: Where everything is said.
         group: The processes that train together; all but the first only compute.
         held_out_note: What figures of the held-out views must be read with; empty for nothing.
+        observations: Points that photographs observe, as far as they are known.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class Trainer:
         console: Console,
         group: ProcessGroup = ALONE,
         held_out_note: str = "",
+        observations: Observations | None = None,
     ) -> None:
         self._stage = stage
+        self._observations = observations
         self._held_out_note = held_out_note
         self._config = config
         self._cameras = list(train_cameras)
@@ -163,6 +167,7 @@ class Trainer:
             self._views,
             timings,
             self._held_out_note,
+            self._observations,
         )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
@@ -184,7 +189,7 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        self._record("finished", reporter.summary())
+        self._record("finished", reporter.summary(), reporter.figures)
 
     def _follow(self, start: int) -> None:
         """Train beside the process that leads."""
@@ -279,9 +284,15 @@ class Trainer:
             checkpoint.unlink(missing_ok=True)
             raise
 
-    def _record(self, status: str, timings: dict[str, dict[str, float]]) -> None:
+    def _record(
+        self,
+        status: str,
+        timings: dict[str, dict[str, float]],
+        figures: dict[str, Any] | None = None,
+    ) -> None:
         note = {"held_out_note": self._held_out_note} if self._held_out_note else {}
-        self._run.record(status, timings=timings, **note)
+        found = {"figures": figures} if figures else {}
+        self._run.record(status, timings=timings, **note, **found)
 
     def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
         """Let the run that was in the folder go, now that this one has a checkpoint."""
