@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pycolmap
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, Vie
 from gaussian_splatting.engine.reporting.view_findings import Findings, find
 from gaussian_splatting.losses.fog import fog_share
 from tests.support.tiny_scene import make_tiny_scene, tiny_cameras
+from tests.support.tracks import add_tracks
 
 
 def scores(*decibels: float, fitted: float | None = None) -> EvaluationResult:
@@ -85,7 +85,7 @@ def test_held_out_views_say_how_much_is_fog(depth, share):
         observations(held_out, [2.0]),
     )  # fmt: skip
     assert found.fog == share
-    assert len(found.training.per_view) == 6
+    assert len(found.training.per_view) == 8
     assert "Test/fog" in found.curves()
     assert any(line.startswith("fog: ") for line in found.lines(""))
 
@@ -120,15 +120,7 @@ def test_the_photographs_that_fit_worst_come_first():
 def test_tracks_of_a_model_are_read(tmp_path):
     scene = make_tiny_scene(tmp_path / "scene", n_views=3, n_points=4)
     folder = tmp_path / "scene" / "sparse" / "0"
-    model = pycolmap.Reconstruction(folder)
-    names = {image.name: number for number, image in model.images.items()}
-    for point in sorted(model.points3D)[:2]:
-        for name in ("view_00.png", "view_02.png"):
-            image = model.images[names[name]]
-            image.points2D.append(pycolmap.Point2D(np.array([1.0, 2.0])))
-            element = pycolmap.TrackElement(names[name], len(image.points2D) - 1)
-            model.add_observation(point, element)
-    model.write_binary(str(folder))
+    add_tracks(folder, 2, ("view_00.png", "view_02.png"))
     images = ImageFolder(scene.root / "images", recursive=True)
     found = read_colmap(folder, images).observations
     assert found.rows.keys() == {"view_00.png", "view_02.png"}

@@ -148,7 +148,7 @@ class Exposures:
         """What a checkpoint keeps: values and both moments by photograph, and steps made."""
         together = torch.cat([self.values[None], self._moments]).cpu()
         entries = {f"{KEY}{name}": together[:, row] for name, row in self._rows.items()}
-        return {**entries, STEPS: torch.tensor([float(self._steps)])}
+        return {**entries, STEPS: torch.tensor([float(self._steps)], device="cpu")}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take :meth:`state` back; photographs that it does not know stay as they are."""

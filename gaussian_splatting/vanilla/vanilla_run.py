@@ -35,6 +35,7 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
+from gaussian_splatting.vanilla.robust import robustness_of, with_shell
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.files import file_digest
@@ -151,6 +152,18 @@ def _prepared(
         config.exposure, [camera.name for camera in scene.train_cameras], options.compute.device
     )
 
+    robustness = robustness_of(
+        config.robust,
+        scene.train_cameras,
+        scene.observations,
+        iterations=config.iterations,
+        extent=scene.extent,
+        seed=config.random_seed,
+        device=options.compute.device,
+    )
+    if robustness is not None and scene.observations is None:
+        notices("--robust: the scene has no tracks of points, so its depth term and guards idle")
+
     def export(iteration: int, trained: GaussianCloud) -> None:
         _write_layout(scene, options)
         if exposures is not None:
@@ -161,7 +174,7 @@ def _prepared(
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         planned = replace(config, split=options.memory.split)
         return VanillaStage(
-            cloud, planned, scene.extent, export, options.compute.rasterizer, exposures
+            cloud, planned, scene.extent, export, options.compute.rasterizer, exposures, robustness
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
@@ -206,7 +219,10 @@ def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianC
         points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
     # Thinned before the sizes are chosen: they fill the gaps between the points that stay.
     rows = _thinned(len(points), limit, notices)
-    return initial_cloud(points[rows].to(device), colors[rows].to(device))
+    points, colors = with_shell(
+        points[rows], colors[rows], scene.train_cameras, scene.extent, options.config.robust
+    )
+    return initial_cloud(points.to(device), colors.to(device))
 
 
 def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:

@@ -15,9 +15,9 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.model import SHOWN_VALUES
-from gaussian_splatting.engine.reporting.view_findings import Findings, find
 from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from gaussian_splatting.engine.reporting.tensorboard import RunLogger
+from gaussian_splatting.engine.reporting.view_findings import Findings, find
 from gaussian_splatting.engine.reporting.view_pictures import (
     WORST_FILE,
     thumbnail,

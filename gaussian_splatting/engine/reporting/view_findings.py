@@ -152,7 +152,9 @@ def find(
     fitted = exposures is not None
     if test_cameras:
         held_out = evaluate(render_held_out, test_cameras, load_image, quantise=True, fitted=fitted)
-    chosen = train_cameras[:: -(-len(train_cameras) // N_TRAINING_VIEWS)]
+    n = len(train_cameras)
+    shown = min(n, N_TRAINING_VIEWS)
+    chosen = [train_cameras[i * n // shown] for i in range(shown)]
     return Findings(
         held_out,
         evaluate(render, chosen, load_image, quantise=True, fitted=fitted),
