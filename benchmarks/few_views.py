@@ -132,7 +132,7 @@ def train(args: argparse.Namespace, scene: Path, n_training: int, name: str) -> 
     config = VanillaConfig(
         iterations=args.iterations,
         random_seed=args.seed,
-        robust=robust,
+        robustness=robust,
         exposure=exposure,
         densification=DensificationConfig(max_gaussians=args.max_gaussians),
     ).with_schedule(scale)

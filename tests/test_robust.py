@@ -143,7 +143,7 @@ def test_the_shell_is_a_sphere_far_outside():
 def test_nothing_is_done_unless_asked_for():
     assert robustness_of(RobustConfig(), [], None) is None
     assert "robust" not in VanillaConfig().identity()
-    assert VanillaConfig(robust=ON).identity()["robust"]["depth_weight"] == ON.depth_weight
+    assert VanillaConfig(robustness=ON).identity()["robust"]["depth_weight"] == ON.depth_weight
 
 
 # Runs

@@ -153,7 +153,7 @@ def _prepared(
     )
 
     robustness = robustness_of(
-        config.robust,
+        config.robustness,
         scene.train_cameras,
         scene.observations,
         iterations=config.iterations,
@@ -220,7 +220,7 @@ def _start(scene: Scene, options: VanillaOptions, notices: Notices) -> GaussianC
     # Thinned before the sizes are chosen: they fill the gaps between the points that stay.
     rows = _thinned(len(points), limit, notices)
     points, colors = with_shell(
-        points[rows], colors[rows], scene.train_cameras, scene.extent, options.config.robust
+        points[rows], colors[rows], scene.train_cameras, scene.extent, options.config.robustness
     )
     return initial_cloud(points.to(device), colors.to(device))
 

@@ -59,7 +59,7 @@ class VanillaConfig:
         rates: Learning rates.
         densification: Adaptive density control.
         exposure: Whether and from when on exposures of photographs are learned.
-        robust: What is done against fog and floaters.
+        robustness: What is done against fog and floaters.
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
@@ -72,7 +72,7 @@ class VanillaConfig:
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     exposure: ExposureConfig = NO_EXPOSURE
-    robust: RobustConfig = NOT_ROBUST
+    robustness: RobustConfig = NOT_ROBUST
     sh_interval: int = 1000
     sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
@@ -89,9 +89,9 @@ class VanillaConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        for other in ("optimizer", "split", "exposure", "robust"):
+        for other in ("optimizer", "split", "exposure", "robustness"):
             values.pop(other)
-        chosen = {**self.exposure.identity(), **self.robust.identity()}
+        chosen = {**self.exposure.identity(), **self.robustness.identity()}
         return {**values, **chosen, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
