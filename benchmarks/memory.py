@@ -57,6 +57,7 @@ from gaussian_splatting.engine.memory_model import (
 )
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss
+from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from sugar_scene.fields.field_kernels import evaluate_fields
@@ -117,6 +118,7 @@ class Setting:
         mode: Regularisation of the coarse stage.
         recompute: Gradient checkpointing.
         per_triangle: Gaussians on a triangle of the refinement; ``n`` counts triangles there.
+        exposure: Whether exposures are learned.
     """
 
     phase: str
@@ -131,6 +133,7 @@ class Setting:
     mode: str = "dn_consistency"
     recompute: bool = False
     per_triangle: int = 1
+    exposure: bool = False
 
     @property
     def split(self) -> ImageSplit:
@@ -203,6 +206,12 @@ def photograph(camera: Camera) -> Tensor:
     return torch.randint(256, (camera.height, camera.width, 3), generator=rng, dtype=torch.uint8)
 
 
+def exposures(setting: Setting, camera: Camera) -> Exposures | None:
+    """That of the one photograph, where exposures are learned."""
+    config = LaterExposure(exposure_compensation=setting.exposure)
+    return exposures_of(config, [camera.name], torch.device("cpu"))
+
+
 def make_stage(
     setting: Setting, made: tuple[GaussianCloud, Camera] | None = None
 ) -> tuple[CoarseStage | RefineStage, Camera]:
@@ -216,9 +225,15 @@ def make_stage(
         camera = make_scene(Case("view", 10, setting.width, setting.height, 1))[1]
         config = RefineConfig(split=setting.split, optimizer=setting.optimizer)
         bound = bind_to_mesh(*make_wall(setting.n), setting.per_triangle, EXTENT)
-        return RefineStage(bound, config, EXTENT), camera
+        return RefineStage(bound, config, EXTENT, exposures=exposures(setting, camera)), camera
     cloud, camera = made or make_cloud(setting)
-    stage = CoarseStage(cloud, setting.coarse_config(), EXTENT, lambda message: None)
+    stage = CoarseStage(
+        cloud,
+        setting.coarse_config(),
+        EXTENT,
+        lambda message: None,
+        exposures=exposures(setting, camera),
+    )
     if setting.phase in ("geometry", "naive"):
         stage.begin(ITERATIONS[setting.phase])
     return stage, camera
@@ -280,7 +295,7 @@ def predict_step(
         candidates = sampling_candidates(gaussians, setting.coarse_config(), [camera])
     load = StepLoad(
         n, ModelLoad.of(optimizer.parameters, setting.optimizer), view, candidates=candidates,
-        fixed=sum(t.nbytes for t in fixed_tensors(stage)),
+        fixed=sum(t.nbytes for t in fixed_tensors(stage)), exposure=setting.exposure,
     )  # fmt: skip
     if setting.phase == "refine":
         per_face, per_gaussian = BOUND_ACTIVATION

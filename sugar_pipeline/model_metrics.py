@@ -46,7 +46,7 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import remove_stale_temporaries, write_json_atomic
-from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.flags import boolean, non_negative_float, positive_int
 from sugar_utils.settings import flag
 
 SH_DEGREE = 3
@@ -97,6 +97,10 @@ class MetricsOptions:
     use_uv_texture: bool = _flag(False, "render the textured mesh instead of the Gaussians")
     use_diffuse_color_only: bool = _flag(False, "render the view-independent part of the colours")
     white_background: bool = _flag(False, "render on white")
+    exposure_compensation: bool = _flag(
+        False, "also measure PSNR after a gain and an offset per view and channel, as "
+        "psnr_after_gain_and_offset", parse=boolean, nargs="?", const=True,
+    )  # fmt: skip
     output_dir: Path = _flag(OUTPUT_ROOT, "folder above all results", parse=Path)
     mask_options: MaskOptions = field(default_factory=MaskOptions)
     size: SugarSize = field(default_factory=SugarSize)
@@ -186,7 +190,8 @@ def _measure_scene(
     rows: dict[str, Scores] = {}
     with ImageStore(options.white_background) as images:
         for key, render in _models(options, scene_path, checkpoint_path, console):
-            rows[key] = _score(render, scene.test_cameras, images, perceptual)
+            fitted = options.exposure_compensation
+            rows[key] = _score(render, scene.test_cameras, images, perceptual, fitted)
             shown = "  ".join(f"{n} {v:.4f}" for n, v in rows[key].items() if v is not None)
             console.info(f"{scene_name(scene_path)} {key}: {shown}")
     if checkpoint.settings.get("eval") is False:
@@ -250,6 +255,7 @@ def _score(
     cameras: Sequence[Camera],
     images: ImageStore,
     perceptual: Perceptual | None,
+    fitted: bool,
 ) -> Scores:
     distances: list[float] = []
 
@@ -260,7 +266,8 @@ def _score(
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 
-    scores = evaluate(render_and_compare, cameras, images.shown)
+    scores = evaluate(render_and_compare, cameras, images.shown, fitted=fitted)
     lpips = sum(distances) / len(distances) if distances else None
-    counted = {f"{name}_counted": value for name, value in scores.counted.items()}
-    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **counted}
+    more = {"psnr_after_gain_and_offset": scores.fitted_psnr} if fitted else {}
+    more |= {f"{name}_counted": value for name, value in scores.counted.items()}
+    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **more}

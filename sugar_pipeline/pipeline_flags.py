@@ -120,7 +120,7 @@ class FullFlags:
 
 _CAPTURE = ("input", "masks", "image size", "background")
 _GROUPS: dict[type, tuple[str, ...]] = {
-    CoarseOptions: (*_CAPTURE, "checkpoint", "coarse stage", "memory", "run"),
+    CoarseOptions: (*_CAPTURE, "checkpoint", "coarse stage", "exposure", "memory", "run"),
     MeshOptions: ("surface",),
     RefineOptions: ("refinement stage",),
     TextureOptions: ("texture",),

@@ -8,10 +8,14 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, exposure_digest, read_exposures
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
+from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, exposures_of
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.settings import flag
@@ -84,6 +88,33 @@ def load_capture(
             "no scale; SuGaR needs photographs from different positions"
         )
     return checkpoint, scene
+
+
+def capture_exposures(
+    checkpoint: ReferenceCheckpoint,
+    scene: Scene,
+    config: ExposureConfig,
+    device: torch.device,
+    notify: Callable[[str], None],
+) -> tuple[Exposures | None, dict[str, str]]:
+    """Exposures that go on from those of the checkpoint, and the digest of what was read.
+
+    Raises:
+        UserError: The file of exposures is damaged.
+    """
+    path = checkpoint.ply_path.with_name(EXPOSURE_FILE)
+    if not config.exposure_compensation:
+        if path.is_file():
+            notify(
+                f"note: the checkpoint was trained with exposures ({path}); pass "
+                "--exposure_compensation True to go on with them"
+            )
+        return None, {}
+    initial = read_exposures(path, notify)
+    names = [camera.name for camera in scene.train_cameras]
+    known = sum(name in initial for name in names)
+    notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
+    return exposures_of(config, names, device, initial), exposure_digest(path)
 
 
 def load_views(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE, LaterExposure
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
@@ -86,6 +87,7 @@ class CoarseConfig:
         n_neighbors: Neighbours K of the density field, the Gaussian itself included.
         sample_chunk: Points evaluated at once; the result does not depend on it.
         prune_opacity: Gaussians below are removed when the geometric terms begin.
+        exposure: Whether exposures of photographs are learned.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
     """
@@ -118,6 +120,7 @@ class CoarseConfig:
         idle="unless -r dn_consistency",
     )  # fmt: skip
     white_background: bool = white_background()
+    exposure: LaterExposure = NO_LATER_EXPOSURE
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
     random_seed: int = random_seed()
@@ -147,6 +150,6 @@ class CoarseConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        for other in ("sample_chunk", "knn_batch_size", "split", "optimizer"):
+        for other in ("sample_chunk", "knn_batch_size", "split", "optimizer", "exposure"):
             values.pop(other)
-        return {**values, **self.optimizer.identity()}
+        return {**values, **self.exposure.identity(), **self.optimizer.identity()}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.engine.memory_plan import memory_options
+from gaussian_splatting.optim.learned_exposure import LaterExposure
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
@@ -41,6 +42,7 @@ def coarse_options(
         args,
         regularization_type=regularization,
         schedule=CoarseSchedule().scaled(args.schedule_scale),
+        exposure=from_args(LaterExposure, args).with_schedule(args.schedule_scale),
         optimizer=optimizer_config(args),
     )
     # Inputs that are missing are told before the device is looked for.

@@ -20,7 +20,7 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.shared_flags import checkpoint_interval
-from sugar_trainers.capture import CaptureOptions, load_capture
+from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
@@ -111,7 +111,10 @@ def _prepared(
     config, compute = options.config, options.compute
     checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
     _advise(options, checkpoint, notices)
-    inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path)}
+    exposures, known = capture_exposures(
+        checkpoint, scene, config.exposure, compute.device, notices
+    )
+    inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path), **known}
     identity = Identity(options.identity(), inputs, options.sources())
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
@@ -124,6 +127,7 @@ def _prepared(
             rasterizer=compute.rasterizer,
             neighbors=compute.neighbors,
             hull=hull_of(scene.train_cameras, compute.device),
+            exposures=exposures,
         )
 
     title = f"coarse SuGaR, {config.regularization_type}"

@@ -26,6 +26,7 @@ from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.terms import LossTerm, acting, backpropagate, report
 from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import CoarseConfig
@@ -54,6 +55,7 @@ class CoarseStage(Stage):
         rasterizer: Rendering backend.
         neighbors: Search of the neighbours of all Gaussians.
         hull: Where Gaussians may stay when faint ones are removed; None for anywhere.
+        exposures: Those of the photographs, to be learned as well.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class CoarseStage(Stage):
         rasterizer: Rasterizer = WARP,
         neighbors: NeighborSearch = nearest_neighbors,
         hull: VisualHull | None = None,
+        exposures: Exposures | None = None,
     ) -> None:
         self.name = f"coarse {config.regularization_type}"
         self.extent = extent
+        self.exposures = exposures
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -144,14 +148,24 @@ class CoarseStage(Stage):
                     on["samples"], leaves, self.neighbors, *samples, camera, depth
                 )
             )
-        images = [term.bind(camera, target) for term in on["image"]]
+        exposures = self.exposures
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+        images = [term.bind(camera, target, exposure) for term in on["image"]]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
+        if exposures is not None:
+            exposures.collect(camera.name, exposure)
         return StepResult(report(self.terms, {**found, **of_image}), view.radii)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """Exposure gradients of the step's views."""
+        return () if self.exposures is None else self.exposures.step_statistics()
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
         self.model.optimizer.step()
+        if self.exposures is not None:
+            self.exposures.step(self.model.optimizer.config.views_per_step)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render all degrees of the colour."""
@@ -173,11 +187,14 @@ class CoarseStage(Stage):
         return {"normal_agreement": float(cosine[counted].mean())}
 
     def extra_state(self) -> dict[str, Any]:
-        """Neighbours: they are those of the last search, not of the current positions."""
-        return {} if self.neighbors is None else {"neighbors": self.neighbors}
+        """Neighbours of the last search, not of the current positions; exposures."""
+        own = {} if self.neighbors is None else {"neighbors": self.neighbors}
+        return own if self.exposures is None else {**own, **self.exposures.state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
-        """Neighbours, if there were any yet."""
+        """Neighbours, if there were any yet, and exposures."""
+        if self.exposures is not None:
+            self.exposures.restore(state)
         if "neighbors" in state:
             self.neighbors = state["neighbors"].to(self.model.device)
 

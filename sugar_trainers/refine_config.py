@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE, LaterExposure
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
@@ -35,6 +36,7 @@ class RefineConfig:
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
         log_interval: Iterations between two log lines.
         schedule_scale: What the schedule was multiplied with; rates follow the paper's clock.
+        exposure: Whether exposures of photographs are learned.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
     """
@@ -65,6 +67,7 @@ class RefineConfig:
     log_interval: int = 200
     schedule_scale: float = 1.0
     white_background: bool = white_background()
+    exposure: LaterExposure = NO_LATER_EXPOSURE
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
     random_seed: int = random_seed()
@@ -78,6 +81,7 @@ class RefineConfig:
         values = {f: getattr(self, f) for f in self.__dataclass_fields__}
         for name in ("refinement_iterations", "sh_interval", "log_interval"):
             values[name] = scaled(values[name], scale)
+        values["exposure"] = self.exposure.with_schedule(scale)
         return RefineConfig(**{**values, "schedule_scale": self.schedule_scale * scale})
 
     def vertex_rate_scale(self, extent: float) -> float:
@@ -100,8 +104,8 @@ class RefineConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        values.pop("optimizer")
-        values.pop("split")
+        for other in ("optimizer", "split", "exposure"):
+            values.pop(other)
         corners = values.pop("bboxmin"), values.pop("bboxmax")
         values["bbox"] = None if self.bboxmin is None else corners
-        return {**values, **self.optimizer.identity()}
+        return {**values, **self.exposure.identity(), **self.optimizer.identity()}

@@ -23,7 +23,7 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.shared_flags import checkpoint_interval
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
-from sugar_trainers.capture import CaptureOptions, load_capture
+from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
@@ -38,7 +38,7 @@ _alone = partial(flag, group="only train_refined.py")
 
 @dataclass(frozen=True, kw_only=True)
 class RefineOptions(CaptureOptions):
-    """A refinement run; of the checkpoint only the cameras are used.
+    """A refinement run; of the checkpoint only cameras and exposures are used.
 
     Attributes:
         ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
@@ -119,9 +119,13 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
 
 def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
     config = options.config
-    _, scene = load_capture(options, config.white_background, config.random_seed, notices)
+    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
     cloud = _start(options, scene.extent, notices)
-    inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path)}
+    compute = options.compute
+    exposures, known = capture_exposures(
+        checkpoint, scene, config.exposure, compute.device, notices
+    )
+    inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path), **known}
     identity = Identity(options.identity(), inputs, options.sources())
 
     def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
@@ -131,7 +135,7 @@ def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundC
 
         planned = plan_refinement(cloud, config, options.memory, scene, store, console)
         exports = export if options.export_ply else None
-        return RefineStage(cloud, planned, scene.extent, exports, options.compute.rasterizer)
+        return RefineStage(cloud, planned, scene.extent, exports, compute.rasterizer, exposures)
 
     results = (options.result, *([options.ply_path] if options.export_ply else []))
     directory = RunDirectory(options.directory, identity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.terms import COLOR, LossTerm, acting, backpropagate, report
+from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
 from sugar_scene.mesh_bound import BoundCloud
@@ -31,6 +33,7 @@ class RefineStage(Stage):
         extent: Camera extent in world units.
         export: Writes the refined Gaussians when the run ends; None writes nothing.
         rasterizer: Rendering backend.
+        exposures: Those of the photographs, to be learned as well.
     """
 
     name = "refine"
@@ -42,8 +45,10 @@ class RefineStage(Stage):
         extent: float,
         export: Callable[[BoundCloud], None] | None = None,
         rasterizer: Rasterizer = WARP,
+        exposures: Exposures | None = None,
     ) -> None:
         self.extent = extent
+        self.exposures = exposures
         self.model = TrainableBoundCloud(
             cloud,
             config.rates,
@@ -98,13 +103,32 @@ class RefineStage(Stage):
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        found, _ = view.backpropagate([term.bind(camera, target) for term in on["image"]])
+        exposures = self.exposures
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+        found, _ = view.backpropagate([term.bind(camera, target, exposure) for term in on["image"]])
         found.update(backpropagate(on["model"], self.model.cloud))
+        if exposures is not None:
+            exposures.collect(camera.name, exposure)
         return StepResult(report(self.terms, found), view.radii)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """Exposure gradients of the step's views."""
+        return () if self.exposures is None else self.exposures.step_statistics()
 
     def apply(self, iteration: int) -> None:
         """One optimiser step."""
         self.model.optimizer.step()
+        if self.exposures is not None:
+            self.exposures.step(self.model.optimizer.config.views_per_step)
+
+    def extra_state(self) -> dict[str, Any]:
+        """Exposures."""
+        return {} if self.exposures is None else self.exposures.state()
+
+    def restore_extra(self, state: dict[str, Any]) -> None:
+        """Exposures, if there were any."""
+        if self.exposures is not None:
+            self.exposures.restore(state)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render at the degree reached."""

@@ -74,7 +74,14 @@ def coarse_loads(
 
     def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
         model = ModelLoad.of(cloud.tensors(), optimizer)
-        entropy = StepLoad(n, model, views[0], activation=FREE_ACTIVATION * n, entropy=True)
+        entropy = StepLoad(
+            n,
+            model,
+            views[0],
+            activation=FREE_ACTIVATION * n,
+            entropy=True,
+            exposure=config.exposure.exposure_compensation,
+        )
         surface = replace(
             entropy,
             geometry=geometry,
@@ -91,8 +98,10 @@ def coarse_loads(
     return loads
 
 
-def refinement_loads(cloud: BoundCloud, views: Sequence[ViewLoad]) -> LoadsOf:
-    """The one phase of the refinement."""
+def refinement_loads(
+    cloud: BoundCloud, views: Sequence[ViewLoad], exposure: bool = False
+) -> LoadsOf:
+    """The one phase of the refinement; ``exposure`` says that exposures are learned."""
     tensors: dict[str, Tensor] = {name: getattr(cloud, name) for name in GROUP_NAMES}
     n, n_faces = cloud.opacity_logits.shape[0], cloud.faces.shape[0]
     per_face, per_gaussian = BOUND_ACTIVATION
@@ -105,6 +114,7 @@ def refinement_loads(cloud: BoundCloud, views: Sequence[ViewLoad]) -> LoadsOf:
             views[0],
             activation=per_face * n_faces + per_gaussian * n,
             fixed=fixed,
+            exposure=exposure,
         )
         return {"refine": worst_view(load, views)}
 
@@ -197,7 +207,7 @@ def _choice(
         candidates = sampling_candidates(gaussians, config, looked_at)
         loads = coarse_loads(cloud, config, views, candidates)
     else:
-        loads = refinement_loads(cloud, views)
+        loads = refinement_loads(cloud, views, config.exposure.exposure_compensation)
     cameras = (*scene.train_cameras, *scene.test_cameras)
     # Those of a GPU wait on the host, which is other memory.
     shared = device.type == "cpu"

@@ -22,10 +22,11 @@ STAGES_OF_FLAGS = {
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
-    "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing",
+    "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
+    "exposure_compensation",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
-    "v": "max_gaussians init_ply refine_poses",
+    "v": "max_gaussians init_ply refine_poses robust",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",

@@ -83,7 +83,7 @@ def test_a_pipeline_report_has_it_all(tmp_path):
     for words in (
         "SuGaR of fox &amp; co", "1 min 23 s", "23,078 Gaussians", "38,731 triangles", "1.00 GiB",
         "skipped", "coarse/run%20%3C1%3E/15000.pt", "mesh.level", "12345", "0.343%", "Coarse mesh",
-        "30.00 dB", "PSNR of held-out views", "&lt;b&gt;", "4.00 KiB", "Not there:",
+        "30.00 dB", "PSNR of held-out and", "&lt;b&gt;", "4.00 KiB", "Not there:",
     ):  # fmt: skip
         assert words in text, words
     assert text.count("<img ") == 4

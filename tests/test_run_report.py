@@ -71,7 +71,7 @@ def test_a_report_tells_what_the_run_was_and_did(run):
     for words in (
         "scene &amp; co / sugarcoarse_x", "finished", "1 min 15 s", "3.00 GiB", "entropy",
         "29.00 dB", "0.4444", "109", "rates.means", "0.00016", "77", "1200.pt", "2.00 KiB",
-        "Loss and its terms", "PSNR of held-out views",
+        "Loss and its terms", "PSNR of held-out and of training views",
     ):  # fmt: skip
         assert words in text, words
     assert text.count('<svg viewBox="0 0 520') == 3

@@ -169,6 +169,7 @@ KINDS: dict[str, Kind] = {
     "model crafted": Kind(spoil_payload, _MODELS),
     "cameras json": Kind(_json, (("vanilla/cameras.json", ("coarse", "doctor", "metrics")),)),
     "cfg_args": Kind(_cfg_args, (("vanilla/cfg_args", ("coarse", "doctor", "metrics")),)),
+    "exposures json": Kind(_json, (("vanilla/point_cloud/*/exposure.json", ("coarse exposed",)),)),
     "run json": Kind(_json, (*_RECORDS, ("out/**/run.json", ("pipeline",)))),
     "note json": Kind(
         _json,

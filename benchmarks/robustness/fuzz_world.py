@@ -41,6 +41,7 @@ import train_full_pipeline
 import train_refined
 from benchmarks.robustness.child import Limits, Main, Outcome, run_child
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
 from gaussian_splatting.data.images import VanillaSize
 from gaussian_splatting.data.ply import read_point_ply, write_gaussian_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import (
@@ -126,6 +127,11 @@ COMMANDS = {
         Command("doctor ngp", "train.py", train.main, ("-s", "ngp", "--doctor"), ("ngp",)),
         Command(
             "coarse", "train.py", train.main, (*_COARSE, "--output_dir", "new"),
+            ("scene", "vanilla"),
+        ),
+        Command(
+            "coarse exposed", "train.py", train.main,
+            (*_COARSE, "--exposure_compensation", "True", "--output_dir", "new"),
             ("scene", "vanilla"),
         ),
         Command(
@@ -279,6 +285,7 @@ def make_world(root: Path, run: Callable[[Command, Path], None], scene: Path | N
         middle, size = np.median(points, axis=0), points.std(axis=0).mean()
         mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
     write_mesh_ply(root / "mesh.ply", mesh)
+    _write_exposures(root)
     (root / "scenes.json").write_text(json.dumps({"scene": "vanilla"}), encoding="utf-8")
     _write_text_model(tiny, root)
     _write_transforms(tiny, root)
@@ -325,6 +332,13 @@ def _write_capture(scene: Path, root: Path) -> None:
     write_gaussian_ply(point_cloud_path(root / "vanilla", 7000), cloud)
     write_cameras_json(root / "vanilla", loaded.original_train_cameras, [])
     write_cfg_args(root / "vanilla", source_path=root / "scene")
+
+
+def _write_exposures(root: Path) -> None:
+    """Beside the Gaussians, of the first photographs of the scene."""
+    names = sorted(path.name for path in (root / "scene" / "images").iterdir())[:3]
+    beside = point_cloud_path(root / "vanilla", 7000).with_name(EXPOSURE_FILE)
+    write_exposures(beside, dict.fromkeys(names, torch.full((2, 3), 0.1)))
 
 
 def _write_text_model(scene: TinyScene, root: Path) -> None:

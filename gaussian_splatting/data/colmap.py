@@ -32,6 +32,7 @@ from gaussian_splatting.data.images import (
     open_image,
 )
 from gaussian_splatting.data.lenses import lens_text, undistort_plane
+from gaussian_splatting.data.observations import MAX_POINTS, Observations
 from sugar_utils.caches import temporary_cache
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
@@ -54,12 +55,14 @@ class ColmapModel:
         points: Points, ordered by their COLMAP number. (P, 3) float32 world units
         points_rgb: Their colours. (P, 3) uint8
         n_undistorted: How many of the cameras had a lens distortion.
+        observations: Which points the photographs observe; None where no tracks are kept.
     """
 
     cameras: list[Camera]
     points: np.ndarray
     points_rgb: np.ndarray
     n_undistorted: int
+    observations: Observations | None = None
 
 
 def find_model(root: Path) -> Path | None:
@@ -128,7 +131,8 @@ def read_colmap(
         _notify_distortion(distorted, cache, notify)
         _undistort_photographs(cameras, jobs, cache)
     points, points_rgb = _points(reconstruction, folder)
-    return ColmapModel(cameras, points, points_rgb, len(distorted))
+    observed = _observations(reconstruction)
+    return ColmapModel(cameras, points, points_rgb, len(distorted), observed)
 
 
 def _load(folder: Path) -> Any:
@@ -348,6 +352,28 @@ def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     if not np.isfinite(xyz).all():
         raise UserError(f"{folder}: points3D has points that are no numbers; export it again")
     return xyz, rgb
+
+
+def _observations(reconstruction: Any) -> Observations | None:
+    """Points and the names of the images that observe them; an even sample of very many."""
+    points, images = reconstruction.points3D, reconstruction.images
+    ids = sorted(points)
+    ids = ids[:: -(-len(ids) // MAX_POINTS) or 1]
+    names = {image_id: images[image_id].name for image_id in images}
+    rows: dict[str, list[int]] = {}
+    for row, number in enumerate(ids):
+        for element in points[number].track.elements:
+            rows.setdefault(names.get(element.image_id, ""), []).append(row)
+    rows.pop("", None)
+    if not rows:
+        return None
+    errors = np.array([points[i].error for i in ids], dtype=np.float32)
+    return Observations(
+        points=np.array([points[i].xyz for i in ids], dtype=np.float32),
+        errors=np.where(np.isfinite(errors) & (errors >= 0), errors, np.float32(1.0)),
+        lengths=np.array([points[i].track.length() for i in ids], dtype=np.int32),
+        rows={name: np.unique(np.array(own, dtype=np.int32)) for name, own in rows.items()},
+    )
 
 
 def _notify_distortion(

@@ -22,6 +22,7 @@ from gaussian_splatting.data.images import (
     missing_images,
 )
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions, with_masks
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import UserError
@@ -52,6 +53,7 @@ class Scene:
         white_background: Whether transparent pixels are white instead of black.
         description: What was read from where, in one line.
         held_out_note: What figures of held-out views must be read with; empty where nothing is.
+        observations: Points that photographs observe; None where the reconstruction has no tracks.
     """
 
     root: Path
@@ -65,6 +67,7 @@ class Scene:
     white_background: bool
     description: str
     held_out_note: str = ""
+    observations: Observations | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class _Source:
     points: np.ndarray
     points_rgb: np.ndarray
     description: str
+    observations: Observations | None = None
 
     @property
     def cameras(self) -> list[Camera]:
@@ -196,7 +200,8 @@ def load_scene_for_checkpoint(
     empty = np.zeros((0, 3), np.float32), np.zeros((0, 3), np.uint8)
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
-    merged = _Source(cameras, None, points, points_rgb, described)
+    observed = _observed(cameras, source)
+    merged = _Source(cameras, None, points, points_rgb, described, observed)
     scene = _finish(root, train, test, merged, size_rule, white_background, masks, notify)
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
@@ -244,7 +249,9 @@ def _read_source(
             model_path, folder, cache_root=root, missing_ok=missing_ok, notify=notify
         )
         text = f"COLMAP model {model_path}: {len(model.cameras)} images, {len(model.points)} points"
-        return _Source(model.cameras, None, model.points, model.points_rgb, text)
+        return _Source(
+            model.cameras, None, model.points, model.points_rgb, text, model.observations
+        )
     paths = find_transforms(root)
     if not paths:
         return None
@@ -325,6 +332,17 @@ def _merge(
     if centred and source is not None:
         notify(f"{centred} cameras have no known principal point; the image centre is assumed")
     return cameras, known
+
+
+def _observed(cameras: Sequence[Camera], source: _Source | None) -> Observations | None:
+    """Observations of the cameras that stand where the scene's own model has them."""
+    if source is None or source.observations is None:
+        return None
+    own = {camera.name: camera for camera in source.cameras}
+    limit = POSE_TOLERANCE * (camera_extent(cameras) or 1.0)
+    return source.observations.only(
+        c.name for c in cameras if c.name in own and _same_pose(c, own[c.name], limit)
+    )
 
 
 def _photograph(camera: Camera) -> dict[str, Any]:
@@ -417,4 +435,5 @@ def _finish(
         extent=extent,
         white_background=white_background,
         description=f"{source.description}; {len(train)} to train on, {len(test)} held out",
+        observations=source.observations,
     )

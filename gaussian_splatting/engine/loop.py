@@ -15,6 +15,7 @@ from typing import Any
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
 from gaussian_splatting.engine.reporting.progress import Reporter
@@ -91,6 +92,7 @@ class Trainer:
         console: Where everything is said.
         group: The processes that train together; all but the first only compute.
         held_out_note: What figures of the held-out views must be read with; empty for nothing.
+        observations: Points that photographs observe, as far as they are known.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class Trainer:
         console: Console,
         group: ProcessGroup = ALONE,
         held_out_note: str = "",
+        observations: Observations | None = None,
     ) -> None:
         self._stage = stage
+        self._observations = observations
         self._held_out_note = held_out_note
         self._config = config
         self._cameras = list(train_cameras)
@@ -163,6 +167,7 @@ class Trainer:
             self._views,
             timings,
             self._held_out_note,
+            self._observations,
         )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
@@ -184,8 +189,10 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        held_out = {"held_out": reporter.held_out} if reporter.held_out else {}
-        self._record("finished", reporter.summary(), **held_out)
+        found = {"figures": reporter.figures} if reporter.figures else {}
+        if reporter.held_out:
+            found["held_out"] = reporter.held_out
+        self._record("finished", reporter.summary(), **found)
 
     def _follow(self, start: int) -> None:
         """Train beside the process that leads."""

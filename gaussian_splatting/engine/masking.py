@@ -14,6 +14,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import COUNTS, composited
 from gaussian_splatting.engine.strips import StripMaps
+from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from sugar_utils.random import draw_labels, generator
 
@@ -72,7 +73,9 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
     return torch.stack([whole[y::2, x::2] for y, x in firsts]).amin(dim=0)
 
 
-def l1_and_ssim_of(maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]:
+def l1_and_ssim_of(
+    maps: StripMaps, photograph: Tensor, exposure: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Mean absolute error and mean SSIM of a strip, over the pixels that count.
 
     A pixel that does not count takes the render's own value in both images, without a gradient: it
@@ -81,17 +84,18 @@ def l1_and_ssim_of(maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]
     Args:
         maps: The strip.
         photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with a mask
+        exposure: Its exposure; None where it has none. (2, 3)
 
     Returns:
         ``(l1, ssim)`` scalars; those of all strips add up to those of the image.
     """
-    target = maps.part_of(photograph[..., :3])
+    target, shown = maps.part_of(photograph[..., :3]), exposed(maps.image, exposure)
     counted = is_counted(photograph)
     if counted is None:
-        return l1_and_ssim(maps.image, target, rows=maps.counted, total_rows=maps.height)
+        return l1_and_ssim(shown, target, rows=maps.counted, total_rows=maps.height)
     here = counted[maps.shown.start : maps.shown.stop, :, None]
-    own = maps.image.detach()
-    image, target = torch.where(here, maps.image, own), torch.where(here, target, own)
+    own = shown.detach()
+    image, target = torch.where(here, shown, own), torch.where(here, target, own)
     l1, ssim = l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
     # Both were divided by all pixels.
     scale = counted.numel() / counted.sum().clamp_min(1)

@@ -144,6 +144,7 @@ class StepLoad:
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
         entropy: Whether opacities have a term of their own.
         fixed: Bytes of what does not change, such as a mesh.
+        exposure: Whether the image is brought to the exposure of its photograph.
     """
 
     n: int
@@ -156,6 +157,7 @@ class StepLoad:
     neighbors: int = 0
     entropy: bool = False
     fixed: int = 0
+    exposure: bool = False
 
     @property
     def sampled(self) -> int:
@@ -330,7 +332,9 @@ class _Step:
         rows = max(stop - start for start, stop in strips)
         pixels, line = rows * view.width, (math.ceil(3 * view.width / 256) * 256 + 32) * 4
         counted = _COUNTED * view.width if view.mask == "ignore" else 0
-        ssim = rows * (5 * line + 12 * view.width + counted) if color else 0
+        # Its gradient, and for exposures one more image of products.
+        gradient = (24 if self._load.exposure else 12) * view.width
+        ssim = rows * (5 * line + gradient + counted) if color else 0
         normal = pixels * (_NORMAL_LOSS + (12 if color else 0)) if normals else 0
         return (
             {"pixels": pixels * (4 * channels + (0 if self._again else 8))},

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.trainable import GROUP_NAMES, STATE_NAMES
+from gaussian_splatting.optim.learned_exposure import KEY as EXPOSURE_KEY
 from gaussian_splatting.optim.moments import MOMENTS, SCALES
 from sugar_utils.errors import UserError
 from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
@@ -162,6 +163,8 @@ def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, T
         raise ValueError("settings are no plain values")
     for name, tensor in resume.stage.items():
         _check_dense(f"{name} of the stage", tensor, floating=name != "neighbors")
+        if name.startswith(EXPOSURE_KEY) and tuple(tensor.shape) != (3, 2, 3):
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected (3, 2, 3)")
     if "all_densities" not in state:
         return
     n = state["all_densities"].shape[0]

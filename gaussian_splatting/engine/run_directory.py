@@ -24,7 +24,7 @@ from sugar_utils.schemas import RunRecord, read_checked
 
 RUN_FILE = "run.json"
 _LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
-_RESULT_FILES = (_PICTURES, "report.html")
+_RESULT_FILES = (_PICTURES, "worst.png", "report.html")
 _STAGING = ".replacing"
 _OBSOLETE = "obsolete"
 

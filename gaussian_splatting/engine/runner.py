@@ -111,6 +111,7 @@ def run_stage(
                     console,
                     group,
                     run.scene.held_out_note,
+                    run.scene.observations,
                 ).run(plan)
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)

@@ -17,6 +17,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
+from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import RenderOutput
 
 
@@ -42,6 +43,7 @@ class Stage(ABC):
         extent: Camera extent in world units.
         memory_plan: How a step saves memory; the loop may change it between two steps.
         poses: Poses that are learned beside the model; None where they are taken as they are.
+        exposures: Those of the photographs, where the stage learns them.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Stage(ABC):
     extent: float
     memory_plan: MemoryPlan
     poses: PoseRefinement | None = None
+    exposures: Exposures | None = None
 
     @abstractmethod
     def phase(self, iteration: int) -> str:

@@ -49,11 +49,13 @@ class LossTerm:
     maps: tuple[str, ...] = ()
     halo: int = 0
 
-    def bind(self, camera: Camera, photograph: Tensor | None) -> ImageTerm:
+    def bind(
+        self, camera: Camera, photograph: Tensor | None, exposure: Tensor | None = None
+    ) -> ImageTerm:
         """The term of one view's image; see :class:`ImageStrip`."""
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            value = self.value(ImageStrip(maps, camera, photograph))
+            value = self.value(ImageStrip(maps, camera, photograph, exposure))
             return self.weight * value, {self.name: value}
 
         return ImageTerm(self.halo, evaluate)
@@ -68,11 +70,13 @@ class ImageStrip:
         camera: The view, at the size of the whole maps.
         photograph: Photograph of the view. (H, W, 3) bytes or floats, or (H, W, 4) bytes with a
             mask of what to ignore. At half its size only what the mask says, None without one.
+        exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)
     """
 
     maps: StripMaps
     camera: Camera
     photograph: Tensor | None
+    exposure: Tensor | None = None
 
     @property
     def counted(self) -> Tensor | None:
@@ -111,7 +115,7 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    l1, ssim = l1_and_ssim_of(strip.maps, strip.photograph)
+    l1, ssim = l1_and_ssim_of(strip.maps, strip.photograph, strip.exposure)
     return weighted_color_loss(l1, ssim, DSSIM_WEIGHT, strip.maps.share)
 
 

@@ -9,6 +9,7 @@ moments stay with their rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -122,6 +123,7 @@ def densify_and_prune(
     extent: float,
     remove_large: bool,
     generator: torch.Generator,
+    may_be_large: Callable[[Tensor], Tensor] | None = None,
 ) -> DensificationStats:
     """One round of clone, split and prune; returns fresh statistics.
 
@@ -135,6 +137,7 @@ def densify_and_prune(
         extent: Camera extent in world units.
         remove_large: Also remove Gaussians larger than a tenth of the extent.
         generator: Source of the positions of split children, on the parameters' device.
+        may_be_large: Says of centres, (N, 3) in world units, which are not too large at any size.
     """
     grow = _within_budget(stats.mean(), config)
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
@@ -148,7 +151,8 @@ def densify_and_prune(
     parameters = {name: p.detach() for name, p in optimizer.parameters.items()}
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
     if remove_large:
-        keep &= parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
+        fits = parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
+        keep &= fits if may_be_large is None else fits | may_be_large(parameters["means"])
     optimizer.keep_rows(keep)
     means = optimizer.parameters["means"]
     return DensificationStats.zeros(means.shape[0], means.device)

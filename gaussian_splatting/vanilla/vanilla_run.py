@@ -14,6 +14,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.colmap import find_model
 from gaussian_splatting.data.colmap_poses import write_poses
+from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
 from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
@@ -37,7 +38,9 @@ from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
+from gaussian_splatting.vanilla.robust import robustness_of, with_shell
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -156,20 +159,43 @@ def _prepared(
         notify=notices,
     )
 
-    poses = _poses(scene, config)
-
-    hull = hull_of(scene.train_cameras, options.compute.device)
+    names, device = [camera.name for camera in scene.train_cameras], options.compute.device
+    poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
+    exposures = exposures_of(config.exposure, names, device)
+    robustness = robustness_of(
+        config.robustness,
+        scene.train_cameras,
+        scene.observations,
+        iterations=config.iterations,
+        extent=scene.extent,
+        seed=config.random_seed,
+        device=device,
+    )
+    if robustness is not None and scene.observations is None:
+        notices("--robust: the scene has no tracks of points, so its depth term and guards idle")
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
+            if exposures is not None:
+                beside = point_cloud_path(options.model_path, iteration).with_name(EXPOSURE_FILE)
+                write_exposures(beside, exposures.by_name())
             write_point_cloud(options.model_path, iteration, trained)
             if poses is not None:
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
-        planned, backend = replace(config, split=options.memory.split), options.compute.rasterizer
-        return VanillaStage(cloud, planned, scene.extent, export, backend, poses, hull)
+        return VanillaStage(
+            cloud,
+            replace(config, split=options.memory.split),
+            scene.extent,
+            export,
+            options.compute.rasterizer,
+            poses=poses,
+            hull=hull,
+            exposures=exposures,
+            robustness=robustness,
+        )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, notices)
@@ -218,7 +244,10 @@ def _start(
     inside = _carved(points, hull, notices)
     points, colors = points[inside], colors[inside]
     rows = _thinned(len(points), limit, notices)
-    return initial_cloud(points[rows].to(device), colors[rows].to(device))
+    points, colors = with_shell(
+        points[rows], colors[rows], scene.train_cameras, scene.extent, options.config.robustness
+    )
+    return initial_cloud(points.to(device), colors.to(device))
 
 
 def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> torch.Tensor:

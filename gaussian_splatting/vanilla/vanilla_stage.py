@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.guard import check_population
@@ -33,11 +33,13 @@ from gaussian_splatting.optim.densification import (
     densify_and_prune,
     reset_opacity,
 )
+from gaussian_splatting.optim.learned_exposure import NO_EXPOSURE, ExposureConfig, Exposures
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.shared_flags import random_seed, white_background
+from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig, Robustness
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int, unit_float
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
@@ -57,6 +59,8 @@ class VanillaConfig:
     Attributes:
         rates: Learning rates.
         densification: Adaptive density control.
+        exposure: Whether and from when on exposures of photographs are learned.
+        robustness: What is done against fog and floaters.
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
@@ -68,6 +72,8 @@ class VanillaConfig:
     )  # fmt: skip
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
+    exposure: ExposureConfig = NO_EXPOSURE
+    robustness: RobustConfig = NOT_ROBUST
     sh_interval: int = 1000
     sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
@@ -89,12 +95,13 @@ class VanillaConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        values.pop("optimizer")
-        values.pop("split")
+        for other in ("optimizer", "split", "exposure", "robustness"):
+            values.pop(other)
         if not self.refine_poses:
             # Left out, so that runs of earlier versions can be continued.
             values.pop("refine_poses")
-        return {**values, **self.optimizer.identity()}
+        chosen = {**self.exposure.identity(), **self.robustness.identity()}
+        return {**values, **chosen, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
         """The same settings with every milestone and interval but the length scaled."""
@@ -111,6 +118,7 @@ class VanillaConfig:
                 densification_interval=scaled(d.densification_interval, scale),
                 opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
             ),
+            exposure=self.exposure.with_schedule(scale),
             sh_interval=scaled(self.sh_interval, scale),
         )
 
@@ -160,6 +168,8 @@ class VanillaStage(Stage):
         rasterizer: Rendering backend.
         poses: Poses that are learned, too.
         hull: Where Gaussians may be; None for anywhere.
+        exposures: Those of the photographs, to be learned as well.
+        robustness: What is done against fog and floaters.
     """
 
     name = "vanilla"
@@ -171,10 +181,15 @@ class VanillaStage(Stage):
         extent: float,
         export: Callable[[int, GaussianCloud], object],
         rasterizer: Rasterizer = WARP,
+        *,
         poses: PoseRefinement | None = None,
         hull: VisualHull | None = None,
+        exposures: Exposures | None = None,
+        robustness: Robustness | None = None,
     ) -> None:
         self.extent = extent
+        self.exposures = exposures
+        self._robustness = robustness
         self._hull = hull
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
@@ -216,26 +231,43 @@ class VanillaStage(Stage):
             iteration=iteration,
             view_index=view_index,
         )
+        robust = self._robustness
+        sparse = None if robust is None else robust.depth_term(camera, iteration)
         view = ViewPass(
-            lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
+            lambda: project(
+                self._shown(iteration, view_index),
+                camera,
+                depth=sparse is not None,
+                sh_degree=self._degree(iteration),
+            ),
             background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        terms, d_means2d = view.backpropagate([self._color_term(target)])
+        exposures = self.exposures
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+        images = [self._color_term(target, exposure), *([] if sparse is None else [sparse])]
+        terms, d_means2d = view.backpropagate(images)
         loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
+        if robust is not None:
+            robust.regularisers(self.model.cloud).backward()
+        if sparse is not None:
+            loss = loss + robust.depth_weight(iteration) * terms["points"]
         if iteration < self._config.densification.densify_until_iter:
             seen = DensificationStats.of(d_means2d, view.visible, camera)
             if self._step_stats is None:
                 self._step_stats = seen
             else:
                 self._step_stats.add(seen)
+        if exposures is not None:
+            exposures.collect(camera.name, exposure)
         return StepResult({"loss": loss, **terms}, view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
-        """Densification statistics of the step's views."""
+        """Densification statistics and exposure gradients of the step's views."""
         stats = self._step_stats
-        return () if stats is None else (stats.gradient_sum, stats.views)
+        own = () if stats is None else (stats.gradient_sum, stats.views)
+        return own if self.exposures is None else (*own, *self.exposures.step_statistics())
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.
@@ -259,14 +291,19 @@ class VanillaStage(Stage):
                 generator=generator(
                     self._config.random_seed, "split", iteration, device=self.model.device
                 ),
+                may_be_large=None if self._robustness is None else self._robustness.far_away,
             )
             self._carve()
+            if self._robustness is not None:
+                self._clear_guards()
             check_population(len(self.model), iteration, "densification")
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
             reset_opacity(optimizer)
         if iteration < self._config.iterations:
             optimizer.step()
+            if self.exposures is not None:
+                self.exposures.step(optimizer.config.views_per_step)
         else:
             optimizer.zero_grad()
 
@@ -282,13 +319,18 @@ class VanillaStage(Stage):
         )
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics, and poses that are learned."""
-        poses = {} if self.poses is None else self.poses.state()
-        return {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views, **poses}
+        """Densification statistics, exposures and poses."""
+        own = {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+        for learned in (self.exposures, self.poses):
+            if learned is not None:
+                own |= learned.state()
+        return own
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none."""
         n, device = len(self.model), self.model.device
+        if self.exposures is not None:
+            self.exposures.restore(state)
         self._stats = DensificationStats.zeros(n, device)
         if self.poses is not None:
             self.poses.restore(state)
@@ -307,11 +349,24 @@ class VanillaStage(Stage):
             self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
             self._stats = DensificationStats.zeros(len(self.model), self.model.device)
 
-    def _color_term(self, target: Tensor) -> ImageTerm:
+    def _shown(self, iteration: int, view_index: int) -> Gaussians:
+        """What a step renders."""
+        gaussians = self.model.cloud.activate()
+        if self._robustness is None:
+            return gaussians
+        return self._robustness.dropped(gaussians, iteration, view_index)
+
+    def _clear_guards(self) -> None:
+        """Remove Gaussians that grew too near to a camera; statistics are fresh at that time."""
+        keep = self._robustness.outside_guards(self.model.cloud.means.detach())
+        self.model.optimizer.keep_rows(keep)
+        self._stats = DensificationStats.zeros(len(self.model), self.model.device)
+
+    def _color_term(self, target: Tensor, exposure: Tensor | None) -> ImageTerm:
         weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            l1, ssim = l1_and_ssim_of(maps, target)
+            l1, ssim = l1_and_ssim_of(maps, target, exposure)
             return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
 
         return ImageTerm(SSIM_HALO, evaluate)

@@ -213,6 +213,10 @@ def assert_same_bits(a: Path, b: Path) -> None:
     for index, moments in one["state"].items():
         for name, value in moments.items():
             assert torch.equal(value, two["state"][index][name]), (index, name)
+    kept, again = (payload.get("resume", {}).get("stage", {}) for payload in (first, second))
+    assert kept.keys() == again.keys()
+    for name, value in kept.items():
+        assert torch.equal(value, again[name]), name
     assert first["iteration"] == second["iteration"]
     assert first["epoch"] == second["epoch"]
     assert first["train_losses"] == second["train_losses"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting import image_metrics
+from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 
@@ -27,12 +28,15 @@ class ViewScore:
         ssim: Structural similarity.
         counted_psnr: PSNR of the pixels that its mask counts; None without a mask.
         counted_ssim: SSIM of these.
+        fitted_psnr: PSNR in dB after a gain and an offset per channel, by least squares; None
+            where it was not asked for.
     """
 
     name: str
     l1: float
     psnr: float
     ssim: float
+    fitted_psnr: float | None = None
     counted_psnr: float | None = None
     counted_ssim: float | None = None
 
@@ -71,6 +75,11 @@ class EvaluationResult:
             for name in (("psnr", "ssim") if found else ())
         }
 
+    @property
+    def fitted_psnr(self) -> float | None:
+        """Mean over the views, after a gain and an offset for each; None if not asked for."""
+        return None if self.per_view[0].fitted_psnr is None else self._mean("fitted_psnr")
+
     def _mean(self, name: str) -> float:
         return sum(getattr(view, name) for view in self.per_view) / len(self.per_view)
 
@@ -82,6 +91,7 @@ def evaluate(
     load_image: Callable[[Camera], Tensor],
     *,
     quantise: bool = False,
+    fitted: bool = False,
 ) -> EvaluationResult:
     """Render views and compare them with their photographs, one at a time.
 
@@ -92,6 +102,8 @@ def evaluate(
             (H, W, 4) with a mask, as of :meth:`ImageStore.shown`
         quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is
             0.006 dB and one of 40 dB is 0.06 dB above that of the saved image.
+        fitted: Also measure after a gain and an offset per view and channel, which take out that
+            the exposure of a held-out photograph is not known.
 
     Returns:
         Scores per view and their means.
@@ -110,7 +122,9 @@ def evaluate(
                 f"camera {camera.name}: the render is {_size(image)} but the photograph "
                 f"{_size(target)}; check that images and cameras belong together"
             )
-        image = image_metrics.to_uint8(image) if quantise else image_metrics.to_unit(image)
+        rounded = image_metrics.to_uint8 if quantise else image_metrics.to_unit
+        as_photographed = rounded(_fitted(image, target)) if fitted else None
+        image = rounded(image)
         scores.append(
             ViewScore(
                 name=camera.name,
@@ -118,6 +132,7 @@ def evaluate(
                 psnr=image_metrics.psnr(image, target),
                 ssim=image_metrics.ssim(image, target),
                 **_counted_scores(image, photograph, camera),
+                fitted_psnr=image_metrics.psnr(as_photographed, target) if fitted else None,
             )
         )
     if not scores:
@@ -139,6 +154,13 @@ def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[s
         "counted_psnr": image_metrics.psnr(image, target, weights),
         "counted_ssim": image_metrics.ssim(image, target, weights),
     }
+
+
+def _fitted(image: Tensor, target: Tensor) -> Tensor:
+    """The image with the gain and offset of its photograph."""
+    image = image_metrics.to_unit(image)
+    gain, offset = fit_gain_and_offset(image, image_metrics.to_unit(target))
+    return (image.double() * gain + offset).to(image.dtype)
 
 
 def _size(image: Tensor) -> str:

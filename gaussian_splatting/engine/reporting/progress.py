@@ -14,10 +14,17 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import outlined
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.model import SHOWN_VALUES
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from gaussian_splatting.engine.reporting.tensorboard import RunLogger
-from gaussian_splatting.engine.reporting.view_pictures import view_pictures, write_contact_sheet
+from gaussian_splatting.engine.reporting.view_findings import Findings, find
+from gaussian_splatting.engine.reporting.view_pictures import (
+    WORST_FILE,
+    thumbnail,
+    view_pictures,
+    write_contact_sheet,
+)
 from gaussian_splatting.engine.stage import Stage
 from sugar_utils.console import Console
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
@@ -38,6 +45,10 @@ class Reporter:
             training cameras where nothing is held out.
         timings: Summary of the processes that ran before this one.
         held_out_note: What figures of the test cameras must be read with; empty for nothing.
+        observations: Points that photographs observe, as far as they are known.
+
+    Attributes:
+        figures: What the last evaluation found, for the run's record.
     """
 
     def __init__(
@@ -49,16 +60,19 @@ class Reporter:
         views: tuple[Sequence[Camera], Sequence[Camera]],
         timings: dict[str, dict[str, float]] | None = None,
         held_out_note: str = "",
+        observations: Observations | None = None,
     ) -> None:
         self._held_out_note = f" ({held_out_note})" if held_out_note else ""
+        self.figures: dict[str, Any] = {}
         self._stage = stage
         self._console = console
-        self._test_cameras, train_cameras = views
-        pictured = self._test_cameras or train_cameras
+        self._views, self._observations = views, observations
+        pictured = views[0] or views[1]
         stride = max(1, len(pictured) // N_PICTURED_VIEWS)
         self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
         self._logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
         self._pictures: list[dict[str, Tensor]] = []
+        self._worst: list[dict[str, Tensor]] = []
         self._phase: str | None = None
         self._phase_started = time.perf_counter()
         self._phases = dict(timings or {})
@@ -117,37 +131,17 @@ class Reporter:
 
     def evaluate(self, iteration: int, images: ImageStore) -> None:
         """Measure the held-out views and picture a few of them."""
-
-        def render(camera: Camera) -> Tensor:
-            return self._stage.render(camera, geometry=False).image
-
         with torch.no_grad():
-            if self._test_cameras:
-                # Rounded to 8 bits, so that the figures are those of images saved and measured
-                # by any other program.
-                result = evaluate(render, self._test_cameras, images.shown, quantise=True)
-                counted = result.counted
-                self._logger.scalars(
-                    {
-                        "Test/L1": result.l1,
-                        "Test/PSNR": result.psnr,
-                        "Test/SSIM": result.ssim,
-                        **{f"Test/{name.upper()}_counted": v for name, v in counted.items()},
-                    },
-                    iteration,
-                )
-                self._console.info(
-                    f"iteration {iteration}: {len(self._test_cameras)} held-out views"
-                    f"{self._held_out_note}, PSNR {result.psnr:.2f} dB, SSIM {result.ssim:.4f}, "
-                    f"L1 {result.l1:.4f}"
-                )
-                if counted:
-                    self._console.info(
-                        f"iteration {iteration}: of these only what the masks count, PSNR "
-                        f"{counted['psnr']:.2f} dB, SSIM {counted['ssim']:.4f}"
-                    )
-                    whole = {"psnr": result.psnr, "ssim": result.ssim}
-                    self.held_out = {"whole": whole, "counted": counted}
+            found = find(self._stage, *self._views, images.shown, observations=self._observations)
+            self._logger.scalars(found.curves(), iteration)
+            for line in found.lines(self._held_out_note):
+                self._console.info(f"iteration {iteration}: {line}")
+            advice = found.advice()
+            if advice is not None:
+                self._console.warn(f"iteration {iteration}: {advice}")
+            self.figures = found.record()
+            self._picture_worst(found, images)
+            self.held_out = found.whole_and_counted()
             metrics: dict[str, list[float]] = {}
             self._pictures.clear()
             for camera in self._pictured:
@@ -165,7 +159,9 @@ class Reporter:
                 self._console.info(f"iteration {iteration}: {name} {value:.4f}")
 
     def write_pictures(self, path: Path) -> None:
-        """Write the pictures of the last evaluation as one PNG."""
+        """Write the pictures of the last evaluation as one PNG, and those that fit worst."""
+        if self._worst:
+            write_contact_sheet(path.with_name(WORST_FILE), self._worst)
         if self._pictures:
             write_contact_sheet(path, self._pictures)
             self._console.info(f"photograph, render, depth and normals: {path}")
@@ -174,6 +170,19 @@ class Reporter:
         """Seconds and peak bytes of each phase, earlier processes included."""
         self._leave_phase()
         return self._phases
+
+    def _picture_worst(self, found: Findings, images: ImageStore) -> None:
+        """Small pictures of the photographs that fit worst, beside their renders."""
+        cameras = {camera.name: camera for camera in (*self._views[1], *self._views[0])}
+        self._worst.clear()
+        for score in found.worst():
+            camera = cameras[score.name]
+            pair = (
+                outlined(images.shown(camera)).cpu(),
+                to_uint8(self._stage.render(camera, geometry=False).image),
+            )
+            names = ("photograph", "render")
+            self._worst.append({n: thumbnail(p.cpu()) for n, p in zip(names, pair, strict=True)})
 
     def _leave_phase(self) -> None:
         if self._phase is None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gaussian_splatting.engine.reporting.view_findings import FITTED
+from gaussian_splatting.engine.reporting.view_pictures import WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_utils.charts import Chart, Point, Series
 from sugar_utils.errors import UserError
@@ -72,6 +74,7 @@ def add_run_section(
     pictures = run_directory / "views.png"
     if pictures.is_file():
         page.wide_picture(Picture(pictures, "photograph, render, depth (white is far) and normals"))
+    _add_worst(page, record, run_directory)
     chosen = {**record.get("sources", {}), **record.get("settings", {})}
     page.pairs(flattened(chosen), folded="Settings of this run")
     files = sorted(p for p in run_directory.iterdir() if p.name != REPORT_FILE)
@@ -162,16 +165,35 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
     for label, name, form in (
         ("loss there", _TOTAL, "{:.4f}"),
         ("held-out PSNR", "Test/PSNR", "{:.2f} dB"),
+        (f"held-out {FITTED}", f"Test/{FITTED}", "{:.2f} dB"),
+        ("training PSNR", "Training/PSNR", "{:.2f} dB"),
+        (f"training {FITTED}", f"Training/{FITTED}", "{:.2f} dB"),
         ("held-out SSIM", "Test/SSIM", "{:.4f}"),
         ("held-out PSNR of what masks count", "Test/PSNR_counted", "{:.2f} dB"),
         ("held-out SSIM of what masks count", "Test/SSIM_counted", "{:.4f}"),
         ("Gaussians", "Gaussians/count", "{:,.0f}"),
+        ("held-out pixels in fog", "Test/fog", "{:.2%}"),
         ("normal agreement", "View/normal_agreement", "{:.3f}"),
+        ("least gain of a photograph", "Exposure/least gain in stops", "{:+.2f} stops"),
+        ("largest gain of a photograph", "Exposure/largest gain in stops", "{:+.2f} stops"),
     ):
         value = last_value(curves, name)
         if value is not None:
             rows[label] = form.format(value)
     return rows
+
+
+def _add_worst(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
+    """The photographs that fit worst: names, figures, and small pictures."""
+    figures = record.get("figures")
+    worst = figures.get("worst photographs") if isinstance(figures, dict) else None
+    if not isinstance(worst, dict) or not worst:
+        return
+    named = ", ".join(f"{name} ({value} dB)" for name, value in worst.items())
+    page.paragraph(f"Photographs that fit worst, of those measured: {named}.")
+    pictures = run_directory / WORST_FILE
+    if pictures.is_file():
+        page.wide_picture(Picture(pictures, "photographs that fit worst, and their renders"))
 
 
 def _add_phases(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
@@ -192,7 +214,7 @@ def _charts(curves: Curves) -> list[Chart]:
     losses.sort(key=lambda name: name != _TOTAL)
     charts = [
         Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
-        Chart("PSNR of held-out views", _series(curves, ["Test/PSNR"]), y_label="dB"),
+        Chart("PSNR of held-out and of training views", _psnr_series(curves), y_label="dB"),
     ]
     counts = {value for _, value in curves.get("Gaussians/count", ())}
     if len(counts) > 1:
@@ -200,6 +222,15 @@ def _charts(curves: Curves) -> list[Chart]:
         charts.append(Chart("Gaussians", series, y_label="number"))
     # A single measurement is a figure, and stands in the table above.
     return [chart for chart in charts if any(len(s.points) > 1 for s in chart.series)]
+
+
+def _psnr_series(curves: Curves) -> list[Series]:
+    shown = {
+        "Test/PSNR": "held-out",
+        f"Test/{FITTED}": "held-out after gain and offset",
+        "Training/PSNR": "training",
+    }
+    return [Series(label, curves[name]) for name, label in shown.items() if name in curves]
 
 
 def _series(curves: Curves, names: list[str]) -> list[Series]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -15,6 +16,10 @@ from gaussian_splatting.rasterization import RenderOutput
 from sugar_utils.files import atomic_path
 
 FARTHEST_SHARE = 0.98
+THUMBNAIL = 240
+"""Longest side in pixels."""
+
+WORST_FILE = "worst.png"
 _SAMPLED_PIXELS = 1_000_000
 
 
@@ -37,6 +42,13 @@ def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]
         "normal": to_uint8((output.normal * upward + 1) / 2),
     }
     return {name: picture.cpu() for name, picture in pictures.items()}
+
+
+def thumbnail(picture: Tensor) -> Tensor:
+    """A picture with no side above ``THUMBNAIL``. (H, W, 3) uint8 -> (h, w, 3) uint8"""
+    small = Image.fromarray(picture.numpy())
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return torch.from_numpy(np.array(small))
 
 
 def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is worth at one moment of a run: on held-out views, beside training views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, evaluate
+from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.losses.fog import fog_share
+
+FITTED = "PSNR after gain and offset"
+N_TRAINING_VIEWS = 8
+N_WORST = 3
+
+LARGE_GAP = 5.0
+"""Decibels by which training views may be better; well covered captures stay below four."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one evaluation found.
+
+    Attributes:
+        held_out: Scores of the held-out views; None where nothing is held out.
+        training: Scores of a few training views, the same ones every time.
+        fog: Share of held-out pixels in front of every point that their photograph observes; None
+            where no points are known.
+        exposure_stops: Least and largest gain of a training photograph, in stops; None where
+            exposures are not learned.
+    """
+
+    held_out: EvaluationResult | None
+    training: EvaluationResult | None = None
+    fog: float | None = None
+    exposure_stops: tuple[float, float] | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """Decibels by which training views are better than held-out ones."""
+        if self.held_out is None or self.training is None:
+            return None
+        return _best_known(self.training) - _best_known(self.held_out)
+
+    def worst(self) -> list[ViewScore]:
+        """The photographs that fit worst, of those that were measured; the worst one first."""
+        scores = [s for found in (self.held_out, self.training) if found for s in found.per_view]
+        return sorted(scores, key=lambda score: (_decibels(score), score.name))[:N_WORST]
+
+    def values(self) -> list[tuple[str, str, float]]:
+        """Name in TensorBoard, what it is, and the value of every figure."""
+        rows: list[tuple[str, str, float | None]] = []
+        for tag, role, found in (
+            ("Test", "held-out", self.held_out),
+            ("Training", "training", self.training),
+        ):
+            if found is not None:
+                rows += [
+                    (f"{tag}/L1", f"{role} L1", found.l1),
+                    (f"{tag}/PSNR", f"{role} PSNR", found.psnr),
+                    (f"{tag}/{FITTED}", f"{role} {FITTED}", found.fitted_psnr),
+                    (f"{tag}/SSIM", f"{role} SSIM", found.ssim),
+                ]
+        counted = {} if self.held_out is None else self.held_out.counted
+        for name, value in counted.items():
+            rows.append((f"Test/{name.upper()}_counted", f"held-out {name} in masks", value))
+        rows.append(("Test/fog", "fog share", self.fog))
+        low, high = self.exposure_stops or (None, None)
+        rows.append(("Exposure/least gain in stops", "least gain in stops", low))
+        rows.append(("Exposure/largest gain in stops", "largest gain in stops", high))
+        return [(tag, name, value) for tag, name, value in rows if value is not None]
+
+    def curves(self) -> dict[str, float]:
+        """Values for TensorBoard, by name."""
+        return {tag: value for tag, _, value in self.values()}
+
+    def record(self) -> dict[str, Any]:
+        """Values for ``run.json``, by what they are."""
+        # JSON has no infinity, which is the PSNR of equal images.
+        finite = {name: value for _, name, value in self.values() if math.isfinite(value)}
+        worst = {s.name: round(_decibels(s), 2) for s in self.worst() if math.isfinite(s.psnr)}
+        return {**finite, "worst photographs": worst}
+
+    def lines(self, note: str) -> list[str]:
+        """Lines for the console; ``note`` says what held-out figures must be read with."""
+        lines = []
+        if self.held_out is not None:
+            n = len(self.held_out.per_view)
+            lines.append(f"{n} held-out views{note}, {_scores(self.held_out)}")
+            counted = self.held_out.counted
+            if counted:
+                lines.append(
+                    f"of these only what the masks count, PSNR {counted['psnr']:.2f} dB, SSIM "
+                    f"{counted['ssim']:.4f}"
+                )
+        if self.training is not None:
+            lines.append(f"{len(self.training.per_view)} training views, {_scores(self.training)}")
+        if self.fog is not None:
+            lines.append(
+                f"fog: {self.fog:.2%} of the held-out pixels lie in front of all that their "
+                "photograph observed"
+            )
+        if self.exposure_stops is not None:
+            low, high = self.exposure_stops
+            lines.append(f"gains of the training photographs: {low:+.2f} to {high:+.2f} stops")
+        return lines
+
+    def whole_and_counted(self) -> dict[str, dict[str, float]]:
+        """Held-out figures over whole views and over what masks count; empty without masks."""
+        if self.held_out is None or not self.held_out.counted:
+            return {}
+        whole = {"psnr": self.held_out.psnr, "ssim": self.held_out.ssim}
+        return {"whole": whole, "counted": self.held_out.counted}
+
+    def advice(self) -> str | None:
+        """One line about a large gap; None where there is none."""
+        gap = self.gap
+        if gap is None or gap < LARGE_GAP:
+            return None
+        return (
+            f"training views are {gap:.1f} dB better than held-out ones: the model explains each "
+            "photograph by itself; more photographs, --masks, --exposure_compensation or better "
+            "poses help"
+        )
+
+
+@torch.no_grad()
+def find(
+    stage: Stage,
+    test_cameras: Sequence[Camera],
+    train_cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+    observations: Observations | None = None,
+) -> Findings:
+    """Measure a model.
+
+    Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
+    any other program.
+
+    Args:
+        stage: Renders the views.
+        test_cameras: Held-out views, possibly none.
+        train_cameras: Training views; a few of them are measured.
+        load_image: Returns the photograph of a camera. (H, W, 3) uint8
+        observations: Points that the photographs observe, as far as they are known.
+    """
+    foggy: list[float] = []
+
+    def render_held_out(camera: Camera) -> Tensor:
+        seen = None if observations is None else observations.seen(camera)
+        output = stage.render(camera, geometry=seen is not None)
+        if seen is not None:
+            foggy.append(fog_share(output.depth, output.alpha, seen.nearest))
+        return output.image
+
+    def render(camera: Camera) -> Tensor:
+        return stage.render(camera, geometry=False).image
+
+    exposures, held_out = stage.exposures, None
+    fitted = exposures is not None
+    if test_cameras:
+        held_out = evaluate(render_held_out, test_cameras, load_image, quantise=True, fitted=fitted)
+    n = len(train_cameras)
+    shown = min(n, N_TRAINING_VIEWS)
+    chosen = [train_cameras[i * n // shown] for i in range(shown)]
+    return Findings(
+        held_out,
+        evaluate(render, chosen, load_image, quantise=True, fitted=fitted),
+        sum(foggy) / len(foggy) if foggy else None,
+        None if exposures is None else exposures.range(),
+    )
+
+
+def _decibels(score: ViewScore) -> float:
+    return score.psnr if score.fitted_psnr is None else score.fitted_psnr
+
+
+def _best_known(result: EvaluationResult) -> float:
+    """PSNR; after gain and offset where exposures are not expected to agree."""
+    return result.psnr if result.fitted_psnr is None else result.fitted_psnr
+
+
+def _scores(result: EvaluationResult) -> str:
+    fitted = "" if result.fitted_psnr is None else f"{FITTED} {result.fitted_psnr:.2f} dB, "
+    return f"PSNR {result.psnr:.2f} dB, {fitted}SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exposures of all training photographs under optimisation, by the photographs' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS
+from gaussian_splatting.optim.schedule import scaled
+from sugar_utils.flags import boolean
+from sugar_utils.settings import flag
+
+MAX_RATE = 0.01
+"""What 3DGS begins with; larger steps do not settle."""
+
+KEY, STEPS = "exposure of ", "exposure steps"
+"""Names in checkpoints: one entry per photograph, and one for all."""
+
+
+@dataclass(frozen=True)
+class ExposureConfig:
+    """Whether and how exposures are learned.
+
+    Attributes:
+        start: The vanilla stage learns them after this iteration, when its colours mean something;
+            later stages from their first one.
+        rate: Learning rate of logarithms of gains and of offsets.
+    """
+
+    exposure_compensation: bool = flag(
+        False, "learn a gain and an offset per colour channel for each training photograph, for "
+        "cameras that change exposure or white balance between photographs",
+        group="exposure", parse=boolean, nargs="?", const=True,
+    )  # fmt: skip
+    start: int = 1_000
+    rate: float = 1e-3
+
+    def with_schedule(self, scale: float) -> ExposureConfig:
+        """The same settings with a scaled start; a shorter schedule takes larger steps.
+
+        Otherwise a short run would end before its exposures are reached.
+        """
+        start = scaled(self.start, scale) if self.start else 0
+        return replace(self, start=start, rate=min(self.rate / scale, max(self.rate, MAX_RATE)))
+
+    def identity(self) -> dict[str, Any]:
+        """What decides a result; empty where nothing is compensated, as in earlier versions."""
+        return {"exposure": asdict(self)} if self.exposure_compensation else {}
+
+
+@dataclass(frozen=True)
+class LaterExposure(ExposureConfig):
+    """Of stages that begin with a trained model."""
+
+    start: int = 0
+
+
+NO_EXPOSURE, NO_LATER_EXPOSURE = ExposureConfig(), LaterExposure()
+
+
+class Exposures:
+    """Adam on (2, 3) values per photograph: logarithms of gains, then offsets, per channel.
+
+    Gains and offsets of all photographs together say the same as other colours of the model, so
+    their mean is kept at no change: the model's colours are those of the mean photograph.
+
+    Args:
+        config: Settings.
+        names: Training photographs.
+        device: Where to compute.
+        initial: Exposures of an earlier stage by name, (2, 3) each; others begin with no change.
+    """
+
+    def __init__(
+        self,
+        config: ExposureConfig,
+        names: Sequence[str],
+        device: torch.device,
+        initial: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._config = config
+        self._rows = {name: row for row, name in enumerate(names)}
+        self.values = torch.zeros(len(self._rows), 2, 3, device=device)
+        self._moments = torch.zeros(2, *self.values.shape, device=device)
+        self._steps = 0
+        self._gradient: Tensor | None = None
+        for name, row in self._rows.items():
+            if initial is not None and name in initial:
+                self.values[row] = initial[name].to(device)
+        if initial:
+            self._anchor()
+
+    def leaf(self, name: str, iteration: int) -> Tensor | None:
+        """A copy of a photograph's exposure that collects its gradient; None before the start."""
+        if iteration <= self._config.start or name not in self._rows:
+            return None
+        return self.values[self._rows[name]].clone().requires_grad_(True)
+
+    def collect(self, name: str, leaf: Tensor | None) -> None:
+        """Add the gradient of a view to the step's."""
+        if leaf is None or leaf.grad is None:
+            return
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.values)
+        self._gradient[self._rows[name]] += leaf.grad
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """The step's gradient, to be summed over the processes."""
+        return () if self._gradient is None else (self._gradient,)
+
+    def step(self, n_views: int) -> None:
+        """Step all photographs by the mean gradient of the step's views.
+
+        Those that the step did not show go on with what their moments remember: a photograph is
+        seen once in an epoch, and the rate is that of steps.
+        """
+        if self._gradient is None:
+            return
+        gradient, self._gradient = self._gradient / n_views, None
+        self._steps += 1
+        for moment, beta, value in zip(
+            self._moments, ADAM_BETAS, (gradient, gradient * gradient), strict=True
+        ):
+            moment.mul_(beta).add_(value, alpha=1.0 - beta)
+        first, second = (
+            moment / (1.0 - beta**self._steps)
+            for moment, beta in zip(self._moments, ADAM_BETAS, strict=True)
+        )
+        self.values -= self._config.rate * first / (second.sqrt() + ADAM_EPS)
+        self._anchor()
+
+    def by_name(self) -> dict[str, Tensor]:
+        """Exposure of each photograph, on the CPU. (2, 3) each"""
+        values = self.values.cpu()
+        return {name: values[row] for name, row in self._rows.items()}
+
+    def range(self) -> tuple[float, float]:
+        """Least and largest gain of any photograph and channel, each in stops."""
+        stops = self.values[:, 0] / torch.log(self.values.new_tensor(2.0))
+        return float(stops.min()), float(stops.max())
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps: values and both moments by photograph, and steps made."""
+        together = torch.cat([self.values[None], self._moments]).cpu()
+        entries = {f"{KEY}{name}": together[:, row] for name, row in self._rows.items()}
+        return {**entries, STEPS: torch.tensor([float(self._steps)], device="cpu")}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take :meth:`state` back; photographs that it does not know stay as they are."""
+        for name, row in self._rows.items():
+            saved = state.get(f"{KEY}{name}")
+            if saved is not None:
+                saved = saved.to(self.values.device)
+                self.values[row], self._moments[:, row] = saved[0], saved[1:]
+        self._steps = int(state[STEPS]) if STEPS in state else self._steps
+
+    def _anchor(self) -> None:
+        self.values -= self.values.mean(dim=0, dtype=torch.float64).to(self.values.dtype)
+
+
+def exposures_of(
+    config: ExposureConfig,
+    names: Sequence[str],
+    device: torch.device,
+    initial: Mapping[str, Tensor] | None = None,
+) -> Exposures | None:
+    """The exposures of a stage; None where nothing is compensated."""
+    if not config.exposure_compensation:
+        return None
+    return Exposures(config, names, device, initial)

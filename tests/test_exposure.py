@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exposures of photographs: what they do to an image, how they are learned, kept and passed on."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import train
+import train_refined
+from benchmarks.memory import Setting, weigh_setting
+from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.data.exposure_file import read_exposures, write_exposures
+from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
+from gaussian_splatting.losses.photometric import l1_and_ssim
+from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, LaterExposure
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_utils.errors import UserError
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import (
+    assert_same_bits,
+    disturbed_cloud,
+    events,
+    load_pt,
+    make_tiny_scene,
+    run_cli,
+    tiny_cameras,
+    tiny_cloud,
+)
+
+ON = ExposureConfig(exposure_compensation=True, start=0, rate=0.01)
+CPU = torch.device("cpu")
+GAINS = (0.8, 1.0, 1.25)
+
+
+def picture(height=20, width=17, seed=0):
+    return torch.rand(height, width, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def exposures(config=ON, names=("a", "b", "c"), initial=None):
+    return Exposures(config, names, CPU, initial)
+
+
+# What an exposure does to an image
+
+
+def test_no_exposure_is_the_same_image():
+    image = picture()
+    assert exposed(image, None) is image
+
+
+def test_a_gain_multiplies_and_an_offset_adds():
+    exposure = torch.tensor([[math.log(2.0), 0.0, 0.0], [0.0, 0.1, 0.0]])
+    image = picture()
+    expected = image * torch.tensor([2.0, 1.0, 1.0]) + torch.tensor([0.0, 0.1, 0.0])
+    assert torch.allclose(exposed(image, exposure), expected, atol=1e-6)
+
+
+def test_gradients_agree_with_finite_differences():
+    image = picture(5, 4).double().requires_grad_(True)
+    exposure = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.autograd.gradcheck(exposed, (image, exposure.requires_grad_(True)))
+
+
+def test_the_colour_loss_of_an_exposed_image_agrees_with_the_float64_twin():
+    def gradients(dtype):
+        image = picture().to(dtype).requires_grad_(True)
+        exposure = torch.tensor([[0.2, -0.1, 0.0], [0.05, 0.0, -0.02]], dtype=dtype)
+        exposure.requires_grad_(True)
+        l1, ssim = l1_and_ssim(exposed(image, exposure), picture(seed=1).to(dtype))
+        (0.8 * l1 + 0.2 * (1 - ssim)).backward()
+        return image.grad.double(), exposure.grad.double()
+
+    for found, expected in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        assert float((found - expected).abs().max()) < 1e-3 * float(expected.abs().max())
+
+
+def test_gain_and_offset_of_a_photograph_are_found_again():
+    image, gain = picture(), torch.tensor([0.5, 1.5, 1.0])
+    offset = torch.tensor([0.1, -0.2, 0.0])
+    found = fit_gain_and_offset(image, image * gain + offset)
+    assert torch.allclose(found[0], gain.double(), atol=1e-5)
+    assert torch.allclose(found[1], offset.double(), atol=1e-5)
+
+
+def test_a_flat_render_gets_an_offset_only():
+    gain, offset = fit_gain_and_offset(torch.full((4, 5, 3), 0.25), picture(4, 5))
+    assert gain.tolist() == [1.0] * 3
+    assert torch.allclose(offset, picture(4, 5).double().mean(dim=(0, 1)) - 0.25)
+
+
+def test_evaluation_after_gain_and_offset_forgives_an_exposure_and_nothing_else():
+    camera, image = tiny_cameras(1)[0], picture(48, 64)
+    photograph = (image * 200).round().to(torch.uint8)
+    plain = evaluate(lambda c: image, [camera], lambda c: photograph)
+    scores = evaluate(lambda c: image, [camera], lambda c: photograph, fitted=True)
+    assert plain.fitted_psnr is None
+    assert scores.psnr == plain.psnr < 20
+    assert scores.fitted_psnr > 50
+
+
+# How exposures are learned
+
+
+def test_steps_are_those_of_adam_with_the_mean_taken_out():
+    ours = exposures()
+    twin = torch.zeros(3, 2, 3, requires_grad=True)
+    adam = torch.optim.Adam([twin], lr=ON.rate, eps=1e-15)
+    rng = torch.Generator().manual_seed(3)
+    for step in range(12):
+        name = "abc"[step % 3]
+        gradient = torch.randn(2, 3, generator=rng)
+        leaf = ours.leaf(name, 1)
+        leaf.grad = gradient
+        ours.collect(name, leaf)
+        ours.step(1)
+        twin.grad = torch.zeros_like(twin)
+        twin.grad[step % 3] = gradient
+        adam.step()
+        with torch.no_grad():
+            twin -= twin.mean(dim=0)
+    assert torch.allclose(ours.values, twin.detach(), atol=1e-6)
+    assert float(ours.values.mean(dim=0).abs().max()) < 1e-7
+
+
+def test_nothing_is_learned_before_the_start_and_of_other_photographs():
+    late = exposures(ExposureConfig(True, start=10))
+    assert late.leaf("a", 10) is None
+    assert late.leaf("a", 11) is not None
+    assert late.leaf("held out", 11) is None
+    late.collect("a", None)
+    late.step(1)
+    assert not late.step_statistics()
+    assert not late.values.any()
+
+
+def test_a_short_schedule_starts_earlier_and_takes_larger_steps():
+    short = VanillaConfig(exposure=ExposureConfig(True)).with_schedule(0.2).exposure
+    assert (short.start, short.rate) == (200, pytest.approx(0.005))
+    assert ExposureConfig(True).with_schedule(0.01).rate == 0.01
+    assert LaterExposure(True).with_schedule(0.5).start == 0
+
+
+def test_a_saved_state_goes_on_with_the_same_bits():
+    def learn(e, steps):
+        for step in steps:
+            leaf = e.leaf("ab"[step % 2], 1)
+            leaf.grad = torch.full((2, 3), 0.1 + step)
+            e.collect("ab"[step % 2], leaf)
+            e.step(2)
+        return e
+
+    straight = learn(exposures(), range(9))
+    first, second = learn(exposures(), range(4)), exposures()
+    second.restore(first.state())
+    assert torch.equal(learn(second, range(4, 9)).values, straight.values)
+    assert straight.state().keys() == second.state().keys()
+    for name, value in straight.state().items():
+        assert torch.equal(value, second.state()[name])
+
+
+def test_the_file_of_exposures_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "exposure.json"
+    written = {"a b.png": torch.randn(2, 3), "ü.jpg": torch.zeros(2, 3)}
+    write_exposures(path, written)
+    read = read_exposures(path, pytest.fail)
+    assert read.keys() == written.keys()
+    for name, value in written.items():
+        assert torch.allclose(read[name], value, atol=1e-7)
+    assert read_exposures(tmp_path / "none.json", pytest.fail) == {}
+
+
+@pytest.mark.parametrize(
+    "value", [[], {"a": 1}, {"a": [[-1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]}]
+)
+def test_a_file_that_is_no_table_of_exposures_is_refused_in_one_line(tmp_path, value):
+    path = tmp_path / "exposure.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(UserError) as caught:
+        read_exposures(path, pytest.fail)
+    assert "\n" not in str(caught.value)
+
+
+def test_strips_give_the_gradient_of_the_whole_image(tmp_path):
+    camera = tiny_cameras(1)[0]
+    found = []
+    for strips in (1, 3):
+        learned = exposures(names=(camera.name,))
+        stage = VanillaStage(
+            disturbed_cloud(tiny_cloud()), VanillaConfig(split=ImageSplit(strips)), 3.0, tmp_path,
+            exposures=learned,
+        )  # fmt: skip
+        stage.accumulate(1, camera, picture(48, 64))
+        found.append(learned.step_statistics()[0])
+    assert float((found[0] - found[1]).abs().max()) < 1e-5 * float(found[0].abs().max())
+
+
+@pytest.mark.parametrize("phase", ["entropy", "refine"])
+def test_foretold_memory_counts_exposures(phase):
+    size = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_chunk": 20_000}
+    weight = weigh_setting(Setting(phase, **size, exposure=True))
+    assert weight.predicted == pytest.approx(weight.live.peak, rel=0.1)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory):
+    """The tiny scene, photographed with three exposures in turn."""
+    scene = make_tiny_scene(tmp_path_factory.mktemp("changing") / "scene")
+    for number, camera in enumerate(scene.cameras):
+        pixels = np.asarray(Image.open(camera.image_path), dtype=np.float64)
+        changed = (pixels * GAINS[number % 3]).clip(0, 255).round().astype(np.uint8)
+        Image.fromarray(changed).save(camera.image_path)
+    return scene
+
+
+def vanilla(scene, output, *more):
+    code = run_cli(
+        vanilla_train.main, "-s", scene.root, "-m", output, "--eval", "--iterations", 60,
+        "--schedule_scale", 0.005, "--test_iterations", 30, "--checkpoint_interval", 20,
+        "--densify_until_iter", 1, "--opacity_reset_interval", 99_999, *more,
+    )  # fmt: skip
+    assert code == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def learned(changing, tmp_path_factory):
+    """A vanilla checkpoint that learned exposures."""
+    return vanilla(changing, tmp_path_factory.mktemp("v") / "on", "--exposure_compensation")
+
+
+def test_brighter_photographs_get_larger_gains(learned):
+    table = read_exposures(learned / "point_cloud" / "iteration_60" / "exposure.json", print)
+    gains = [np.mean([float(e[0].mean()) for name, e in table.items()
+                      if int(name[5:7]) % 3 == k]) for k in range(3)]  # fmt: skip
+    assert gains[0] < gains[1] < gains[2]
+    assert len(table) == 8
+
+
+def test_both_figures_and_the_range_are_reported(learned, capsys):
+    run = learned / "checkpoints"
+    log = (run / "log.txt").read_text()
+    assert "PSNR after gain and offset" in log
+    assert "gains of the training photographs" in log
+    figures = json.loads((run / "run.json").read_text())["figures"]
+    assert figures["held-out PSNR after gain and offset"] >= figures["held-out PSNR"]
+    assert "Test/PSNR after gain and offset" in events(run).Tags()["scalars"]
+    assert "PSNR after gain and offset" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_without_the_flag_has_none_of_it(changing, tmp_path):
+    output = vanilla(changing, tmp_path / "off")
+    assert "gain" not in (output / "checkpoints" / "log.txt").read_text()
+    record = json.loads((output / "checkpoints" / "run.json").read_text())
+    assert "exposure" not in record["settings"]
+    assert not list(output.rglob("exposure.json"))
+    state = load_pt(output / "checkpoints" / "60.pt")["resume"]["stage"]
+    assert state.keys() == {"gradient_sum", "views"}
+
+
+def test_a_continued_vanilla_run_has_the_same_bits(changing, learned, tmp_path):
+    source = learned / "checkpoints" / "20.pt"
+    again = vanilla(changing, tmp_path / "v", "--exposure_compensation", "--resume", source)
+    assert_same_bits(learned / "checkpoints" / "60.pt", again / "checkpoints" / "60.pt")
+
+
+def coarse(scene, checkpoint, output, *more):
+    return run_cli(
+        train.main, "-s", scene.root, "-c", checkpoint, "-i", 60, "-r", "dn_consistency",
+        "--stop_after", "coarse", "--output_dir", output, "--schedule_scale", 0.002,
+        "--sdf_samples", 300, "--checkpoint_milestones", 10_000, *more,
+    )  # fmt: skip
+
+
+def test_the_coarse_stage_goes_on_with_the_exposures_and_resumes(
+    changing, learned, tmp_path, capsys
+):
+    assert coarse(changing, learned, tmp_path / "a", "--exposure_compensation", True) == 0
+    assert "exposures: 8 of 8 taken over from" in capsys.readouterr().out
+    (straight,) = (tmp_path / "a").rglob("30.pt")
+    run = straight.parent
+    source = run / "20.pt"
+    more = ("--exposure_compensation", True, "--resume", source)
+    assert coarse(changing, learned, tmp_path / "b", *more) == 0
+    (again,) = (tmp_path / "b").rglob("30.pt")
+    assert_same_bits(straight, again)
+    before = load_pt(learned / "checkpoints" / "60.pt")["resume"]["stage"]
+    after = load_pt(straight)["resume"]["stage"]
+    name = "exposure of view_01.png"
+    assert float((after[name][0] - before[name][0]).abs().max()) < 0.1
+
+
+def test_exposures_of_the_checkpoint_that_are_not_used_are_named(
+    changing, learned, tmp_path, capsys
+):
+    assert coarse(changing, learned, tmp_path) == 0
+    assert "trained with exposures" in capsys.readouterr().out
+
+
+def test_the_refinement_learns_exposures_and_resumes(changing, learned, tmp_path):
+    mesh = tmp_path / "sugarmesh_ball.ply"
+    write_mesh_ply(mesh, icosahedron())
+
+    def refine(output, *more):
+        assert run_cli(
+            train_refined.main, "-s", changing.root, "-c", learned, "-i", 60, "-m", mesh, "-g", 3,
+            "-v", 300, "-f", 12, "--checkpoint_interval", 4, "--exposure_compensation", "-o",
+            output, *more,
+        ) == 0  # fmt: skip
+        return next(output.rglob("12.pt"))
+
+    straight = refine(tmp_path / "a")
+    again = refine(tmp_path / "b", "--resume", straight.with_name("4.pt"))
+    assert_same_bits(straight, again)
+    assert "exposure of view_01.png" in load_pt(again)["resume"]["stage"]

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What evaluations say besides held-out figures: training views, fog, gaps, worst photographs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from gaussian_splatting.data.colmap import read_colmap
+from gaussian_splatting.data.images import ImageFolder
+from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore
+from gaussian_splatting.engine.reporting.view_findings import Findings, find
+from gaussian_splatting.losses.fog import fog_share
+from tests.support.tiny_scene import make_tiny_scene, tiny_cameras
+from tests.support.tracks import add_tracks
+
+
+def scores(*decibels: float, fitted: float | None = None) -> EvaluationResult:
+    return EvaluationResult(
+        tuple(ViewScore(f"{value}.png", 0.1, value, 0.9, fitted) for value in decibels)
+    )
+
+
+def observations(camera, depths) -> Observations:
+    """Points on the axis of a camera."""
+    view = np.array([[0.0, 0.0, depth] for depth in depths])
+    points = (view - camera.translation) @ camera.rotation
+    n = len(points)
+    return Observations(
+        points.astype(np.float32), np.ones(n, np.float32), np.full(n, 3, np.int32),
+        {camera.name: np.arange(n, dtype=np.int32)},
+    )  # fmt: skip
+
+
+def test_observed_points_have_their_depth_and_pixel():
+    camera = tiny_cameras(1)[0]
+    seen = observations(camera, [2.0, 3.5, -1.0]).seen(camera)
+    assert seen.depths.tolist() == pytest.approx([2.0, 3.5], abs=1e-5)
+    assert seen.pixels.tolist() == [pytest.approx([camera.cx, camera.cy], abs=1e-3)] * 2
+    assert seen.nearest == pytest.approx(2.0, abs=1e-5)
+
+
+def test_a_photograph_without_points_has_none():
+    camera = tiny_cameras(1)[0]
+    known = observations(camera, [2.0])
+    assert known.seen(replace(camera, name="other")) is None
+    assert known.only(["other"]).seen(camera) is None
+    assert observations(camera, [-1.0]).seen(camera) is None
+
+
+def test_fog_is_what_lies_in_front_of_the_nearest_point():
+    alpha = torch.tensor([[1.0, 1.0, 0.8, 0.4]])
+    depth = torch.tensor([[1.0, 1.9, 0.8, 0.1]])
+    # Depths of 1 and 1 are in front of 2, 1.9 is within the margin, the last one is not solid.
+    assert fog_share(depth, alpha, 2.0) == 0.5
+    assert fog_share(depth, alpha, 0.5) == 0.0
+
+
+class Wall:
+    """A stage that renders a plane at one depth."""
+
+    exposures = None
+
+    def __init__(self, depth: float) -> None:
+        self.depth = depth
+
+    def render(self, camera, *, geometry):
+        size = (camera.height, camera.width)
+        depth = torch.full(size, self.depth) if geometry else None
+        return SimpleNamespace(
+            image=torch.full((*size, 3), 0.5), depth=depth, alpha=torch.ones(size)
+        )
+
+
+@pytest.mark.parametrize(("depth", "share"), [(1.0, 1.0), (2.0, 0.0)])
+def test_held_out_views_say_how_much_is_fog(depth, share):
+    held_out, *rest = tiny_cameras(12)
+    found = find(
+        Wall(depth), [held_out], rest, lambda c: torch.zeros(48, 64, 3, dtype=torch.uint8),
+        observations(held_out, [2.0]),
+    )  # fmt: skip
+    assert found.fog == share
+    assert len(found.training.per_view) == 8
+    assert "Test/fog" in found.curves()
+    assert any(line.startswith("fog: ") for line in found.lines(""))
+
+
+def test_without_tracks_nothing_is_said_about_fog():
+    cameras = tiny_cameras(4)
+    found = find(Wall(1.0), cameras[:1], cameras[1:], lambda c: torch.zeros(48, 64, 3).byte())
+    assert found.fog is None
+    assert "fog share" not in found.record()
+
+
+def test_a_large_gap_is_named_with_advice():
+    assert Findings(scores(25.0), scores(27.0)).advice() is None
+    assert Findings(None, scores(27.0)).advice() is None
+    advice = Findings(scores(17.0), scores(29.0)).advice()
+    assert "12.0 dB" in advice
+    assert "--exposure_compensation" in advice
+    # What exposures explain is no gap.
+    assert Findings(scores(17.0, fitted=28.0), scores(25.0, fitted=29.0)).advice() is None
+
+
+def test_the_photographs_that_fit_worst_come_first():
+    found = Findings(scores(25.0, 12.0, 31.0), scores(14.0, 35.0))
+    assert [score.name for score in found.worst()] == ["12.0.png", "14.0.png", "25.0.png"]
+    assert found.record()["worst photographs"] == {"12.0.png": 12.0, "14.0.png": 14.0,
+                                                   "25.0.png": 25.0}  # fmt: skip
+    assert Findings(scores(float("inf"))).record() == {
+        "held-out L1": 0.1, "held-out SSIM": 0.9, "worst photographs": {},
+    }  # fmt: skip
+
+
+def test_tracks_of_a_model_are_read(tmp_path):
+    scene = make_tiny_scene(tmp_path / "scene", n_views=3, n_points=4)
+    folder = tmp_path / "scene" / "sparse" / "0"
+    add_tracks(folder, 2, ("view_00.png", "view_02.png"))
+    images = ImageFolder(scene.root / "images", recursive=True)
+    found = read_colmap(folder, images).observations
+    assert found.rows.keys() == {"view_00.png", "view_02.png"}
+    assert found.rows["view_00.png"].tolist() == found.rows["view_02.png"].tolist() == [0, 1]
+    assert found.lengths.tolist()[:2] == [2, 2]
+    assert np.isfinite(found.errors).all()
