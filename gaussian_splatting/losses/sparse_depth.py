@@ -25,8 +25,9 @@ def point_weights(errors: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def sparse_depth_loss(
     depth: Tensor, rows: Tensor, columns: Tensor, depths: Tensor, weights: Tensor, total: float
 ) -> Tensor:
-    """Weighted mean of |D / z - 1|, the relative error of rendered depth at observed points.
+    """Weighted mean of |D - z| / (D + z), the relative error of rendered depth at observed points.
 
+    At most 1, because a shell far outside that shines through is many times farther than the point.
     Blended depth is not divided by alpha: what is half transparent there lies too near, too, and
     becomes solid where it should.
 
@@ -38,7 +39,8 @@ def sparse_depth_loss(
         weights: How much it counts. (n,)
         total: Sum of the weights of all points of the view.
     """
-    error = (depth[rows, columns] / depths - 1.0).abs()
+    found = depth[rows, columns]
+    error = (found - depths).abs() / (found + depths)
     return (weights * error).sum() / total
 
 
