@@ -35,7 +35,7 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
-from gaussian_splatting.vanilla.robust import robustness_of, with_shell
+from gaussian_splatting.vanilla.robust import shell_test, with_shell
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.files import file_digest
@@ -152,17 +152,7 @@ def _prepared(
         config.exposure, [camera.name for camera in scene.train_cameras], options.compute.device
     )
 
-    robustness = robustness_of(
-        config.robustness,
-        scene.train_cameras,
-        scene.observations,
-        iterations=config.iterations,
-        extent=scene.extent,
-        seed=config.random_seed,
-        device=options.compute.device,
-    )
-    if robustness is not None and scene.observations is None:
-        notices("--robust: the scene has no tracks of points, so its depth term and guards idle")
+    large = shell_test(scene.train_cameras, scene.extent, config.robustness)
 
     def export(iteration: int, trained: GaussianCloud) -> None:
         _write_layout(scene, options)
@@ -174,7 +164,7 @@ def _prepared(
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         planned = replace(config, split=options.memory.split)
         return VanillaStage(
-            cloud, planned, scene.extent, export, options.compute.rasterizer, exposures, robustness
+            cloud, planned, scene.extent, export, options.compute.rasterizer, exposures, large
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
