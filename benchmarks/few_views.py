@@ -4,7 +4,7 @@
 Of a scene with a COLMAP model some photographs, evenly spaced by name, are trained on and the
 others held out, at the same budget and seed for every variant. Points that fewer than two of the
 training photographs observe are left out, as a reconstruction of those photographs would not have
-them. A variant is ``reference``, ``robust``, or parts of the latter joined by ``+``.
+them. Variants are ``reference``, ``robust``, ``exposure``, or several joined by ``+``.
 
 Shown are the PSNR of held-out views, that of training views beside it, and the share of held-out
 pixels in front of every point that their photograph observes. Look at ``views.png`` of each run
@@ -54,25 +54,6 @@ MIN_OBSERVERS = 2
 REFERENCE_LENGTH = 7_000
 """Iterations that the schedule is made for; a shorter run scales it."""
 
-NOTHING = RobustConfig(
-    robust=True,
-    depth_weight=0,
-    guard_share=0,
-    opacity_weight=0,
-    scale_weight=0,
-    drop_rate=0,
-    shell_points=0,
-)
-ALL = RobustConfig(robust=True)
-PARTS: dict[str, dict[str, float]] = {
-    "depth": {"depth_weight": ALL.depth_weight},
-    "guard": {"guard_share": ALL.guard_share},
-    "opacity": {"opacity_weight": 0.01},
-    "scale": {"scale_weight": 0.01},
-    "drop": {"drop_rate": ALL.drop_rate},
-    "shell": {"shell_points": ALL.shell_points},
-}
-
 
 def variant(name: str) -> tuple[RobustConfig, ExposureConfig]:
     """Settings by name.
@@ -81,18 +62,9 @@ def variant(name: str) -> tuple[RobustConfig, ExposureConfig]:
         UserError: It is unknown.
     """
     parts = name.split("+")
-    exposure = ExposureConfig("exposure" in parts)
-    parts = [part for part in parts if part != "exposure"]
-    if parts in (["reference"], ["robust"]):
-        return RobustConfig(robust=parts == ["robust"]), exposure
-    config = NOTHING
-    for part in parts:
-        label, _, value = part.partition("=")
-        if label not in PARTS:
-            raise UserError(f"--variants {name}: choose reference, robust or of {', '.join(PARTS)}")
-        ((field, default),) = PARTS[label].items()
-        config = replace(config, **{field: type(default)(value) if value else default})
-    return config, exposure
+    if not set(parts) <= {"reference", "robust", "exposure"}:
+        raise UserError(f"--variants {name}: reference, robust or exposure, joined by +")
+    return RobustConfig(robust="robust" in parts), ExposureConfig("exposure" in parts)
 
 
 def with_few(scene: Scene, n_training: int) -> Scene:

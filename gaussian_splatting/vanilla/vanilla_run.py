@@ -40,7 +40,7 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
-from gaussian_splatting.vanilla.robust import robustness_of, with_shell
+from gaussian_splatting.vanilla.robust import shell_test, with_shell
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -162,17 +162,7 @@ def _prepared(
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
     exposures = exposures_of(config.exposure, names, device)
-    robustness = robustness_of(
-        config.robustness,
-        scene.train_cameras,
-        scene.observations,
-        iterations=config.iterations,
-        extent=scene.extent,
-        seed=config.random_seed,
-        device=device,
-    )
-    if robustness is not None and scene.observations is None:
-        notices("--robust: the scene has no tracks of points, so its depth term and guards idle")
+    large = shell_test(scene.train_cameras, scene.extent, config.robustness)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
@@ -194,7 +184,7 @@ def _prepared(
             poses=poses,
             hull=hull,
             exposures=exposures,
-            robustness=robustness,
+            may_be_large=large,
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.guard import check_population
@@ -39,7 +39,7 @@ from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.shared_flags import random_seed, white_background
-from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig, Robustness
+from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int, unit_float
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
@@ -169,7 +169,7 @@ class VanillaStage(Stage):
         poses: Poses that are learned, too.
         hull: Where Gaussians may be; None for anywhere.
         exposures: Those of the photographs, to be learned as well.
-        robustness: What is done against fog and floaters.
+        may_be_large: Says of centres, (N, 3), which Gaussians are not removed for their size.
     """
 
     name = "vanilla"
@@ -185,12 +185,12 @@ class VanillaStage(Stage):
         poses: PoseRefinement | None = None,
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
-        robustness: Robustness | None = None,
+        may_be_large: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.extent = extent
         self.exposures = exposures
-        self._robustness = robustness
         self._hull = hull
+        self._may_be_large = may_be_large
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -231,28 +231,16 @@ class VanillaStage(Stage):
             iteration=iteration,
             view_index=view_index,
         )
-        robust = self._robustness
-        sparse = None if robust is None else robust.depth_term(camera, iteration)
         view = ViewPass(
-            lambda: project(
-                self._shown(iteration, view_index),
-                camera,
-                depth=sparse is not None,
-                sh_degree=self._degree(iteration),
-            ),
+            lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
             background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
         exposures = self.exposures
         exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-        images = [self._color_term(target, exposure), *([] if sparse is None else [sparse])]
-        terms, d_means2d = view.backpropagate(images)
+        terms, d_means2d = view.backpropagate([self._color_term(target, exposure)])
         loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
-        if robust is not None:
-            robust.regularisers(self.model.cloud).backward()
-        if sparse is not None:
-            loss = loss + robust.depth_weight(iteration) * terms["points"]
         if iteration < self._config.densification.densify_until_iter:
             seen = DensificationStats.of(d_means2d, view.visible, camera)
             if self._step_stats is None:
@@ -291,11 +279,9 @@ class VanillaStage(Stage):
                 generator=generator(
                     self._config.random_seed, "split", iteration, device=self.model.device
                 ),
-                may_be_large=None if self._robustness is None else self._robustness.far_away,
+                may_be_large=self._may_be_large,
             )
             self._carve()
-            if self._robustness is not None:
-                self._clear_guards()
             check_population(len(self.model), iteration, "densification")
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
@@ -348,19 +334,6 @@ class VanillaStage(Stage):
         if self._hull is not None:
             self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
             self._stats = DensificationStats.zeros(len(self.model), self.model.device)
-
-    def _shown(self, iteration: int, view_index: int) -> Gaussians:
-        """What a step renders."""
-        gaussians = self.model.cloud.activate()
-        if self._robustness is None:
-            return gaussians
-        return self._robustness.dropped(gaussians, iteration, view_index)
-
-    def _clear_guards(self) -> None:
-        """Remove Gaussians that grew too near to a camera; statistics are fresh at that time."""
-        keep = self._robustness.outside_guards(self.model.cloud.means.detach())
-        self.model.optimizer.keep_rows(keep)
-        self._stats = DensificationStats.zeros(len(self.model), self.model.device)
 
     def _color_term(self, target: Tensor, exposure: Tensor | None) -> ImageTerm:
         weight = self._config.lambda_dssim
