@@ -72,13 +72,14 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
     return torch.stack([whole[y::2, x::2] for y, x in firsts]).amin(dim=0)
 
 
-def l1_and_ssim_of(maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]:
+def l1_and_ssim_of(image: Tensor, maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]:
     """Mean absolute error and mean SSIM of a strip, over the pixels that count.
 
     A pixel that does not count takes the render's own value in both images, without a gradient: it
     differs nowhere, neither by itself nor in the windows of its neighbours.
 
     Args:
+        image: What the strip looks like. (R, W, 3)
         maps: The strip.
         photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with a mask
 
@@ -88,10 +89,10 @@ def l1_and_ssim_of(maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]
     target = maps.part_of(photograph[..., :3])
     counted = is_counted(photograph)
     if counted is None:
-        return l1_and_ssim(maps.image, target, rows=maps.counted, total_rows=maps.height)
+        return l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
     here = counted[maps.shown.start : maps.shown.stop, :, None]
-    own = maps.image.detach()
-    image, target = torch.where(here, maps.image, own), torch.where(here, target, own)
+    own = image.detach()
+    image, target = torch.where(here, image, own), torch.where(here, target, own)
     l1, ssim = l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
     # Both were divided by all pixels.
     scale = counted.numel() / counted.sum().clamp_min(1)

@@ -111,7 +111,7 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    l1, ssim = l1_and_ssim_of(strip.maps, strip.photograph)
+    l1, ssim = l1_and_ssim_of(strip.maps.image, strip.maps, strip.photograph)
     return weighted_color_loss(l1, ssim, DSSIM_WEIGHT, strip.maps.share)
 
 

@@ -296,7 +296,7 @@ class VanillaStage(Stage):
         weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            l1, ssim = l1_and_ssim_of(maps, target)
+            l1, ssim = l1_and_ssim_of(maps.image, maps, target)
             return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
 
         return ImageTerm(SSIM_HALO, evaluate)
