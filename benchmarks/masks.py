@@ -45,8 +45,8 @@ from sugar_utils.files import atomic_path
 from sugar_utils.flags import Parser, positive_float
 from sugar_utils.frame import run_main
 
-GREY, STAMP_SHARE, STEP = 128, 0.22, 0.618
-"""Value of a stamp, its side as a share of the photograph's shorter one, and how far it moves."""
+GREY, STEP = 128, 0.618
+"""Value of a stamp, and how far it moves from photograph to photograph."""
 
 STRAY, MISSING, BOTH = (255, 60, 60), (60, 120, 255), (200, 200, 200)
 
@@ -132,7 +132,7 @@ def stamp(args: argparse.Namespace) -> None:
     for number, path in enumerate(paths):
         image = np.array(Image.open(path).convert("RGB"))
         height, width = image.shape[:2]
-        side = round(STAMP_SHARE * min(width, height))
+        side = round(args.side * min(width, height))
         # Multiples of the golden ratio fall everywhere, and neighbours apart.
         x = round((number * STEP % 1) * (width - side))
         y = round((number * STEP * STEP % 1) * (height - side))
@@ -141,7 +141,7 @@ def stamp(args: argparse.Namespace) -> None:
         mask[y : y + side, x : x + side] = 0
         Image.fromarray(image).save(path, quality=95)
         Image.fromarray(mask).save(args.out / "masks" / f"{path.name}.png")
-    print(f"{len(paths)} photographs with a stamp of {STAMP_SHARE:.0%} of their shorter side")
+    print(f"{len(paths)} photographs with a stamp of {args.side:.0%} of their shorter side")
 
 
 def parser() -> Parser:
@@ -162,6 +162,9 @@ def parser() -> Parser:
     one.set_defaults(run=stamp)
     one.add_argument("scene", type=Path)
     one.add_argument("out", type=Path, help="folder to make")
+    one.add_argument(
+        "--side", type=positive_float, default=0.22, help="as a share of the shorter side, up to 1"
+    )
     return flags
 
 

@@ -19,7 +19,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
-from gaussian_splatting.engine.masking import halved_mask, on_background
+from gaussian_splatting.engine.masking import halved_mask, object_pixels, on_background
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -125,6 +125,9 @@ class CoarseStage(Stage):
         on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
+        exposures = self.exposures
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+        inside = object_pixels(target, camera)
         target, background = on_background(
             target,
             plain_background(self._config.white_background, self.model.device),
@@ -132,6 +135,7 @@ class CoarseStage(Stage):
             seed=self._config.random_seed,
             iteration=iteration,
             view_index=view_index,
+            exposure=exposure,
         )
         view = self._view(leaves, camera, background, on["image"] + on["samples"])
         found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible))
@@ -148,9 +152,7 @@ class CoarseStage(Stage):
                     on["samples"], leaves, self.neighbors, *samples, camera, depth
                 )
             )
-        exposures = self.exposures
-        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-        images = [term.bind(camera, target, exposure) for term in on["image"]]
+        images = [term.bind(camera, target, exposure, inside) for term in on["image"]]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
         if exposures is not None:

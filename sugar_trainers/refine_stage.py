@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import on_background
+from gaussian_splatting.engine.masking import object_pixels, on_background
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -87,6 +87,9 @@ class RefineStage(Stage):
     ) -> StepResult:
         """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
+        exposures = self.exposures
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+        inside = object_pixels(target, camera)
         target, background = on_background(
             target,
             plain_background(self._config.white_background, self.model.device),
@@ -94,6 +97,7 @@ class RefineStage(Stage):
             seed=self._config.random_seed,
             iteration=iteration,
             view_index=view_index,
+            exposure=exposure,
         )
         view = ViewPass(
             lambda: project(
@@ -103,9 +107,9 @@ class RefineStage(Stage):
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        exposures = self.exposures
-        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-        found, _ = view.backpropagate([term.bind(camera, target, exposure) for term in on["image"]])
+        found, _ = view.backpropagate(
+            [term.bind(camera, target, exposure, inside) for term in on["image"]]
+        )
         found.update(backpropagate(on["model"], self.model.cloud))
         if exposures is not None:
             exposures.collect(camera.name, exposure)

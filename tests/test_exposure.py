@@ -324,3 +324,15 @@ def test_the_refinement_learns_exposures_and_resumes(changing, learned, tmp_path
     again = refine(tmp_path / "b", "--resume", straight.with_name("4.pt"))
     assert_same_bits(straight, again)
     assert "exposure of view_01.png" in load_pt(again)["resume"]["stage"]
+
+
+def test_only_pixels_of_the_object_say_what_its_exposure_is():
+    image, exposure = torch.rand(6, 5, 3), torch.tensor([[0.2, 0.1, 0.0], [0.1, 0.0, -0.1]])
+    inside = torch.zeros(6, 5, dtype=torch.bool)
+    inside[2:4, 1:3] = True
+    leaves = [exposure.clone().requires_grad_() for _ in range(2)]
+    shown = exposed(image, leaves[0], inside)
+    assert torch.equal(shown, exposed(image, exposure))
+    shown.square().sum().backward()
+    exposed(image, leaves[1])[inside].square().sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)

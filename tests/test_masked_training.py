@@ -150,10 +150,10 @@ def test_what_is_ignored_is_left_out_of_the_mean():
     whole = slice(0, 40)
     maps = StripMaps(image.requires_grad_(), None, None, Rows(0, 40), whole, 40)
     plain = l1_and_ssim(image, photograph[..., :3].float() / 255)
-    for masked, reference in zip(l1_and_ssim_of(maps, photograph), plain, strict=True):
+    for masked, reference in zip(l1_and_ssim_of(image, maps, photograph), plain, strict=True):
         assert float(masked.detach()) == pytest.approx(float(reference.detach()), rel=1e-6)
     photograph[20:, :, 3] = 0
-    l1, ssim = l1_and_ssim_of(maps, photograph)
+    l1, ssim = l1_and_ssim_of(image, maps, photograph)
     expected = (image - photograph[..., :3].float() / 255)[:20].abs().mean()
     assert float(l1.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     (l1 - ssim).backward()

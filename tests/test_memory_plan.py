@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -118,6 +120,14 @@ def test_cheaper_plans_end():
         plan = cheaper(plan)
     assert seen[-1] == MemoryPlan(ImageSplit(32, recompute=True), 50_000)
     assert len(set(seen)) == len(seen) < 10
+
+
+@pytest.mark.parametrize(("mode", "bytes_per_pixel"), [("object", 4), ("ignore", 2)])
+def test_the_mask_of_a_photograph_is_counted(mode, bytes_per_pixel):
+    load = loads_of(OptimizerConfig())["geometry"]
+    masked = replace(load, view=replace(load.view, mask=mode))
+    one, other = (predict(which, FIRST).parts["photograph"] for which in (load, masked))
+    assert other - one == bytes_per_pixel * 1920 * 1244
 
 
 def test_rows_of_pairs_are_counted():

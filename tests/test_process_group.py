@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 
 import train
 import train_refined
@@ -328,6 +329,24 @@ def test_two_processes_are_one_with_two_views_per_step(name, n, scene, checkpoin
     checkpoints(two)[-1].unlink()
     assert run_cli(main, *flags, two, "--views_per_step", 2) == 0
     assert_same_runs(one, two, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["object", "ignore"])
+def test_two_processes_are_one_with_masks(mode, scene, checkpoint, tmp_path):
+    """Random backgrounds are those of the view, whoever sees it."""
+    for camera in scene.cameras:
+        mask = Image.new("L", (camera.width, camera.height))
+        mask.paste(255, (camera.width // 4, 0, camera.width, camera.height))
+        path = tmp_path / "masks" / camera.name
+        path.parent.mkdir(exist_ok=True)
+        mask.save(path)
+    script, main, flags = kinds(scene, checkpoint, tmp_path)["vanilla"]
+    masked = ("--masks", tmp_path / "masks", "--mask_mode", mode, *flags)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert [code for code, *_ in run_ranks(2, script, *masked, two)] == [0, 0]
+    assert run_cli(main, *masked, one, "--views_per_step", 2) == 0
+    assert_same_runs(one, two, 3)
 
 
 @pytest.mark.slow

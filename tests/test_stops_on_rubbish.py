@@ -128,7 +128,7 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
 @pytest.mark.parametrize(
     ("module", "function", "term", "iteration"),
     [
-        (terms, "color_loss", "color", FIRST),
+        (terms, "weighted_color_loss", "color", FIRST),
         (coarse_terms, "opacity_entropy", "entropy", FIRST + 1),
         (coarse_terms, "depth_normal_consistency", "dn", PRUNED),
     ],
@@ -152,13 +152,13 @@ def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys,
         )
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:
-        original = vanilla_stage.l1_and_ssim
+        original = vanilla_stage.l1_and_ssim_of
 
         def infinite(*arguments, **options):
             l1, ssim = original(*arguments, **options)
             return l1 * torch.inf, ssim
 
-        monkeypatch.setattr(vanilla_stage, "l1_and_ssim", infinite)
+        monkeypatch.setattr(vanilla_stage, "l1_and_ssim_of", infinite)
         code, iteration, term = run_vanilla(scene, tmp_path), 1, "l1"
     assert_stopped(code, capsys.readouterr().err, iteration, f"{term} is inf")
 

@@ -75,6 +75,25 @@ def bake(vertices, faces, kind="squares", size=10, cameras=CAMERAS, color=paint,
     return atlas, bake_texture(vertices, faces, atlas, cameras, source, own, config)
 
 
+def test_pixels_that_do_not_count_give_no_colour():
+    vertices, faces = sphere()
+    atlas = make_atlas("squares", vertices, faces, 6)
+    own, camera = torch.full((len(faces), 3), 0.5), CAMERAS[0]
+
+    def half(_):
+        image = torch.ones(camera.height, camera.width, 4)
+        image[:, :64, 3] = 0
+        image[:, :64, :3] = 0
+        return image
+
+    baked = bake_texture(vertices, faces, atlas, [camera], half, own)
+    whole = bake_texture(vertices, faces, atlas, [camera], lambda _: half(_)[..., :3], own)
+    assert 0.3 < baked.seen_texels / whole.seen_texels < 0.6
+    # White where it was seen, else the faces' own grey: nowhere black.
+    assert int(baked.texture.min()) > 100
+    assert int(whole.texture.min()) == 0
+
+
 def surface_points(vertices, faces, weights):
     return torch.einsum("kc,fcd->fkd", weights, vertices[faces])
 

@@ -27,6 +27,7 @@ def on_background(
     seed: int,
     iteration: int,
     view_index: int = 0,
+    exposure: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What a render is to be compared with, and the colour behind it.
 
@@ -37,18 +38,36 @@ def on_background(
         seed: Of the run; the colour follows from it, the iteration and the number of the view.
         iteration: Absolute iteration.
         view_index: Number of the view in its step.
+        exposure: Exposure that the render will get, background and all; None for none. (2, 3)
 
     Returns:
         Photograph, (H, W, 3), or (H, W, 4) where the mask says what to ignore; and colour. (3,)
     """
-    mask = camera.mask
-    if mask is None or mask.mode != "object" or photograph.shape[-1] != 4:
+    if object_pixels(photograph, camera) is None:
         return photograph, plain
     rng = generator(seed, "mask background", *draw_labels(iteration, view_index))
     # Whole bytes, so that the photograph's background is the render's to the bit.
     color = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8, device="cpu")
     color = color.to(photograph.device)
-    return composited(photograph, color), color.to(plain.dtype) / 255.0
+    behind = color.to(plain.dtype) / 255.0
+    if exposure is not None:
+        shown = exposed(behind[None, None], exposure.detach())[0, 0]
+        color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
+    return composited(photograph, color), behind
+
+
+def object_pixels(photograph: Tensor, camera: Camera) -> Tensor | None:
+    """Pixels of the object. (H, W, 4) uint8 -> (H, W) bool; None without a mask of that meaning"""
+    mask = camera.mask
+    if mask is None or mask.mode != "object" or photograph.shape[-1] != 4:
+        return None
+    return photograph[..., 3] >= COUNTS
+
+
+def exposed_strip(maps: StripMaps, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
+    """A strip as a photograph of this exposure shows it; arguments as of :func:`exposed`."""
+    here = None if inside is None else inside[maps.shown.start : maps.shown.stop]
+    return exposed(maps.image, exposure, here)
 
 
 def is_counted(photograph: Tensor) -> Tensor | None:
@@ -73,29 +92,27 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
     return torch.stack([whole[y::2, x::2] for y, x in firsts]).amin(dim=0)
 
 
-def l1_and_ssim_of(
-    maps: StripMaps, photograph: Tensor, exposure: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def l1_and_ssim_of(image: Tensor, maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]:
     """Mean absolute error and mean SSIM of a strip, over the pixels that count.
 
     A pixel that does not count takes the render's own value in both images, without a gradient: it
     differs nowhere, neither by itself nor in the windows of its neighbours.
 
     Args:
+        image: What the strip looks like. (R, W, 3)
         maps: The strip.
         photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with a mask
-        exposure: Its exposure; None where it has none. (2, 3)
 
     Returns:
         ``(l1, ssim)`` scalars; those of all strips add up to those of the image.
     """
-    target, shown = maps.part_of(photograph[..., :3]), exposed(maps.image, exposure)
+    target = maps.part_of(photograph[..., :3])
     counted = is_counted(photograph)
     if counted is None:
-        return l1_and_ssim(shown, target, rows=maps.counted, total_rows=maps.height)
+        return l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
     here = counted[maps.shown.start : maps.shown.stop, :, None]
-    own = shown.detach()
-    image, target = torch.where(here, shown, own), torch.where(here, target, own)
+    own = image.detach()
+    image, target = torch.where(here, image, own), torch.where(here, target, own)
     l1, ssim = l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
     # Both were divided by all pixels.
     scale = counted.numel() / counted.sum().clamp_min(1)

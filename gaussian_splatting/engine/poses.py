@@ -70,11 +70,11 @@ class PoseRefinement:
         self._extent = extent
         self._config = config
         shape = (len(self._rows), 6)
-        self.motions = torch.zeros(shape, dtype=torch.float64)
-        self._gradient = torch.zeros(shape, dtype=torch.float64)
-        self._first = torch.zeros(shape, dtype=torch.float64)
-        self._second = torch.zeros(shape, dtype=torch.float64)
-        self._steps = torch.zeros(len(self._rows), dtype=torch.float64)
+        self.motions = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        self._gradient = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        self._first = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        self._second = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        self._steps = torch.zeros(len(self._rows), dtype=torch.float64, device="cpu")
 
     def moved(self, camera: Camera) -> Camera:
         """The camera in its present pose, at its own size."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import TOTAL
-from gaussian_splatting.engine.masking import is_counted, l1_and_ssim_of
+from gaussian_splatting.engine.masking import exposed_strip, is_counted, l1_and_ssim_of
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO, weighted_color_loss
 
@@ -50,12 +50,16 @@ class LossTerm:
     halo: int = 0
 
     def bind(
-        self, camera: Camera, photograph: Tensor | None, exposure: Tensor | None = None
+        self,
+        camera: Camera,
+        photograph: Tensor | None,
+        exposure: Tensor | None = None,
+        inside: Tensor | None = None,
     ) -> ImageTerm:
         """The term of one view's image; see :class:`ImageStrip`."""
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            value = self.value(ImageStrip(maps, camera, photograph, exposure))
+            value = self.value(ImageStrip(maps, camera, photograph, exposure, inside))
             return self.weight * value, {self.name: value}
 
         return ImageTerm(self.halo, evaluate)
@@ -71,12 +75,19 @@ class ImageStrip:
         photograph: Photograph of the view. (H, W, 3) bytes or floats, or (H, W, 4) bytes with a
             mask of what to ignore. At half its size only what the mask says, None without one.
         exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)
+        inside: Pixels of the whole image that say what the exposure is; None for all. (H, W) bool
     """
 
     maps: StripMaps
     camera: Camera
     photograph: Tensor | None
     exposure: Tensor | None = None
+    inside: Tensor | None = None
+
+    @property
+    def image(self) -> Tensor:
+        """The strip as a photograph of this exposure shows it. (R, W, 3)"""
+        return exposed_strip(self.maps, self.exposure, self.inside)
 
     @property
     def counted(self) -> Tensor | None:
@@ -115,7 +126,7 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    l1, ssim = l1_and_ssim_of(strip.maps, strip.photograph, strip.exposure)
+    l1, ssim = l1_and_ssim_of(strip.image, strip.maps, strip.photograph)
     return weighted_color_loss(l1, ssim, DSSIM_WEIGHT, strip.maps.share)
 
 

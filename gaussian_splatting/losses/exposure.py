@@ -35,15 +35,22 @@ class _Exposed(torch.autograd.Function):
         return d_exposed * gain, d_exposure
 
 
-def exposed(image: Tensor, exposure: Tensor | None) -> Tensor:
+def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
     """The image as a photograph of this exposure shows it: exp(a) I + b.
 
     Args:
         image: Colours of the model, differentiable. (H, W, 3)
         exposure: Logarithms of gains, then offsets, per channel, differentiable. (2, 3); None
             leaves the image as it is, bit for bit.
+        inside: Pixels that say what the exposure is; None for all. What lies behind a masked
+            object is made up and must not. (H, W) bool
     """
-    return image if exposure is None else _Exposed.apply(image, exposure)
+    if exposure is None:
+        return image
+    if inside is None:
+        return _Exposed.apply(image, exposure)
+    fixed = _Exposed.apply(image, exposure.detach())
+    return torch.where(inside[..., None], _Exposed.apply(image, exposure), fixed)
 
 
 def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

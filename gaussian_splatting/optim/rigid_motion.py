@@ -37,7 +37,7 @@ def pose_gradient(
         Gradient to a small rotation of the camera about its centre, as an axis times an angle in
         radians in world axes, and to a shift of its centre in world units. (6,) float64, CPU
     """
-    turn, shift = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    turn, shift = torch.zeros(2, 3, dtype=torch.float64, device="cpu").unbind()
     if "means" in gradients:
         pull = gradients["means"].double()
         arms = values["means"].detach().double() - center.to(pull.device)
@@ -75,12 +75,12 @@ def rotation_generators() -> Tensor:
     Returns:
         For each axis the derivative of the coefficients to the angle. (3, 15, 15) float64
     """
-    rng = torch.Generator().manual_seed(0)
-    directions = torch.randn(_DIRECTIONS, 3, generator=rng, dtype=torch.float64)
+    rng = torch.Generator("cpu").manual_seed(0)
+    directions = torch.randn(_DIRECTIONS, 3, generator=rng, dtype=torch.float64, device="cpu")
     directions = torch.nn.functional.normalize(directions, dim=1)
     basis = sh_basis_reference(directions)[:, 1:]
     found = []
-    for axis in torch.eye(3, dtype=torch.float64):
+    for axis in torch.eye(3, dtype=torch.float64, device="cpu"):
         # The turned function has at d the value that the function has at d turned back.
         back = -torch.linalg.cross(axis.expand_as(directions), directions)
         _, slope = torch.autograd.functional.jvp(sh_basis_reference, directions, back)

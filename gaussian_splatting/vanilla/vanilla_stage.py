@@ -15,7 +15,12 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.guard import check_population
-from gaussian_splatting.engine.masking import l1_and_ssim_of, on_background
+from gaussian_splatting.engine.masking import (
+    exposed_strip,
+    l1_and_ssim_of,
+    object_pixels,
+    on_background,
+)
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.rendering import plain_background, render_view
@@ -223,6 +228,9 @@ class VanillaStage(Stage):
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Render one view and backpropagate the colour loss."""
+        exposures = self.exposures
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+        inside = object_pixels(target, camera)
         target, background = on_background(
             target,
             self._background(iteration, view_index),
@@ -230,6 +238,7 @@ class VanillaStage(Stage):
             seed=self._config.random_seed,
             iteration=iteration,
             view_index=view_index,
+            exposure=exposure,
         )
         view = ViewPass(
             lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
@@ -237,9 +246,7 @@ class VanillaStage(Stage):
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        exposures = self.exposures
-        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-        terms, d_means2d = view.backpropagate([self._color_term(target, exposure)])
+        terms, d_means2d = view.backpropagate([self._color_term(target, exposure, inside)])
         loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
         if iteration < self._config.densification.densify_until_iter:
             seen = DensificationStats.of(d_means2d, view.visible, camera)
@@ -335,11 +342,14 @@ class VanillaStage(Stage):
             self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
             self._stats = DensificationStats.zeros(len(self.model), self.model.device)
 
-    def _color_term(self, target: Tensor, exposure: Tensor | None) -> ImageTerm:
+    def _color_term(
+        self, target: Tensor, exposure: Tensor | None, inside: Tensor | None
+    ) -> ImageTerm:
         weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            l1, ssim = l1_and_ssim_of(maps, target, exposure)
+            image = exposed_strip(maps, exposure, inside)
+            l1, ssim = l1_and_ssim_of(image, maps, target)
             return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
 
         return ImageTerm(SSIM_HALO, evaluate)
