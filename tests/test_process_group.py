@@ -296,7 +296,7 @@ def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
         )),
         "refine": ("train_refined.py", train_refined.main, (
             "-s", scene.root, "-c", checkpoint, "-m", mesh, "-g", 6, "-v", 1000, "-f", 8,
-            "--checkpoint_interval", 4, "-o",
+            "--exposure_compensation", "--checkpoint_interval", 4, "-o",
         )),
     }  # fmt: skip
 
