@@ -146,7 +146,8 @@ def test_a_short_schedule_starts_earlier_and_takes_larger_steps():
     short = VanillaConfig(exposure=ExposureConfig(True)).with_schedule(0.2).exposure
     assert (short.start, short.rate) == (200, pytest.approx(0.005))
     assert ExposureConfig(True).with_schedule(0.01).rate == 0.01
-    assert LaterExposure(True).with_schedule(0.5).start == 0
+    later = LaterExposure(True).with_schedule(0.5)
+    assert (later.start, later.rate) == (0, 1e-3)
 
 
 def test_a_saved_state_goes_on_with_the_same_bits():

@@ -243,7 +243,8 @@ def test_metrics_are_those_of_the_run(inputs, run, capsys):
     for scores in saved["scene"].values():
         assert set(scores) == {"ssim", "psnr", "lpips"}
     log = (run / "refined" / "scene" / FINE / "log.txt").read_text()
-    reported = float(log.rsplit("PSNR ", 1)[1].split()[0])
+    held_out = log.rsplit("held-out views", 1)[1]
+    reported = float(held_out.split("PSNR ", 1)[1].split()[0])
     assert saved["scene"]["sugar_03_300_6"]["psnr"] == pytest.approx(reported, abs=0.05)
     assert run_cli(metrics.main, *shared, "--use_uv_texture", True) == 0
     textured = json.loads(

@@ -112,6 +112,7 @@ class Pull:
     """A stage with one parameter; the gradient of a view is the number of its camera."""
 
     name = "pull"
+    poses = None
     extent = 1.0
 
     def __init__(self, views_per_step: int) -> None:
@@ -297,7 +298,7 @@ def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
         )),
         "refine": ("train_refined.py", train_refined.main, (
             "-s", scene.root, "-c", checkpoint, "-m", mesh, "-g", 6, "-v", 1000, "-f", 8,
-            "--checkpoint_interval", 4, "-o",
+            "--exposure_compensation", "--checkpoint_interval", 4, "-o",
         )),
     }  # fmt: skip
 

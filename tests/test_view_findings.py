@@ -103,6 +103,8 @@ def test_a_large_gap_is_named_with_advice():
     advice = Findings(scores(17.0), scores(29.0)).advice()
     assert "12.0 dB" in advice
     assert "--exposure_compensation" in advice
+    assert "--robust" not in advice
+    assert "--robust" in Findings(scores(17.0), scores(29.0), fog=0.3).advice()
     # What exposures explain is no gap.
     assert Findings(scores(17.0, fitted=28.0), scores(25.0, fitted=29.0)).advice() is None
 

@@ -45,8 +45,8 @@ class ExposureConfig:
 
         Otherwise a short run would end before its exposures are reached.
         """
-        start = scaled(self.start, scale) if self.start else 0
-        return replace(self, start=start, rate=min(self.rate / scale, max(self.rate, MAX_RATE)))
+        rate = min(self.rate / scale, max(self.rate, MAX_RATE))
+        return replace(self, start=scaled(self.start, scale), rate=rate)
 
     def identity(self) -> dict[str, Any]:
         """What decides a result; empty where nothing is compensated, as in earlier versions."""
@@ -55,9 +55,13 @@ class ExposureConfig:
 
 @dataclass(frozen=True)
 class LaterExposure(ExposureConfig):
-    """Of stages that begin with a trained model."""
+    """Of stages that begin with a trained model, and mostly with its exposures."""
 
     start: int = 0
+
+    def with_schedule(self, scale: float) -> LaterExposure:
+        """The same settings: what was learned needs no larger steps in a short run."""
+        return self
 
 
 NO_EXPOSURE, NO_LATER_EXPOSURE = ExposureConfig(), LaterExposure()

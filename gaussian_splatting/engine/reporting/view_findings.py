@@ -24,6 +24,9 @@ N_WORST = 3
 LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
 
+MUCH_FOG = 0.02
+"""Share of held-out pixels; with a shell it is well below."""
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -125,10 +128,11 @@ class Findings:
         gap = self.gap
         if gap is None or gap < LARGE_GAP:
             return None
+        shell = "--robust in the vanilla stage, " if (self.fog or 0.0) > MUCH_FOG else ""
         return (
             f"training views are {gap:.1f} dB better than held-out ones: the model explains each "
-            "photograph by itself; more photographs, --masks, --exposure_compensation or better "
-            "poses help"
+            f"photograph by itself; {shell}more photographs, --masks, --exposure_compensation or "
+            "better poses help"
         )
 
 
