@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe "Add a stage" of DOCS/ARCHITECTURE.md, carried out: a stage that only learns colours.
+
+One file of the product would be touched: the new stage's own. Folder, identity, session, memory,
+checkpoints, resuming, curves and report come from the runner.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.loop import LoopConfig
+from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.runner import StageRun, run_stage
+from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
+from gaussian_splatting.engine.terms import COLOR, report
+from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.rasterization import RenderOutput, project
+from sugar_trainers.image_size import SugarSize
+from sugar_utils.errors import UserError
+from tests.support.tiny_scene import TinyScene, assert_same_bits, disturbed_cloud, load_pt
+
+
+@dataclass(frozen=True)
+class ColorConfig:
+    """What decides the result."""
+
+    iterations: int = 12
+    white_background: bool = False
+
+
+@dataclass(frozen=True)
+class ColorOptions:
+    """A run."""
+
+    scene: TinyScene
+    folder: Path
+    config: ColorConfig = field(default_factory=ColorConfig)
+    compute: Compute = field(default_factory=Compute)
+    run: RunOptions = field(default_factory=RunOptions)
+    notices: tuple[str, ...] = ()
+
+
+class ColorStage(Stage):
+    """Colours of fixed Gaussians."""
+
+    name = "colors"
+
+    def __init__(self, cloud: GaussianCloud, extent: float) -> None:
+        self.extent = extent
+        rates = replace(LearningRates(), position_lr_init=1e-20, position_lr_final=1e-20)
+        self.model = TrainableCloud(cloud, rates, extent)
+        self.memory_plan = MemoryPlan(WHOLE_IMAGE)
+        self.n_views = 0
+
+    def phase(self, iteration: int) -> str:
+        return "colors"
+
+    def begin(self, iteration: int) -> None:
+        self.model.schedule_position_rate(iteration)
+
+    def accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
+    ) -> StepResult:
+        view = ViewPass(
+            lambda: project(self.model.cloud.activate(), camera),
+            plain_background(False, self.model.device),
+            self.memory_plan.split,
+        )
+        found, _ = view.backpropagate([COLOR.bind(camera, target)])
+        self.n_views += 1
+        return StepResult(report([COLOR], found), view.radii)
+
+    def apply(self, iteration: int) -> None:
+        self.model.optimizer.step()
+
+    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+        return render_view(self.model.cloud.activate(), camera, white=False, geometry=geometry)
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"n_views": torch.tensor([float(self.n_views)])}
+
+    def restore_extra(self, state: dict[str, Any]) -> None:
+        self.n_views = int(state["n_views"])
+
+
+def prepared(
+    options: ColorOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    scene = load_scene(options.scene.root, size_rule=SugarSize(), notify=notices)
+    settings = {"iterations": options.config.iterations}
+    identity = Identity(settings, scene_inputs(scene), {"scene": options.scene.root})
+    last = options.config.iterations
+    loop = LoopConfig(first=1, last=last, seed=0, checkpoint_interval=4, log_interval=2)
+    directory = RunDirectory(options.folder, identity)
+    results: Sequence[Path] = (options.folder / f"{last}.pt",)
+    build = functools.partial(lambda extent, cloud, *_: ColorStage(cloud, extent), scene.extent)
+    run = StageRun("colours", scene, directory, loop, build, results)
+    return run, disturbed_cloud(options.scene.cloud)
+
+
+def test_a_new_stage_trains_writes_and_is_not_repeated(scene, tmp_path, capsys):
+    options = ColorOptions(scene, tmp_path)
+    path = run_stage(prepared, options)
+    out = capsys.readouterr().out
+    assert "held-out views" in out
+    assert "colors 12/12" in out
+    losses = load_pt(path)["train_losses"]
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "report.html").is_file()
+    assert run_stage(prepared, options) == path
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_a_new_stage_resumes_with_the_same_bits(scene, tmp_path):
+    whole = run_stage(prepared, ColorOptions(scene, tmp_path / "whole"))
+    path = run_stage(prepared, ColorOptions(scene, tmp_path / "parts"))
+    for name in ("12.pt",):
+        (path.parent / name).unlink()
+    again = run_stage(prepared, ColorOptions(scene, tmp_path / "parts"))
+    assert_same_bits(whole, again)
+    assert int(load_pt(again)["resume"]["stage"]["n_views"]) == 12
+
+
+def test_other_settings_are_refused_in_the_same_folder(scene, tmp_path):
+    run_stage(prepared, ColorOptions(scene, tmp_path))
+    with pytest.raises(UserError, match="iterations: 12 → 8"):
+        run_stage(prepared, ColorOptions(scene, tmp_path, ColorConfig(iterations=8)))
