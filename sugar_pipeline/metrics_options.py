@@ -19,9 +19,8 @@ from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
 from sugar_trainers.coarse_config import REGULARIZATIONS
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
-from sugar_utils.flags import HelpFormatter, Parser
 from sugar_utils.schemas import FileName, conform
-from sugar_utils.settings import add_flags, flag, from_args
+from sugar_utils.settings import flag, from_args, parser_of
 
 _flag = partial(flag, group="metrics")
 _SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
@@ -43,10 +42,7 @@ class MetricsFlags:
 
 def metrics_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``metrics.py``."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
-    for settings in (MetricsFlags, MetricsOptions, PresetFlags, DeviceFlags):
-        add_flags(parser, settings)
-    return parser
+    return parser_of(description, MetricsFlags, MetricsOptions, PresetFlags, DeviceFlags)
 
 
 def metrics_options(args: argparse.Namespace) -> MetricsOptions:

@@ -20,8 +20,8 @@ from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
-from sugar_utils.flags import HelpFormatter, Parser, open_share, optional_str, positive_int
-from sugar_utils.settings import Flag, add_flags, flag, flags_of
+from sugar_utils.flags import open_share, optional_str, positive_int
+from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -130,8 +130,8 @@ _GROUPS: dict[type, tuple[str, ...]] = {
 
 def train_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train.py``."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
-    texture = {"group": _train, "options": {"spellings": ["-t", "--export_uv_textured_mesh"]}}
+    parser = parser_of(description)
+    texture = {"group": _train, "long": "--export_uv_textured_mesh"}
     _add_pipeline_flags(parser, texture)
     add_flags(parser, TrainFlags)
     return parser
@@ -139,7 +139,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
 
 def full_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train_full_pipeline.py``."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
+    parser = parser_of(description)
     # The checkpoint is the one that the stage before makes.
     parser.set_defaults(checkpoint_path=None, iteration_to_load=None)
     _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",))

@@ -26,7 +26,7 @@ from sugar_trainers.coarse_options import coarse_options
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.image_size import SugarSize
 from sugar_trainers.naming import scene_name
-from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_options import refine_config
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_box
@@ -179,12 +179,6 @@ def _mesh_options(
 def _refine_options(
     args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions, folders: _Folders
 ) -> RefineOptions:
-    config = from_args(
-        RefineConfig,
-        args,
-        n_vertices_in_fg=args.n_vertices_in_mesh,
-        optimizer=coarse.config.optimizer,
-    )
     return from_args(
         RefineOptions,
         args,
@@ -193,7 +187,7 @@ def _refine_options(
         mesh_path=mesh.mesh_paths[0],
         output_dir=folders.of("refined"),
         ply_dir=folders.of("refined_ply"),
-        config=config.with_schedule(args.schedule_scale),
+        config=refine_config(args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
     )
 

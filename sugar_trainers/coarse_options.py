@@ -14,16 +14,12 @@ from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
 from sugar_trainers.coarse_run import CoarseOptions
-from sugar_utils.flags import HelpFormatter, Parser
-from sugar_utils.settings import add_flags, from_args
+from sugar_utils.settings import from_args, parser_of
 
 
 def coarse_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of the scripts that run the coarse stage alone."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
-    for settings in (CoarseOptions, DeviceFlags, BackendFlags, ScheduleFlags):
-        add_flags(parser, settings)
-    return parser
+    return parser_of(description, CoarseOptions, DeviceFlags, BackendFlags, ScheduleFlags)
 
 
 def coarse_options(

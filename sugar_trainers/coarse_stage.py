@@ -19,7 +19,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
-from gaussian_splatting.engine.masking import halved_mask, object_pixels, on_background
+from gaussian_splatting.engine.masking import halved_mask, target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -125,25 +125,24 @@ class CoarseStage(Stage):
         on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
-        exposures = self.exposures
-        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-        inside = object_pixels(target, camera)
-        target, background = on_background(
+        seen = target_of(
             target,
             plain_background(self._config.white_background, self.model.device),
             camera,
+            self.exposures,
             seed=self._config.random_seed,
             iteration=iteration,
             view_index=view_index,
-            exposure=exposure,
         )
-        view = self._view(leaves, camera, background, on["image"] + on["samples"])
+        view = self._view(leaves, camera, seen.background, on["image"] + on["samples"])
         found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible))
         depth = cut(view.depth()) if _reads(on["samples"], "depth") else None
         if on["samples"] or on["half-size image"]:
             view.release()
         if on["half-size image"]:
-            found.update(self._half_size_terms(on["half-size image"], leaves, camera, target))
+            found.update(
+                self._half_size_terms(on["half-size image"], leaves, camera, seen.photograph)
+            )
         if on["samples"]:
             mask = sampling_mask(leaves, camera, view.visible, depth)
             samples = self._samples(mask, camera, iteration, view_index)
@@ -152,11 +151,13 @@ class CoarseStage(Stage):
                     on["samples"], leaves, self.neighbors, *samples, camera, depth
                 )
             )
-        images = [term.bind(camera, target, exposure, inside) for term in on["image"]]
+        images = [
+            term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]
+        ]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
-        if exposures is not None:
-            exposures.collect(camera.name, exposure)
+        if self.exposures is not None:
+            self.exposures.collect(camera.name, seen.exposure)
         return StepResult(report(self.terms, {**found, **of_image}), view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:

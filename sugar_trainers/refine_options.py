@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
 from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.engine.memory_plan import memory_options
@@ -13,25 +14,25 @@ from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
-from sugar_utils.flags import HelpFormatter, Parser
-from sugar_utils.settings import add_flags, from_args
+from sugar_utils.settings import from_args, parser_of
 
 
 def refine_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train_refined.py``."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
-    for settings in (RefineOptions, DeviceFlags, BackendFlags, ScheduleFlags):
-        add_flags(parser, settings)
-    return parser
+    return parser_of(description, RefineOptions, DeviceFlags, BackendFlags, ScheduleFlags)
 
 
-def refine_config(args: argparse.Namespace) -> RefineConfig:
+def refine_config(args: argparse.Namespace, **given: Any) -> RefineConfig:
     """Settings of the optimisation, the schedule scaled.
+
+    Args:
+        args: What was parsed.
+        given: Fields that follow from something else.
 
     Raises:
         UserError: Half a box is given.
     """
-    config = from_args(RefineConfig, args, optimizer=optimizer_config(args))
+    config = from_args(RefineConfig, args, optimizer=optimizer_config(args), **given)
     return config.with_schedule(args.schedule_scale)
 
 

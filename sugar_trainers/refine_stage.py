@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import object_pixels, on_background
+from gaussian_splatting.engine.masking import target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -87,32 +87,29 @@ class RefineStage(Stage):
     ) -> StepResult:
         """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
-        exposures = self.exposures
-        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-        inside = object_pixels(target, camera)
-        target, background = on_background(
+        seen = target_of(
             target,
             plain_background(self._config.white_background, self.model.device),
             camera,
+            self.exposures,
             seed=self._config.random_seed,
             iteration=iteration,
             view_index=view_index,
-            exposure=exposure,
         )
         view = ViewPass(
             lambda: project(
                 self.model.cloud.activate(), camera, sh_degree=self._config.sh_degree(iteration)
             ),
-            background,
+            seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
         found, _ = view.backpropagate(
-            [term.bind(camera, target, exposure, inside) for term in on["image"]]
+            [term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]]
         )
         found.update(backpropagate(on["model"], self.model.cloud))
-        if exposures is not None:
-            exposures.collect(camera.name, exposure)
+        if self.exposures is not None:
+            self.exposures.collect(camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:

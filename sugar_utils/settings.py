@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 
 from sugar_utils.errors import UserError
-from sugar_utils.flags import IntList, boolean, integer
+from sugar_utils.flags import HelpFormatter, IntList, Parser, boolean, integer
 
 _KEY = "flag"
 Settings = TypeVar("Settings")
@@ -37,11 +37,12 @@ class Flag:
     idle: str
     missing: str
     options: dict[str, Any]
+    long: str = ""
 
     @property
     def spellings(self) -> list[str]:
         """The flag as it is typed, the short form first."""
-        return [*([self.short] if self.short else []), f"--{self.name}"]
+        return [*([self.short] if self.short else []), self.long or f"--{self.name}"]
 
     def arguments(self) -> dict[str, Any]:
         """Keywords of ``add_argument``."""
@@ -94,6 +95,11 @@ def without_flags(cls: type) -> Any:
     return dataclasses.field(default_factory=cls, metadata={_KEY: None})
 
 
+def _is_looked_into(field: dataclasses.Field, hints: dict[str, Any]) -> bool:
+    """Whether a field that is no flag holds a dataclass that may have some."""
+    return _KEY not in field.metadata and dataclasses.is_dataclass(hints[field.name])
+
+
 def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
     """Flags of a dataclass and of the dataclasses in it, in the order of their fields.
 
@@ -105,10 +111,18 @@ def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
     for field in dataclasses.fields(cls):
         declared = field.metadata.get(_KEY)
         if declared is None:
-            if _KEY not in field.metadata and dataclasses.is_dataclass(hints[field.name]):
+            if _is_looked_into(field, hints):
                 yield from flags_of(hints[field.name], *groups)
         elif not groups or declared.group in groups:
             yield dataclasses.replace(declared, name=field.name)
+
+
+def parser_of(description: str | None, *settings: type) -> Parser:
+    """A parser of all flags of some dataclasses."""
+    parser = Parser(description=description, formatter_class=HelpFormatter)
+    for cls in settings:
+        add_flags(parser, cls)
+    return parser
 
 
 def add_flags(
@@ -132,9 +146,7 @@ def add_flags(
         title = declared.group
         if title not in headings:
             headings[title] = parser.add_argument_group(title)
-        spellings = declared.options.get("spellings", declared.spellings)
-        words = {k: v for k, v in declared.arguments().items() if k != "spellings"}
-        action = headings[title].add_argument(*spellings, **words)
+        action = headings[title].add_argument(*declared.spellings, **declared.arguments())
         action.idle = declared.idle  # type: ignore[attr-defined]
 
 
@@ -158,8 +170,7 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
             continue
         if declared is None:
             nested = hints[field.name]
-            declares = _KEY not in field.metadata and dataclasses.is_dataclass(nested)
-            if declares and next(flags_of(nested), None) is not None:
+            if _is_looked_into(field, hints) and next(flags_of(nested), None) is not None:
                 values[field.name] = from_args(nested, args)
             continue
         value = getattr(args, field.name, None)
@@ -167,8 +178,6 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
             values[field.name] = tuple(value) if isinstance(value, list) else value
         elif field.default is MISSING:
             require_given(args, cls, field.name)
-        elif hasattr(args, field.name) and declared.default is None and field.default is None:
-            values[field.name] = None
     return cls(**values)
 
 

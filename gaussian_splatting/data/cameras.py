@@ -95,6 +95,11 @@ class Camera:
         )
 
 
+def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
+    """Mean of the camera centres. (3,) world units"""
+    return np.stack([camera.center for camera in cameras]).mean(axis=0)
+
+
 def camera_extent(cameras: Sequence[Camera]) -> float:
     """Extent E of a capture: 1.1 times the largest distance of a camera from their mean.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -189,9 +190,10 @@ def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Foun
     """Masks by the names of the photographs, else by their numbers."""
     by_name = ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
-    alone = {name for name in names if sum(name.name == other.name for other in names) == 1}
+    alike = Counter(name.name for name in names)
     paths = [
-        by_name.find(name.as_posix()) or (by_name.find(name.name) if name in alone else None)
+        by_name.find(name.as_posix())
+        or (by_name.find(name.name) if alike[name.name] == 1 else None)
         for name in names
     ]
     if not any(paths):

@@ -8,6 +8,8 @@ the fourth byte stays, and terms of pixels leave out those that do not count.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,54 @@ from gaussian_splatting.data.compositing import COUNTS, composited
 from gaussian_splatting.engine.strips import StripMaps
 from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import l1_and_ssim
+from gaussian_splatting.optim.learned_exposure import Exposures
 from sugar_utils.random import draw_labels, generator
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a render of one view is compared with.
+
+    Attributes:
+        photograph: (H, W, 3), or (H, W, 4) uint8 where the mask says what to ignore.
+        background: Colour behind the render. (3,)
+        exposure: Leaf of the photograph's exposure; None where it has none. (2, 3)
+        inside: Pixels that say what the exposure is; None for all. (H, W) bool
+    """
+
+    photograph: Tensor
+    background: Tensor
+    exposure: Tensor | None
+    inside: Tensor | None
+
+
+def target_of(
+    photograph: Tensor,
+    plain: Tensor,
+    camera: Camera,
+    exposures: Exposures | None,
+    *,
+    seed: int,
+    iteration: int,
+    view_index: int = 0,
+) -> Target:
+    """What a view of a step is compared with, on its background and with its exposure.
+
+    Args:
+        photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
+        plain: Colour behind the render of a view without a mask. (3,)
+        camera: The view.
+        exposures: Those of the photographs, where they are learned.
+        seed: Of the run, and likewise below as of :func:`on_background`.
+        iteration: Absolute iteration.
+        view_index: Number of the view in its step.
+    """
+    exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+    labels = {"seed": seed, "iteration": iteration, "view_index": view_index}
+    shown, background = on_background(photograph, plain, camera, exposure=exposure, **labels)
+    # Nobody but an exposure asks which pixels are the object's.
+    asked = exposure is not None and _has_object_mask(photograph, camera)
+    return Target(shown, background, exposure, is_counted(photograph) if asked else None)
 
 
 def on_background(
@@ -43,7 +92,7 @@ def on_background(
     Returns:
         Photograph, (H, W, 3), or (H, W, 4) where the mask says what to ignore; and colour. (3,)
     """
-    if object_pixels(photograph, camera) is None:
+    if not _has_object_mask(photograph, camera):
         return photograph, plain
     rng = generator(seed, "mask background", *draw_labels(iteration, view_index))
     # Whole bytes, so that the photograph's background is the render's to the bit.
@@ -56,12 +105,8 @@ def on_background(
     return composited(photograph, color), behind
 
 
-def object_pixels(photograph: Tensor, camera: Camera) -> Tensor | None:
-    """Pixels of the object. (H, W, 4) uint8 -> (H, W) bool; None without a mask of that meaning"""
-    mask = camera.mask
-    if mask is None or mask.mode != "object" or photograph.shape[-1] != 4:
-        return None
-    return photograph[..., 3] >= COUNTS
+def _has_object_mask(photograph: Tensor, camera: Camera) -> bool:
+    return camera.mask is not None and camera.mask.mode == "object" and photograph.shape[-1] == 4
 
 
 def exposed_strip(maps: StripMaps, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:

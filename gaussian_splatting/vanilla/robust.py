@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, middle_of
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
@@ -50,11 +49,6 @@ class RobustConfig:
 
 
 NOT_ROBUST = RobustConfig()
-
-
-def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
-    """Mean of the camera centres. (3,) world units"""
-    return np.mean([camera.center for camera in cameras], axis=0)
 
 
 def with_shell(

@@ -17,8 +17,7 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.shared_flags import ScheduleFlags
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
-from sugar_utils.flags import HelpFormatter, Parser
-from sugar_utils.settings import add_flags, flag, flags_of, from_args
+from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
 
 _inert = partial(flag, group="accepted for old commands", idle="always; it says so")
 _CHECKED = "non-finite numbers are detected in every iteration"
@@ -50,7 +49,7 @@ class StartFlags:
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``gaussian_splatting/train.py``, spelled as in the reference."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
+    parser = parser_of(description)
     switch: dict[str, Any] = {
         "short": "-w", "group": "vanilla trainer", "options": {"action": "store_true"}
     }  # fmt: skip

@@ -16,10 +16,10 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import (
+    Target,
     exposed_strip,
     l1_and_ssim_of,
-    object_pixels,
-    on_background,
+    target_of,
 )
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.poses import PoseRefinement
@@ -228,34 +228,31 @@ class VanillaStage(Stage):
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Render one view and backpropagate the colour loss."""
-        exposures = self.exposures
-        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-        inside = object_pixels(target, camera)
-        target, background = on_background(
+        seen = target_of(
             target,
             self._background(iteration, view_index),
             camera,
+            self.exposures,
             seed=self._config.random_seed,
             iteration=iteration,
             view_index=view_index,
-            exposure=exposure,
         )
         view = ViewPass(
             lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
-            background,
+            seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        terms, d_means2d = view.backpropagate([self._color_term(target, exposure, inside)])
+        terms, d_means2d = view.backpropagate([self._color_term(seen)])
         loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
         if iteration < self._config.densification.densify_until_iter:
-            seen = DensificationStats.of(d_means2d, view.visible, camera)
+            stats = DensificationStats.of(d_means2d, view.visible, camera)
             if self._step_stats is None:
-                self._step_stats = seen
+                self._step_stats = stats
             else:
-                self._step_stats.add(seen)
-        if exposures is not None:
-            exposures.collect(camera.name, exposure)
+                self._step_stats.add(stats)
+        if self.exposures is not None:
+            self.exposures.collect(camera.name, seen.exposure)
         return StepResult({"loss": loss, **terms}, view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
@@ -342,14 +339,12 @@ class VanillaStage(Stage):
             self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
             self._stats = DensificationStats.zeros(len(self.model), self.model.device)
 
-    def _color_term(
-        self, target: Tensor, exposure: Tensor | None, inside: Tensor | None
-    ) -> ImageTerm:
+    def _color_term(self, seen: Target) -> ImageTerm:
         weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            image = exposed_strip(maps, exposure, inside)
-            l1, ssim = l1_and_ssim_of(image, maps, target)
+            image = exposed_strip(maps, seen.exposure, seen.inside)
+            l1, ssim = l1_and_ssim_of(image, maps, seen.photograph)
             return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
 
         return ImageTerm(SSIM_HALO, evaluate)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of
@@ -224,7 +225,7 @@ class _Extraction:
     def _boxes(self, scene: Scene) -> tuple[Box, Box]:
         """Foreground and background box."""
         options = self._options
-        center = np.stack([camera.center for camera in scene.train_cameras]).mean(axis=0)
+        center = middle_of(scene.train_cameras)
         own_box = options.bboxmin is not None
         if own_box:
             foreground = Box(options.bboxmin, options.bboxmax)

@@ -10,8 +10,8 @@ from functools import partial
 from gaussian_splatting.compute import DeviceFlags, compute_options
 from sugar_extractors.mesh.mesh_config import DECIMATION_TARGETS, SURFACE_LEVELS, MeshOptions
 from sugar_utils.errors import UserError
-from sugar_utils.flags import HelpFormatter, Parser, non_negative_float, positive_int
-from sugar_utils.settings import add_flags, flag, from_args
+from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.settings import flag, from_args, parser_of
 
 _alone = partial(flag, group="only extract_mesh.py")
 
@@ -61,10 +61,7 @@ class MeshScriptFlags:
 
 def mesh_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``extract_mesh.py``."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
-    for settings in (MeshOptions, MeshScriptFlags, DeviceFlags):
-        add_flags(parser, settings)
-    return parser
+    return parser_of(description, MeshOptions, MeshScriptFlags, DeviceFlags)
 
 
 def mesh_options(args: argparse.Namespace) -> MeshOptions:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from gaussian_splatting.compute import DeviceFlags, compute_options
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_utils.flags import HelpFormatter, Parser
-from sugar_utils.settings import add_flags, from_args
+from sugar_utils.settings import add_flags, from_args, parser_of
 
 STANDALONE_SQUARE_SIZE = 10
 _ALONE = "only extract_refined_mesh_with_texture.py"
@@ -17,7 +16,7 @@ _ALONE = "only extract_refined_mesh_with_texture.py"
 
 def texture_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``extract_refined_mesh_with_texture.py``."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
+    parser = parser_of(description)
     square = {"default": STANDALONE_SQUARE_SIZE, "group": _ALONE}
     add_flags(parser, TextureOptions, square_size=square)
     add_flags(parser, DeviceFlags, gpu={"short": "-g", "group": _ALONE}, device={"group": _ALONE})
