@@ -18,6 +18,16 @@ def random_seed() -> Any:
     )  # fmt: skip
 
 
+def max_gaussians() -> Any:
+    """The field ``max_gaussians``."""
+    return flag(
+        None, "densification never goes beyond this number: the strongest candidates first; the "
+        "vanilla stage thins out more points at the start evenly", group="densification",
+        parse=positive_int,
+        idle="unless -r multiview, where the vanilla stage does not run",
+    )  # fmt: skip
+
+
 def white_background() -> Any:
     """The field ``white_background``."""
     return flag(

@@ -18,6 +18,11 @@ from sugar_utils.settings import flag, without_flags
 
 Regularization = Literal["density", "sdf", "dn_consistency"]
 REGULARIZATIONS: tuple[Regularization, ...] = ("sdf", "density", "dn_consistency")
+"""The modes of SuGaR."""
+
+MULTIVIEW = "multiview"
+MODES = (*REGULARIZATIONS, MULTIVIEW)
+"""What the coarse stage can be."""
 
 
 _coarse = partial(flag, group="coarse stage")

@@ -110,7 +110,7 @@ def _prepared(
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
     config, compute = options.config, options.compute
     checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
-    _advise(options, checkpoint, notices)
+    advise(options, checkpoint, notices)
     exposures, known = capture_exposures(
         checkpoint, scene, config.exposure, compute.device, notices
     )
@@ -132,12 +132,12 @@ def _prepared(
 
     title = f"coarse SuGaR, {config.regularization_type}"
     directory = RunDirectory(options.directory, identity)
-    run = StageRun(title, scene, directory, _loop(options), build, (options.result,))
+    run = StageRun(title, scene, directory, loop_of(options), build, (options.result,))
     # Read before the run's folder is touched: a damaged file must not leave one behind.
-    return run, _start(checkpoint, notices).to(compute.device)
+    return run, start_cloud(checkpoint, notices).to(compute.device)
 
 
-def _advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: Notices) -> None:
+def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: Notices) -> None:
     """Point out inputs that work but seldom do what was meant."""
     if checkpoint.iteration is not None and checkpoint.iteration > INTENDED_START:
         notices(
@@ -157,7 +157,12 @@ def _advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: No
         )
 
 
-def _start(checkpoint: ReferenceCheckpoint, notices: Notices) -> GaussianCloud:
+def start_cloud(checkpoint: ReferenceCheckpoint, notices: Notices) -> GaussianCloud:
+    """The Gaussians of the checkpoint.
+
+    Raises:
+        UserError: There are none.
+    """
     cloud = checkpoint.read_cloud(notices)
     if len(cloud) == 0:
         raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
@@ -165,7 +170,8 @@ def _start(checkpoint: ReferenceCheckpoint, notices: Notices) -> GaussianCloud:
     return cloud
 
 
-def _loop(options: CoarseOptions) -> LoopConfig:
+def loop_of(options: CoarseOptions) -> LoopConfig:
+    """When the loop does what."""
     schedule, scale = options.config.schedule, options.config.schedule.scale
     return LoopConfig(
         first=schedule.first,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sugar_trainers.coarse_config import Regularization
+from sugar_trainers.coarse_config import MULTIVIEW, Regularization
 
 OUTPUT_ROOT = Path("output")
 
@@ -50,6 +50,16 @@ def coarse_directory(
         f"sugarcoarse_3Dgs{iteration}_{kind}{number_text(estimation_factor)}"
         f"_sdfnorm{number_text(normal_factor)}"
     )
+
+
+def multiview_directory(parent: Path, iteration: int) -> Path:
+    """Folder of a coarse run in multi-view mode, whose weights are no part of the name.
+
+    Args:
+        parent: Folder of the scene's coarse models.
+        iteration: Iteration of the vanilla checkpoint.
+    """
+    return parent / f"sugarcoarse_3Dgs{iteration}_{MULTIVIEW}"
 
 
 def refined_name(mesh_path: Path, normal_consistency_factor: float, per_triangle: int) -> str:

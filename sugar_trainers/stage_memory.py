@@ -36,9 +36,12 @@ from gaussian_splatting.rasterization import rasterize
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import GROUP_NAMES
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.sampling_block import sampling_mask
 from sugar_utils.console import Console
+
+StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
 
 _PAIR_BYTES = 32 * 3 // 2
 """Corners of adjacent triangles, per triangle: three pairs on two triangles."""
@@ -98,6 +101,26 @@ def coarse_loads(
     return loads
 
 
+def multiview_loads(
+    cloud: GaussianCloud, config: MultiviewConfig, views: Sequence[ViewLoad]
+) -> LoadsOf:
+    """The multi-view mode, as if the number of Gaussians stayed what it is."""
+    n = len(cloud)
+
+    def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
+        load = StepLoad(
+            n,
+            ModelLoad.of(cloud.tensors(), optimizer),
+            views[0],
+            geometry="planes",
+            activation=FREE_ACTIVATION * n,
+            exposure=config.exposure.exposure_compensation,
+        )
+        return {"multiview": worst_view(load, views)}
+
+    return loads
+
+
 def refinement_loads(
     cloud: BoundCloud, views: Sequence[ViewLoad], exposure: bool = False
 ) -> LoadsOf:
@@ -152,21 +175,39 @@ def plan_refinement(
     return replace(config, split=plan.split)
 
 
+def plan_multiview(
+    cloud: GaussianCloud,
+    config: MultiviewConfig,
+    options: MemoryOptions,
+    scene: Scene,
+    store: ImageStore,
+    console: Console,
+) -> MultiviewConfig:
+    """As :func:`plan_coarse`, of the multi-view mode."""
+    plan = _plan(cloud, config, options, MemoryPlan(options.split), scene, store, console)
+    return replace(config, split=plan.split)
+
+
 def predict_coarse(
-    cloud: GaussianCloud, config: CoarseConfig, options: MemoryOptions, scene: Scene
+    cloud: GaussianCloud,
+    config: CoarseConfig | MultiviewConfig,
+    options: MemoryOptions,
+    scene: Scene,
 ) -> MemoryChoice | None:
     """The plan of a coarse run and what it needs; None where the system does not say what is free.
 
     Raises:
         UserError: Nothing fits.
     """
-    first = MemoryPlan(options.split, min(config.sample_chunk, config.sdf_samples))
+    first = MemoryPlan(options.split)
+    if isinstance(config, CoarseConfig):
+        first = replace(first, sample_chunk=min(config.sample_chunk, config.sdf_samples))
     return _choice(cloud, config, options, first, scene)
 
 
 def _plan(
     cloud: GaussianCloud | BoundCloud,
-    config: CoarseConfig | RefineConfig,
+    config: StageSettings,
     options: MemoryOptions,
     first: MemoryPlan,
     scene: Scene,
@@ -185,7 +226,7 @@ def _plan(
 
 def _choice(
     cloud: GaussianCloud | BoundCloud,
-    config: CoarseConfig | RefineConfig,
+    config: StageSettings,
     options: MemoryOptions,
     first: MemoryPlan,
     scene: Scene,
@@ -203,7 +244,9 @@ def _choice(
     with torch.no_grad():
         gaussians = cloud.activate()
     views = survey(gaussians, looked_at)
-    if isinstance(cloud, GaussianCloud):
+    if isinstance(config, MultiviewConfig):
+        loads = multiview_loads(cloud, config, views)
+    elif isinstance(cloud, GaussianCloud):
         candidates = sampling_candidates(gaussians, config, looked_at)
         loads = coarse_loads(cloud, config, views, candidates)
     else:

@@ -13,7 +13,7 @@ from sugar_trainers.losses import depth_normal_consistency, normals_from_depth
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
 from tests.support.random_scenes import look_at, random_gaussians
 
-IMAGES = ("image", "depth", "normal", "features", "alpha")
+IMAGES = ("image", "depth", "normal", "plane", "features", "alpha")
 
 
 def leaves_of(gaussians, dtype):
@@ -56,7 +56,7 @@ def test_values_and_gradients_match_the_dense_float64_reference(seed):
     )
     actual, gradients = render_with_gradients(
         rasterize, gaussians, camera, features, torch.float32, seed,
-        depth=True, normal=True, **options,
+        depth=True, normal=True, plane=True, **options,
     )  # fmt: skip
     assert int((actual.radii > 0).sum()) > 50
     torch.testing.assert_close(actual.radii, expected.radii)
@@ -163,7 +163,7 @@ def all_bits(seed=5, n=3000):
     camera = look_at((2.5, 1.2, 0.8), width=120, height=90, focal=90.0, principal=(5, 3))
     output, gradients = render_with_gradients(
         rasterize, random_gaussians(n, seed), camera, torch.ones(n, 1), torch.float32, seed,
-        depth=True, normal=True,
+        depth=True, normal=True, plane=True,
     )  # fmt: skip
     return [getattr(output, name).detach() for name in IMAGES] + gradients
 

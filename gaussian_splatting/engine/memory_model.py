@@ -22,9 +22,9 @@ from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import Projection, Rows, build_tile_lists
 from gaussian_splatting.rasterization.view import TILE
 
-Geometry = Literal["none", "full", "half", "depth"]
+Geometry = Literal["none", "full", "half", "depth", "planes"]
 """What a step renders beside colour: nothing; depth and normals with it; in a pass of their own at
-half the size; depth only."""
+half the size; depth only; planes, which are compared with a neighbouring view."""
 
 FREE_ACTIVATION = 40
 """Scales, opacities, unit quaternions, and their lengths before and after a clamp."""
@@ -37,11 +37,21 @@ _SHAPE_GRADIENTS = 44
 _PACKED = 64
 _NORMAL_LOSS = 121
 """Depth-normal consistency of a pixel: unprojected points, differences, normals, gradients."""
+_PLANE_NORMAL_LOSS = 200
+"""Agreement of a pixel's plane with the depth of planes: rays, depth and the same."""
+
+_COMPARED = 19
+"""Of a pixel: grey values of the view and its neighbour, the neighbour's depth and photograph,
+and weights at edges."""
+
 _PHOTOGRAPH = {"": 3, "object": 7, "ignore": 5}
 """Bytes of a pixel: colours; with mask and once more on the background; with what counts."""
 
 _COUNTED = 24
 """Both images of a pixel once more, with those equal that do not count."""
+
+_DENSIFICATION = 16
+"""What is watched of a Gaussian between two rounds, and in this step."""
 
 _SLOT_BUFFER = 64 * 2**20
 _SLOT_BYTES = 44
@@ -225,7 +235,7 @@ class _Step:
         self._split = plan.split
         self._chunk = min(plan.sample_chunk or load.samples, load.samples)
         self._again = plan.split.recompute
-        self._n_channels = {"full": 6, "depth": 4}.get(load.geometry, 3)
+        self._n_channels = {"full": 6, "depth": 4, "planes": 7}.get(load.geometry, 3)
         self._early = 4 * load.n if load.entropy else 0
 
     def parts_of_step(self) -> dict[str, dict[str, int]]:
@@ -243,8 +253,11 @@ class _Step:
             found["sampling"] = self._sampling()
             self._early = _SHAPE_GRADIENTS * load.n
         base = {"activation": load.activation, "gradients": self._early}
-        full = load.geometry == "full"
-        return {**found, **self._image("", load.view, self._n_channels, base, normals=full)}
+        if load.geometry == "planes":
+            base["compared view"] = _COMPARED * load.view.width * load.view.height
+            base["densification"] = _DENSIFICATION * load.n
+        normals = load.geometry in ("full", "planes")
+        return {**found, **self._image("", load.view, self._n_channels, base, normals=normals)}
 
     def _waiting(self) -> dict[str, int]:
         """What other terms find: the activation, and the view's projection unless forgotten."""
@@ -335,7 +348,8 @@ class _Step:
         # Its gradient, and for exposures one more image of products.
         gradient = (24 if self._load.exposure else 12) * view.width
         ssim = rows * (5 * line + gradient + counted) if color else 0
-        normal = pixels * (_NORMAL_LOSS + (12 if color else 0)) if normals else 0
+        loss = _PLANE_NORMAL_LOSS if self._load.geometry == "planes" else _NORMAL_LOSS
+        normal = pixels * (loss + (12 if color else 0)) if normals else 0
         return (
             {"pixels": pixels * (4 * channels + (0 if self._again else 8))},
             {"pixel losses": normal} if normal > ssim else {"SSIM": ssim},

@@ -66,6 +66,7 @@ class StripMaps:
         shown: Which rows of the image these are.
         counted: Rows of these maps that count; the others are their neighbours.
         height: Rows of the whole image.
+        plane: Blended normals and distances of the Gaussians' planes. (R, W, 4)
     """
 
     image: Tensor | None
@@ -74,6 +75,7 @@ class StripMaps:
     shown: Rows
     counted: slice
     height: int
+    plane: Tensor | None = None
 
     @property
     def normal(self) -> Tensor:
@@ -263,6 +265,7 @@ def _strip_maps(
         shown=shown,
         counted=counted,
         height=height,
+        plane=leaf(layout.plane, 4),
     )
 
 
@@ -287,6 +290,7 @@ def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> 
         (layout.rgb, 3, maps.image),
         (layout.depth, 1, maps.depth),
         (layout.normal, 2, maps.normal_xy),
+        (layout.plane, 4, maps.plane),
     )
     pixels.zero_()
     for start, width, leaf in columns:

@@ -37,7 +37,8 @@ class LossTerm:
             else what the stage says. Of a chunk or a strip it is the share, the sum divided by
             the number in the whole. None where a view has nothing for it.
         active: In which iterations it acts.
-        maps: What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``.
+        maps: What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``,
+            ``"plane"``.
         halo: Rows of the image on each side that the loss of a row depends on.
     """
 
@@ -55,11 +56,13 @@ class LossTerm:
         photograph: Tensor | None,
         exposure: Tensor | None = None,
         inside: Tensor | None = None,
+        beside: Any = None,
     ) -> ImageTerm:
         """The term of one view's image; see :class:`ImageStrip`."""
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            value = self.value(ImageStrip(maps, camera, photograph, exposure, inside))
+            strip = ImageStrip(maps, camera, photograph, exposure, inside, beside)
+            value = self.value(strip)
             return self.weight * value, {self.name: value}
 
         return ImageTerm(self.halo, evaluate)
@@ -76,6 +79,7 @@ class ImageStrip:
             mask of what to ignore. At half its size only what the mask says, None without one.
         exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)
         inside: Pixels of the whole image that say what the exposure is; None for all. (H, W) bool
+        beside: What else the stage knows of the view.
     """
 
     maps: StripMaps
@@ -83,6 +87,7 @@ class ImageStrip:
     photograph: Tensor | None
     exposure: Tensor | None = None
     inside: Tensor | None = None
+    beside: Any = None
 
     @property
     def image(self) -> Tensor:

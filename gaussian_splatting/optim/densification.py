@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.shared_flags import max_gaussians
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.quaternions import rotation_matrices
 from sugar_utils.settings import flag
@@ -59,11 +60,7 @@ class DensificationConfig:
     opacity_reset_interval: int = _iterations(
         3_000, "iterations between two resets of all opacities"
     )
-    max_gaussians: int | None = flag(
-        None, "densification never goes beyond this number: the strongest candidates first; more "
-        "points at the start are thinned out evenly", group="vanilla stage", parse=positive_int,
-        idle="with --gs_output_dir",
-    )  # fmt: skip
+    max_gaussians: int | None = max_gaussians()
 
     def due(self, iteration: int) -> bool:
         """Whether a round follows this iteration."""

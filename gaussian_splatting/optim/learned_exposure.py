@@ -34,8 +34,9 @@ class ExposureConfig:
 
     exposure_compensation: bool = flag(
         False, "learn a gain and an offset per colour channel for each training photograph, for "
-        "cameras that change exposure or white balance between photographs",
-        group="exposure", parse=boolean, nargs="?", const=True,
+        "cameras that change exposure or white balance between photographs; unset: on "
+        "with -r multiview, else off", group="exposure", parse=boolean, nargs="?", const=True,
+        unset=True,
     )  # fmt: skip
     start: int = 1_000
     rate: float = 1e-3

@@ -33,14 +33,18 @@ class ChannelLayout:
     rgb: int | None
     depth: int | None
     normal: int | None
+    plane: int | None
     features: int | None
     n_features: int
 
     @classmethod
-    def of(cls, *, rgb: bool, depth: bool, normal: bool, n_features: int) -> ChannelLayout:
-        """Pack the requested quantities without gaps: 3, 1, 2 and ``n_features`` columns."""
+    def of(
+        cls, *, rgb: bool, depth: bool, normal: bool, plane: bool, n_features: int
+    ) -> ChannelLayout:
+        """Pack the requested quantities without gaps: 3, 1, 2, 4 and ``n_features`` columns."""
         column, starts = 0, []
-        for wanted, width in ((rgb, 3), (depth, 1), (normal, 2), (n_features > 0, n_features)):
+        widths = ((rgb, 3), (depth, 1), (normal, 2), (plane, 4), (n_features > 0, n_features))
+        for wanted, width in widths:
             starts.append(column if wanted else None)
             column += width if wanted else 0
         return cls(*starts, n_features=n_features)
@@ -48,8 +52,14 @@ class ChannelLayout:
     @property
     def total(self) -> int:
         """Number of blended channels."""
-        widths = ((self.rgb, 3), (self.depth, 1), (self.normal, 2), (self.features, None))
-        return sum((w or self.n_features) for start, w in widths if start is not None)
+        widths = (
+            (self.rgb, 3),
+            (self.depth, 1),
+            (self.normal, 2),
+            (self.plane, 4),
+            (self.features, self.n_features),
+        )
+        return sum(width for start, width in widths if start is not None)
 
 
 @dataclass
@@ -162,6 +172,7 @@ def project(
     rgb: bool = True,
     depth: bool = False,
     normal: bool = False,
+    plane: bool = False,
     features: Tensor | None = None,
     sh_degree: int = 3,
 ) -> Projection:
@@ -175,6 +186,7 @@ def project(
         rgb: Carry the spherical-harmonics colour of the viewing direction, clamped at 0.
         depth: Carry the depth of the centre along the view axis.
         normal: Carry x and y of the camera-space normal, flipped towards the camera.
+        plane: Carry the plane through the centre: that normal n whole, and n . centre.
         features: Free values to blend. (N, F) or None
         sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest`` holds.
             ``sh_rest`` may be bfloat16, and its gradient is then, too.
@@ -186,9 +198,11 @@ def project(
         ValueError: If nothing is to be blended, or ``sh_rest`` is too short for ``sh_degree``.
     """
     n_features = 0 if features is None else features.shape[1]
-    layout = ChannelLayout.of(rgb=rgb, depth=depth, normal=normal, n_features=n_features)
+    layout = ChannelLayout.of(
+        rgb=rgb, depth=depth, normal=normal, plane=plane, n_features=n_features
+    )
     if layout.total == 0:
-        raise ValueError("nothing to render: ask for rgb, depth, normal or features")
+        raise ValueError("nothing to render: ask for rgb, depth, normal, plane or features")
     if rgb and gaussians.sh_rest.shape[1] < (sh_degree + 1) ** 2 - 1:
         raise ValueError(
             f"sh_degree {sh_degree} needs {(sh_degree + 1) ** 2 - 1} coefficients in sh_rest, "
@@ -199,6 +213,7 @@ def project(
             "rgb": -1 if layout.rgb is None else layout.rgb,
             "depth": -1 if layout.depth is None else layout.depth,
             "normal": -1 if layout.normal is None else layout.normal,
+            "plane": -1 if layout.plane is None else layout.plane,
             "features": -1 if layout.features is None else layout.features,
             "n_features": n_features,
             "sh_degree": sh_degree,

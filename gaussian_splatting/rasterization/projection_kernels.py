@@ -8,7 +8,10 @@ One source for CPU and CUDA. A splat is one row of floats:
     5       opacity
     6       largest exponent at which the splat still reaches alpha = 1/255
     7 8     half extents in pixels of the region where it does; negative where there is none
-    9 ...   blended channels: colour, depth, normal x and y, then free features
+    9 ...   blended channels: colour, depth, normal x and y, plane, then free features
+
+The plane of a Gaussian goes through its centre, square to its smallest axis: the normal in camera
+axes towards the camera, and its product with the centre, n . t = d for every point of the plane.
 
 EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, section 4).
 """
@@ -46,6 +49,7 @@ class Channels:
     rgb: int
     depth: int
     normal: int
+    plane: int
     features: int
     n_features: int
     sh_degree: int
@@ -184,12 +188,17 @@ def project_forward(
             splats[i, HEADER + channels.rgb + k] = wp.max(color[k], 0.0)
     if channels.depth >= 0:
         splats[i, HEADER + channels.depth] = t[2]
-    if channels.normal >= 0:
+    if channels.normal >= 0 or channels.plane >= 0:
         normal = column(rotation, smallest_axis(scale))
         facing = wp.sign(wp.dot(normal, view.center - mean))
         normal_view = view.rotation * normal * facing
-        splats[i, HEADER + channels.normal] = normal_view[0]
-        splats[i, HEADER + channels.normal + 1] = normal_view[1]
+        if channels.normal >= 0:
+            splats[i, HEADER + channels.normal] = normal_view[0]
+            splats[i, HEADER + channels.normal + 1] = normal_view[1]
+        if channels.plane >= 0:
+            for k in range(3):
+                splats[i, HEADER + channels.plane + k] = normal_view[k]
+            splats[i, HEADER + channels.plane + 3] = wp.dot(normal_view, t)
     for k in range(channels.n_features):
         splats[i, HEADER + channels.features + k] = features[i, k]
 
@@ -321,12 +330,20 @@ def project_backward(
     d_scale = wp.vec3()
     for k in range(3):
         d_scale[k] = wp.dot(column(d_scaled, k), column(rotation, k))
-    if channels.normal >= 0:
+    if channels.normal >= 0 or channels.plane >= 0:
         axis = smallest_axis(scale)
         facing = wp.sign(wp.dot(column(rotation, axis), view.center - mean))
-        d_normal_view = wp.vec3(
-            d_splats[i, HEADER + channels.normal], d_splats[i, HEADER + channels.normal + 1], 0.0
-        )
+        d_normal_view = wp.vec3()
+        if channels.normal >= 0:
+            d_normal_view[0] = d_splats[i, HEADER + channels.normal]
+            d_normal_view[1] = d_splats[i, HEADER + channels.normal + 1]
+        if channels.plane >= 0:
+            normal_view = view.rotation * column(rotation, axis) * facing
+            d_distance = d_splats[i, HEADER + channels.plane + 3]
+            for k in range(3):
+                d_normal_view[k] = d_normal_view[k] + d_splats[i, HEADER + channels.plane + k]
+            d_normal_view += d_distance * t
+            d_t += d_distance * normal_view
         d_normal = wp.transpose(view.rotation) * d_normal_view * facing
         for k in range(3):
             d_rotation[k, axis] = d_rotation[k, axis] + d_normal[k]

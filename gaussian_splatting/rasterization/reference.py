@@ -37,8 +37,10 @@ SH_C3 = (-0.5900435899266435, 2.890611442640554, -0.4570457994644658, 0.37317633
 
 @dataclass
 class ReferenceSplats:
-    """Projected Gaussians as the dense renderer wants them, culled ones with radius 0."""
+    """Projected Gaussians as the dense renderer wants them, culled ones with radius 0; centres in
+    camera axes."""
 
+    centers: Tensor
     means2d: Tensor
     conics: Tensor
     radii: Tensor
@@ -84,7 +86,7 @@ def project_reference(gaussians: Gaussians, camera: Camera) -> ReferenceSplats:
     like = gaussians.means
     rotation = torch.as_tensor(camera.rotation, dtype=like.dtype, device=like.device)
     translation = torch.as_tensor(camera.translation, dtype=like.dtype, device=like.device)
-    t = gaussians.means @ rotation.T + translation
+    t = like @ rotation.T + translation
     x, y, z = t.unbind(-1)
     x_min, x_max, y_min, y_max = linearisation_limits(camera)
     tx = _clamp_as_constant(x, z, x_min, x_max)
@@ -116,7 +118,7 @@ def project_reference(gaussians: Gaussians, camera: Camera) -> ReferenceSplats:
     tiles = torch.stack([q.detach().clamp(0, n).nan_to_num().int() for q, n in corners], dim=-1)
     valid &= (tiles[:, 1] > tiles[:, 0]) & (tiles[:, 3] > tiles[:, 2])
     conics = torch.stack([c / det, -b / det, a / det], dim=-1)
-    return ReferenceSplats(means2d, conics, torch.where(valid, radii, zero).int(), z, tiles)
+    return ReferenceSplats(t, means2d, conics, torch.where(valid, radii, zero).int(), z, tiles)
 
 
 def _alphas(splats: ReferenceSplats, opacities: Tensor, camera: Camera) -> Tensor:
@@ -176,11 +178,15 @@ def rasterize_reference(
     # The contract orders by float32 depth, which decides near-ties.
     order = torch.argsort(splats.depths.detach().float(), stable=True)
     features = gaussians.means.new_zeros(len(gaussians), 0) if features is None else features
+    normals = _normals(gaussians, camera)
+    distances = (normals * splats.centers).sum(dim=-1)
     values = torch.cat(
         [
             _colors(gaussians, camera, sh_degree),
             splats.depths[:, None],
-            _normals(gaussians, camera)[:, :2],
+            normals[:, :2],
+            normals,
+            distances[:, None],
             features,
         ],
         dim=-1,
@@ -202,7 +208,8 @@ def rasterize_reference(
         image=pixels[..., :3],
         depth=pixels[..., 3],
         normal=complete_normals(pixels[..., 4:6]),
-        features=pixels[..., 6:],
+        plane=pixels[..., 6:10],
+        features=pixels[..., 10:],
         alpha=1 - left,
         radii=splats.radii,
         means2d=splats.means2d,

@@ -25,6 +25,8 @@ class RenderOutput:
         image: Colour over the background, not clamped above 1. (H, W, 3)
         depth: Blended view-axis depth, not divided by alpha. (H, W) world units
         normal: Unit camera-space normals towards the camera (z <= 0). (H, W, 3)
+        plane: Blended planes of the Gaussians: normals in camera axes towards the camera, and
+            their distances n . X to the camera (negative), not divided by alpha. (H, W, 4)
         features: Blended free features over a zero background. (H, W, F)
         alpha: 1 minus the transmittance left at the end of the ray. (H, W)
         radii: Screen radius, 0 for Gaussians that were culled. (N,) int32 pixels
@@ -35,6 +37,7 @@ class RenderOutput:
     image: Tensor | None
     depth: Tensor | None
     normal: Tensor | None
+    plane: Tensor | None
     features: Tensor | None
     alpha: Tensor
     radii: Tensor
@@ -87,6 +90,7 @@ def rasterize(
     rgb: bool = True,
     depth: bool = False,
     normal: bool = False,
+    plane: bool = False,
     features: Tensor | None = None,
     sh_degree: int = 3,
     farthest_depth_behind: bool = False,
@@ -105,6 +109,7 @@ def rasterize(
         rgb: Render the spherical-harmonics colour.
         depth: Render depth along the view axis.
         normal: Render normals (smallest axis of each Gaussian, towards the camera).
+        plane: Render the planes through the Gaussians' centres, square to these normals.
         features: Free per-Gaussian values to blend. (N, F)
         sh_degree: Spherical-harmonics degree, 0 to 3.
         farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
@@ -120,6 +125,7 @@ def rasterize(
         rgb=rgb,
         depth=depth,
         normal=normal,
+        plane=plane,
         features=features,
         sh_degree=sh_degree,
     )
@@ -139,6 +145,7 @@ def rasterize(
         image=columns(layout.rgb, 3),
         depth=None if depth_image is None else depth_image.squeeze(-1),
         normal=None if normal_xy is None else complete_normals(normal_xy),
+        plane=columns(layout.plane, 4),
         features=columns(layout.features, layout.n_features),
         alpha=1.0 - transmittance,
         radii=projection.radii,

@@ -29,9 +29,10 @@ from sugar_extractors.mesh.meshing_backends import (
     SolverConfig,
     choose_backend,
 )
+from sugar_extractors.mesh.plane_views import plane_renderer
 from sugar_extractors.mesh.poisson import MIN_POINTS, finish_mesh, reconstruct_region
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
-from sugar_extractors.mesh.tsdf import carved_renderer, fuse_region, view_renderer
+from sugar_extractors.mesh.tsdf import Renderer, carved_renderer, fuse_region, view_renderer
 from sugar_extractors.results import alone_with, is_finished, publish
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh.triangle_mesh import (
@@ -39,6 +40,7 @@ from sugar_scene.mesh.triangle_mesh import (
     open_edge_share,
     without_unused_vertices,
 )
+from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -314,7 +316,7 @@ class _Extraction:
         self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene, boxes: tuple[Box, Box]
     ) -> _Regions:
         options, figures, meshes = self._options, {}, []
-        render = carved_renderer(view_renderer(model, cloud, options.tsdf), self._hull)
+        render = carved_renderer(self._renderer(model, cloud, scene), self._hull)
         parts = {"foreground": (boxes[0], None)}
         if options.background_mesh:
             parts["background"] = (boxes[1], boxes[0])
@@ -337,6 +339,14 @@ class _Extraction:
                 "--bboxmax"
             )
         return meshes, None, figures
+
+    def _renderer(self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene) -> Renderer:
+        config = self._options.tsdf
+        if config.tsdf_depth != "plane":
+            return view_renderer(model, cloud, config)
+        cameras = scene.train_cameras
+        neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
+        return plane_renderer(cloud.detached().activate(), cameras, neighbors)
 
     def _density_regions(
         self, model: LevelSetModel, boxes: tuple[Box, Box], level: float

@@ -54,7 +54,7 @@ _COARSER = 1.25
 _MIN_ITEMS = 4096
 
 
-DEPTHS = ("blended", "level_set")
+DEPTHS = ("blended", "level_set", "plane")
 """Where depth comes from."""
 
 
@@ -81,7 +81,8 @@ class TsdfConfig:
 
     tsdf_depth: str = _flag(
         "blended", "blended: depth as rendered, all Gaussians averaged; level_set: first point of "
-        "the density's level set at 0.3", choices=DEPTHS,
+        "the density's level set at 0.3; plane: of the planes that Gaussians are, checked against "
+        "neighbouring views", choices=DEPTHS,
     )  # fmt: skip
     level: float = 0.3
     tsdf_voxel_size: float | None = _flag(

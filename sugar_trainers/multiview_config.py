@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the multi-view mode of the coarse stage."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.learned_exposure import LaterExposure
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates, scaled
+from gaussian_splatting.shared_flags import max_gaussians, random_seed, white_background
+from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.settings import flag, without_flags
+
+MIN_DENSIFICATION_INTERVAL = 50
+"""Iterations that Gaussians need between two rounds, however short the schedule is."""
+
+PRUNE_OPACITY = 0.05
+"""Fainter Gaussians are removed whenever others are cloned and split."""
+
+_factor = partial(
+    flag, group="multi-view mode", parse=non_negative_float, idle="unless -r multiview"
+)
+
+
+@dataclass(frozen=True)
+class MultiviewSchedule:
+    """Milestones in absolute iterations; the count goes on where the vanilla stage ends.
+
+    Attributes:
+        first: First iteration.
+        last: Last iteration, inclusive.
+        densify_until: Gaussians are cloned and split before this iteration.
+        densification_interval: Iterations between two rounds of that.
+        trim_interval: Iterations between two trims of what too few views see.
+        log_interval: Iterations between two log lines.
+        scale: What all the above were multiplied with; learning rates follow the paper's clock.
+    """
+
+    first: int = 7_000
+    last: int = 20_000
+    densify_until: int = 15_000
+    densification_interval: int = 100
+    trim_interval: int = 1_000
+    log_interval: int = 200
+    scale: float = 1.0
+
+    def scaled(self, scale: float) -> MultiviewSchedule:
+        """The same schedule, shorter or longer."""
+        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "scale"}
+        least = min(self.densification_interval, MIN_DENSIFICATION_INTERVAL)
+        values["densification_interval"] = max(values["densification_interval"], least)
+        return MultiviewSchedule(**values, scale=self.scale * scale)
+
+    def densifies(self, iteration: int) -> bool:
+        """Whether Gaussians are still cloned and split."""
+        return iteration < self.densify_until
+
+    def densification_due(self, iteration: int) -> bool:
+        """Whether a round follows this iteration."""
+        passed = iteration - self.first
+        return (
+            self.densifies(iteration) and passed > 0 and passed % self.densification_interval == 0
+        )
+
+    def trim_due(self, iteration: int) -> bool:
+        """Whether Gaussians that too few views see are dropped before this iteration."""
+        passed = iteration - self.first
+        return passed > 0 and passed % self.trim_interval == 0
+
+
+def _densification() -> DensificationConfig:
+    return DensificationConfig(prune_opacity=PRUNE_OPACITY)
+
+
+@dataclass(frozen=True)
+class MultiviewConfig:
+    """Everything that decides the result of the multi-view mode.
+
+    Attributes:
+        schedule: When what happens.
+        rates: Learning rates.
+        densification: Thresholds; when, the schedule says.
+        min_views: Gaussians that fewer training views see are dropped.
+        exposure: Whether exposures of photographs are learned.
+        optimizer: Storage of parameters and moments, and which Gaussians step.
+        split: How the memory of one view is saved; no part of the identity.
+    """
+
+    regularization_type: ClassVar[str] = MULTIVIEW
+
+    schedule: MultiviewSchedule = field(default_factory=MultiviewSchedule)
+    rates: LearningRates = without_flags(LearningRates)
+    densification: DensificationConfig = without_flags(_densification)
+    max_gaussians: int | None = max_gaussians()
+    plane_normal_factor: float = _factor(
+        0.05, "weight of the agreement of planes' normals with those of their depth"
+    )
+    photometric_factor: float = _factor(
+        0.6, "weight of 1 - NCC of patches in a view and its neighbour"
+    )
+    geometric_factor: float = _factor(
+        0.02, "weight of the pixels by which the way to a neighbour and back misses"
+    )
+    flatten_factor: float = _factor(
+        10.0, "weight of the Gaussians' smallest scales, in camera extents"
+    )
+    multiview_pixels: int = flag(
+        16_384, "pixels of a view that are compared with a neighbour, per iteration",
+        group="multi-view mode", parse=positive_int, idle="unless -r multiview",
+    )  # fmt: skip
+    min_views: int = 2
+    white_background: bool = white_background()
+    exposure: LaterExposure = LaterExposure(exposure_compensation=True)
+    optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
+    split: ImageSplit = WHOLE_IMAGE
+    random_seed: int = random_seed()
+
+    @property
+    def compares_views(self) -> bool:
+        """Whether any term looks at a neighbour."""
+        return self.photometric_factor > 0 or self.geometric_factor > 0
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
+        values = asdict(self)
+        for other in ("split", "optimizer", "exposure"):
+            values.pop(other)
+        own = {"regularization_type": self.regularization_type, **values}
+        return {**own, **self.exposure.identity(), **self.optimizer.identity()}

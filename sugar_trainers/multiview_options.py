@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of the multi-view mode, and what they mean together."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
+from gaussian_splatting.engine.memory_plan import memory_options
+from gaussian_splatting.optim.learned_exposure import LaterExposure
+from gaussian_splatting.optim.optimizer_config import optimizer_config
+from gaussian_splatting.shared_flags import ScheduleFlags
+from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule
+from sugar_trainers.multiview_run import MultiviewOptions
+from sugar_utils.settings import from_args, parser_of
+
+
+def multiview_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of the script that runs the mode alone."""
+    return parser_of(description, MultiviewOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+
+
+def multiview_options(
+    args: argparse.Namespace, output_dir: Path | None, notices: tuple[str, ...] = ()
+) -> MultiviewOptions:
+    """The run that was asked for; exposures are learned unless that is refused.
+
+    Raises:
+        UserError: An input is missing, or what was asked for cannot be had.
+    """
+    asked = args.exposure_compensation
+    exposure = from_args(LaterExposure, args, exposure_compensation=asked is None or asked)
+    config = from_args(
+        MultiviewConfig,
+        args,
+        schedule=MultiviewSchedule().scaled(args.schedule_scale),
+        exposure=exposure.with_schedule(args.schedule_scale),
+        optimizer=optimizer_config(args),
+    )
+    # Inputs that are missing are told before the device is looked for.
+    options = from_args(
+        MultiviewOptions, args, config=config, memory=memory_options(args), output_dir=output_dir
+    )
+    notices += (*options.memory.notices, *options.size.notices)
+    return replace(options, compute=compute_options(args), notices=notices)

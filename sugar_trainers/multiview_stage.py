@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coarse stage in multi-view mode: Gaussians as planes that neighbouring photographs agree on.
+
+The terms are in :mod:`sugar_trainers.multiview_terms`; densification goes on for a while, and what
+fewer than two views see is dropped, because nothing can be said about where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.visual_hull import VisualHull
+from gaussian_splatting.engine.graph import backward_through
+from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.masking import is_counted, target_of
+from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.strips import ViewPass
+from gaussian_splatting.engine.terms import acting, backpropagate, report
+from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.optim.densification import DensificationStats, densify_and_prune
+from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
+from sugar_scene.multiview.neighbor_views import NeighborViews
+from sugar_scene.multiview.reprojection import ViewPair
+from sugar_trainers.coarse_terms import VisibleGaussians
+from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.multiview_terms import (
+    Comparison,
+    SurfaceView,
+    gray_of,
+    multiview_terms,
+    planes_depth_map,
+    spread_pixels,
+    surface_view,
+)
+from sugar_utils.device import upload
+from sugar_utils.random import draw_labels, generator
+
+SEEN_PIXELS = 0.5
+"""A view sees a Gaussian to which it owes at least so much of its pixels' colours."""
+
+MAX_TRIM_VIEWS = 200
+"""Views that are asked whether they see a Gaussian, evenly spread over all."""
+
+
+class MultiviewStage(Stage):
+    """Colour, plane normals and the agreement of neighbouring views, on free Gaussians.
+
+    Args:
+        cloud: Gaussians of the vanilla checkpoint, on the device to train on.
+        config: Settings.
+        extent: Camera extent in world units.
+        cameras: Training views.
+        neighbors: Their neighbours.
+        images: Photographs of the neighbours.
+        notify: Told about Gaussians that are dropped.
+        rasterizer: Rendering backend.
+        hull: Where Gaussians may be; None for anywhere.
+        exposures: Those of the photographs, to be learned as well.
+    """
+
+    name = "coarse multiview"
+
+    def __init__(
+        self,
+        cloud: GaussianCloud,
+        config: MultiviewConfig,
+        extent: float,
+        cameras: Sequence[Camera],
+        neighbors: NeighborViews,
+        images: ImageStore,
+        notify: Callable[[str], None],
+        *,
+        rasterizer: Rasterizer = WARP,
+        hull: VisualHull | None = None,
+        exposures: Exposures | None = None,
+    ) -> None:
+        self.extent = extent
+        self.exposures = exposures
+        self.model = TrainableCloud(
+            cloud, config.rates, extent, config.optimizer, config.random_seed
+        )
+        self.terms = multiview_terms(config, extent)
+        self._config = config
+        self._cameras = list(cameras)
+        self._neighbors = neighbors
+        self._images = images
+        self._notify = notify
+        self._rasterizer = rasterizer
+        self._hull = hull
+        self._stats = DensificationStats.zeros(len(cloud), self.model.device)
+        # Of the views of this step, so that the sum does not depend on who saw them.
+        self._step_stats: DensificationStats | None = None
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Strips of the image."""
+        return MemoryPlan(self._config.split)
+
+    @memory_plan.setter
+    def memory_plan(self, plan: MemoryPlan) -> None:
+        self._config = replace(self._config, split=plan.split)
+
+    def phase(self, iteration: int) -> str:
+        """Gaussians grow in number, then settle."""
+        return "densify" if self._config.schedule.densifies(iteration) else "settle"
+
+    def begin(self, iteration: int) -> None:
+        """Learning rate, and the trim where it is due."""
+        schedule = self._config.schedule
+        self.model.schedule_position_rate(iteration / schedule.scale)
+        if schedule.trim_due(iteration):
+            self._trim(iteration)
+
+    def accumulate(
+        self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
+    ) -> StepResult:
+        """Backpropagate every term; see :mod:`gaussian_splatting.engine.graph`."""
+        on = acting(self.terms, iteration)
+        gaussians = self.model.cloud.activate()
+        leaves = gaussians.as_leaves()
+        beside = self._surface_view(leaves, camera, target, iteration, view_index)
+        seen = target_of(
+            target,
+            plain_background(self._config.white_background, self.model.device),
+            camera,
+            self.exposures,
+            seed=self._config.random_seed,
+            iteration=iteration,
+            view_index=view_index,
+        )
+        reads_planes = any("plane" in term.maps for term in on["image"])
+        view = ViewPass(
+            lambda: project(leaves, camera, plane=reads_planes),
+            seen.background,
+            self._config.split,
+            rasterizer=self._rasterizer,
+        )
+        found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible))
+        images = [
+            term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
+            for term in on["image"]
+        ]
+        of_image, d_means2d = view.backpropagate(images)
+        backward_through(gaussians.tensors(), leaves.tensors())
+        if self._config.schedule.densifies(iteration):
+            stats = DensificationStats.of(d_means2d, view.visible, camera)
+            if self._step_stats is None:
+                self._step_stats = stats
+            else:
+                self._step_stats.add(stats)
+        if self.exposures is not None:
+            self.exposures.collect(camera.name, seen.exposure)
+        return StepResult(report(self.terms, {**found, **of_image}), view.radii)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """Densification statistics and exposure gradients of the step's views."""
+        stats = self._step_stats
+        own = () if stats is None else (stats.gradient_sum, stats.views)
+        return own if self.exposures is None else (*own, *self.exposures.step_statistics())
+
+    def apply(self, iteration: int) -> None:
+        """Densify where due, then step; what has just been changed sits that step out."""
+        if self._step_stats is not None:
+            self._stats.add(self._step_stats)
+            self._step_stats = None
+        if self._config.schedule.densification_due(iteration):
+            self._densify(iteration)
+        self.model.optimizer.step()
+        if self.exposures is not None:
+            self.exposures.step(self.model.optimizer.config.views_per_step)
+
+    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+        """Render all degrees of the colour."""
+        return render_view(
+            self.model.cloud.activate(),
+            camera,
+            white=self._config.white_background,
+            geometry=geometry,
+            rasterizer=self._rasterizer,
+        )
+
+    def extra_state(self) -> dict[str, Any]:
+        """Densification statistics and exposures."""
+        own = {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+        return own if self.exposures is None else {**own, **self.exposures.state()}
+
+    def restore_extra(self, state: dict[str, Any]) -> None:
+        """Densification statistics, or fresh ones where the checkpoint has none, and exposures."""
+        n, device = len(self.model), self.model.device
+        if self.exposures is not None:
+            self.exposures.restore(state)
+        self._stats = DensificationStats.zeros(n, device)
+        if "gradient_sum" in state:
+            self._stats = DensificationStats(
+                state["gradient_sum"].to(device), state["views"].to(device)
+            )
+
+    def _surface_view(
+        self,
+        leaves: Gaussians,
+        camera: Camera,
+        photograph: Tensor,
+        iteration: int,
+        view_index: int,
+    ) -> SurfaceView:
+        config, gray = self._config, gray_of(photograph)
+        neighbor = None
+        if config.compares_views:
+            neighbor = self._neighbors.draw(camera.name, config.random_seed, iteration, view_index)
+        if neighbor is None:
+            return surface_view(photograph, None, gray)
+        labels = draw_labels(iteration, view_index)
+        counted = is_counted(photograph)
+        pixels = spread_pixels(
+            torch.ones_like(gray, dtype=torch.bool) if counted is None else counted,
+            camera.width,
+            config.multiview_pixels,
+            generator(config.random_seed, "compared pixels", *labels),
+        )
+        comparison = self._compared(leaves, camera, gray, neighbor, pixels)
+        return surface_view(photograph, comparison, gray)
+
+    def _compared(
+        self, gaussians: Gaussians, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor
+    ) -> Comparison:
+        other = upload(self._images.get(neighbor), self.model.device)
+        depth = planes_depth_map(gaussians, neighbor, self._config.split, self._rasterizer)
+        return Comparison(ViewPair.of(camera, neighbor), gray, gray_of(other), depth, pixels)
+
+    def _densify(self, iteration: int) -> None:
+        config = self._config
+        self._stats = densify_and_prune(
+            self.model.optimizer,
+            self._stats,
+            replace(config.densification, max_gaussians=config.max_gaussians),
+            extent=self.extent,
+            remove_large=False,
+            generator=generator(config.random_seed, "split", iteration, device=self.model.device),
+        )
+        if self._hull is not None:
+            self._keep(self._hull.contains(self.model.cloud.means))
+        check_population(len(self.model), iteration, "densification")
+
+    def _trim(self, iteration: int) -> None:
+        """Drop Gaussians that too few training views see."""
+        cameras = self._cameras[:: -(-len(self._cameras) // MAX_TRIM_VIEWS)]
+        least = min(self._config.min_views, len(cameras))
+        seen = views_that_see(self.model.cloud.detached().activate(), cameras, self._rasterizer)
+        keep = seen >= least
+        check_population(int(keep.sum()), iteration, "dropping what too few views see")
+        self._notify(
+            f"iteration {iteration}: kept {int(keep.sum()):,} of {len(keep):,} Gaussians, those "
+            f"that {least} and more views see"
+        )
+        self._keep(keep)
+
+    def _keep(self, keep: Tensor) -> None:
+        self.model.optimizer.keep_rows(keep)
+        self._stats = DensificationStats(self._stats.gradient_sum[keep], self._stats.views[keep])
+
+
+def views_that_see(
+    gaussians: Gaussians, cameras: Sequence[Camera], rasterizer: Rasterizer = WARP
+) -> Tensor:
+    """How many views see each Gaussian.
+
+    What a Gaussian adds to an image is the sum of its blending weights, which is the gradient of
+    the sum of a blended channel to the Gaussian's value of it.
+
+    Args:
+        gaussians: N activated Gaussians.
+        cameras: Views.
+        rasterizer: Rendering backend.
+
+    Returns:
+        (N,) int64
+    """
+    counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.means.device)
+    ones = torch.ones(len(gaussians), 1, device=gaussians.means.device)
+    for camera in cameras:
+        leaf = ones.clone().requires_grad_(True)
+        output = rasterize(gaussians, camera, rgb=False, features=leaf, rasterizer=rasterizer)
+        (weights,) = torch.autograd.grad(output.features.sum(), leaf)
+        counts += weights[:, 0] >= SEEN_PIXELS
+    return counts

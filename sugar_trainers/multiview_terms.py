@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss terms of the multi-view mode, and what they see of a view and its neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.masking import is_counted
+from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.engine.terms import COLOR, ImageStrip, LossTerm
+from gaussian_splatting.rasterization import Rasterizer, channel_background, project
+from sugar_scene.multiview.plane_depth import pixel_rays, plane_depth
+from sugar_scene.multiview.reprojection import ViewPair
+from sugar_trainers.coarse_terms import VisibleGaussians
+from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.multiview_losses import (
+    edge_weights,
+    flatness_loss,
+    gray_values,
+    multiview_maps,
+    plane_normal_loss,
+)
+
+PLANE = "plane"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a view is compared with.
+
+    Attributes:
+        pair: The view and its neighbour.
+        gray: Grey values of the view, see :func:`gray_values`. (H, W)
+        neighbor_gray: Of the neighbour. (H', W')
+        neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
+        pixels: Columns and rows that are compared, in the order of rows. (n, 2) int32
+    """
+
+    pair: ViewPair
+    gray: Tensor
+    neighbor_gray: Tensor
+    neighbor_depth: Tensor
+    pixels: Tensor
+
+    def maps(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """1 - NCC, cycle errors and weights; see :func:`multiview_maps`."""
+        return multiview_maps(
+            planes, pixels, self.gray, self.neighbor_gray, self.neighbor_depth, self.pair
+        )
+
+
+@dataclass(frozen=True)
+class SurfaceView:
+    """What the terms know of a view besides its render.
+
+    Attributes:
+        edges: See :func:`edge_weights`. (H, W)
+        comparison: With a neighbour; None where the view has none.
+    """
+
+    edges: Tensor
+    comparison: Comparison | None
+
+
+def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, ...]:
+    """Every term of the mode that has a weight.
+
+    ``"model"`` terms are given :class:`VisibleGaussians`, those of images find a
+    :class:`SurfaceView` beside the strip.
+    """
+
+    def flatten(seen: VisibleGaussians) -> Tensor:
+        return flatness_loss(seen.gaussians.scales[seen.visible], extent)
+
+    terms = (
+        COLOR,
+        LossTerm(
+            "plane_normal", config.plane_normal_factor, "image", _normals, maps=(PLANE,), halo=1
+        ),
+        LossTerm("photometric", config.photometric_factor, "image", _photometric, maps=(PLANE,)),
+        LossTerm("geometric", config.geometric_factor, "image", _geometric, maps=(PLANE,)),
+        LossTerm("flatten", config.flatten_factor, "model", flatten),
+    )
+    return tuple(term for term in terms if term.weight > 0)
+
+
+def surface_view(
+    photograph: Tensor, comparison: Comparison | None, gray: Tensor | None = None
+) -> SurfaceView:
+    """What the terms need of a photograph, (H, W, 3) or with a mask (H, W, 4)."""
+    gray = gray_of(photograph) if gray is None else gray
+    return SurfaceView(edge_weights(gray), comparison)
+
+
+def gray_of(photograph: Tensor) -> Tensor:
+    """Grey values of a photograph as the image store gives it; what a mask leaves out is marked."""
+    return gray_values(photograph[..., :3], is_counted(photograph))
+
+
+def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) -> Tensor:
+    """Pixels drawn one from each of ``n`` equally long runs of the candidates, so no two are equal.
+
+    Args:
+        candidates: Pixels that count. (H, W) bool
+        width: Of the image.
+        n: How many; fewer where there are not so many candidates.
+        rng: On the CPU.
+
+    Returns:
+        Columns and rows, ascending by row. (n, 2) int32
+    """
+    places = candidates.reshape(-1).nonzero()[:, 0]
+    total = places.shape[0]
+    n = min(n, total)
+    if n == 0:
+        return torch.zeros(0, 2, dtype=torch.int32, device=candidates.device)
+    runs = torch.arange(n + 1, dtype=torch.int64, device="cpu") * total // n
+    offsets = torch.rand(n, generator=rng, dtype=torch.float64, device="cpu")
+    lengths = runs[1:] - runs[:-1]
+    rows = runs[:-1] + torch.minimum((offsets * lengths).long(), lengths - 1)
+    chosen = places[rows.to(places.device)]
+    return torch.stack([chosen % width, chosen // width], dim=1).int()
+
+
+@torch.no_grad()
+def planes_depth_map(
+    gaussians: Gaussians, camera: Camera, split: ImageSplit, rasterizer: Rasterizer
+) -> Tensor:
+    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units"""
+    projection = project(gaussians, camera, rgb=False, plane=True)
+    tiles = rasterizer.build_tile_lists(projection)
+    behind = channel_background(projection)
+    depth = projection.depths.new_empty(camera.height, camera.width)
+    for rows in split.rows(camera.height):
+        planes = rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
+        rays = pixel_rays(camera, *rows, dtype=planes.dtype, device=planes.device)
+        found, known = plane_depth(planes, rays)
+        depth[rows.start : rows.stop] = torch.where(known, found, 0.0)
+    return depth
+
+
+def _normals(strip: ImageStrip) -> Tensor:
+    shown, counted = strip.maps.shown, strip.counted
+    n_pixels = strip.maps.height * strip.camera.width
+    return plane_normal_loss(
+        strip.maps.plane,
+        strip.camera,
+        shown.start,
+        strip.beside.edges[shown.start : shown.stop],
+        rows=strip.maps.counted,
+        total=n_pixels if counted is None else counted.sum().clamp_min(1),
+    )
+
+
+def _photometric(strip: ImageStrip) -> Tensor:
+    def value(mismatch: Tensor, error: Tensor, weights: Tensor) -> Tensor:
+        return weights * mismatch
+
+    return _mean_over_pixels(strip, value)
+
+
+def _geometric(strip: ImageStrip) -> Tensor:
+    def value(mismatch: Tensor, error: Tensor, weights: Tensor) -> Tensor:
+        # Where the weight is zero the error may be anything.
+        return weights * torch.where(weights > 0, error, 0.0)
+
+    return _mean_over_pixels(strip, value)
+
+
+def _mean_over_pixels(
+    strip: ImageStrip, value: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The strip's share of a mean over all compared pixels."""
+    maps, comparison = strip.maps, strip.beside.comparison
+    if comparison is None or not comparison.pixels.shape[0]:
+        return maps.plane.sum() * 0
+    pixels = comparison.pixels
+    top = maps.shown.start + maps.counted.start
+    here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
+    pixels = pixels[here]
+    planes = maps.plane[pixels[:, 1].long() - maps.shown.start, pixels[:, 0].long()]
+    return value(*comparison.maps(planes, pixels)).sum() / comparison.pixels.shape[0]

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plane depth, reprojection, neighbours and the pure losses of the multi-view mode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.rasterization import rasterize
+from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
+from sugar_scene.multiview.patch_matching import UNCOUNTED
+from sugar_scene.multiview.plane_depth import pixel_rays, plane_depth, plane_depth_map
+from sugar_scene.multiview.reprojection import (
+    ViewPair,
+    bilinear_depth,
+    cycle_error,
+    cycle_weights,
+)
+from sugar_trainers.multiview_losses import (
+    edge_weights,
+    flatness_loss,
+    gray_values,
+    plane_normal_loss,
+)
+from tests.support.random_scenes import look_at
+
+NORMAL = np.array([0.2, -0.1, 1.0]) / np.linalg.norm([0.2, -0.1, 1.0])
+
+
+def view(eye=(0.4, 0.2, 3.0), **more) -> Camera:
+    return look_at(eye, **{"width": 40, "height": 30, "focal": 40.0, **more})
+
+
+def disc(n: int = 40, opacity: float = 0.9) -> Gaussians:
+    """Flat Gaussians that cover a tilted plane through the origin."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = (3 * torch.rand(2, n * n, generator=rng) - 1.5).unbind(0)
+    z = -(NORMAL[0] * x + NORMAL[1] * y) / NORMAL[2]
+    axis = np.cross([0.0, 0.0, 1.0], NORMAL)
+    half = math.acos(NORMAL[2]) / 2
+    axis = math.sin(half) * axis / np.linalg.norm(axis)
+    quat = torch.tensor([math.cos(half), *axis], dtype=torch.float32)
+    return Gaussians(
+        means=torch.stack([x, y, z], dim=1),
+        quats=quat.expand(n * n, 4).clone(),
+        scales=torch.tensor([0.1, 0.1, 1e-4]).expand(n * n, 3).clone(),
+        opacities=torch.full((n * n,), opacity),
+        sh_dc=torch.zeros(n * n, 1, 3),
+        sh_rest=torch.zeros(n * n, 15, 3),
+    )
+
+
+def exact_depth(camera: Camera, dtype=torch.float64) -> Tensor:
+    """Depth of the plane at every pixel. (H, W)"""
+    rays = pixel_rays(camera, 0, camera.height, dtype=dtype, device=torch.device("cpu"))
+    normal = torch.tensor(camera.rotation @ NORMAL, dtype=dtype)
+    distance = float(camera.rotation @ NORMAL @ camera.translation)
+    return distance / (rays @ normal)
+
+
+@pytest.mark.parametrize("opacity", [0.9, 0.2])
+def test_flat_gaussians_have_the_depth_of_their_plane_however_transparent(opacity):
+    camera, gaussians = view(), disc(opacity=opacity)
+    output = rasterize(gaussians, camera, rgb=False, depth=True, plane=True)
+    depth = plane_depth_map(output.plane, camera)
+    seen = output.alpha > 0.2
+    assert float(seen.float().mean()) > 0.3
+    error = (depth - exact_depth(camera, torch.float32))[seen].abs()
+    assert float(error.max()) < 1e-4
+    if opacity < 0.9:
+        # Blended depth is drawn towards the camera where there is little to see.
+        assert float((output.depth - depth)[seen].abs().max()) > 0.05
+
+
+def test_rays_along_a_plane_and_planes_behind_have_no_depth():
+    rays = torch.tensor([[0.0, 0.0, 1.0]] * 4)
+    planes = torch.tensor([
+        [0.0, 0.0, -1.0, -2.0],
+        [1.0, 0.0, 0.0, -2.0],
+        [0.0, 0.0, -1.0, 2.0],
+        [0.0, 0.0, 0.0, 0.0],
+    ]).requires_grad_(True)  # fmt: skip
+    depth, known = plane_depth(planes, rays)
+    assert known.tolist() == [True, False, False, False]
+    assert float(depth[0].detach()) == 2.0
+    depth.sum().backward()
+    assert torch.isfinite(planes.grad).all()
+    assert not planes.grad[1:].any()
+
+
+def flat_pixels(camera: Camera, dtype=torch.float64) -> Tensor:
+    rays = pixel_rays(camera, 0, camera.height, dtype=dtype, device=torch.device("cpu"))
+    return rays.reshape(-1, 3)
+
+
+def test_the_way_there_and_back_meets_the_same_pixel():
+    pair = ViewPair.of(view(), view((1.0, 0.5, 2.8)))
+    rays, depth = flat_pixels(pair.reference), exact_depth(pair.reference).flatten()
+    error, known = cycle_error(rays, depth, exact_depth(pair.neighbor), pair)
+    assert int(known.sum()) > 200
+    # The depth map is read linearly, where its inverse is linear.
+    assert float(error[known].max()) < 0.01
+    weights = cycle_weights(error, known)
+    assert float(weights[known].min()) > 0.99
+    assert not weights[~known].any()
+
+
+def test_occluded_and_wrong_points_get_no_weight():
+    pair = ViewPair.of(view(), view((1.0, 0.5, 2.8)))
+    rays, depth = flat_pixels(pair.reference), exact_depth(pair.reference).flatten()
+    nearer = 0.7 * exact_depth(pair.neighbor)
+    error, known = cycle_error(rays, depth, nearer, pair)
+    assert float(error[known].min()) > 1
+    assert not cycle_weights(error, known).any()
+    unknown = torch.zeros_like(nearer)
+    assert not cycle_error(rays, depth, unknown, pair)[1].any()
+    behind = torch.full_like(depth, -1.0)
+    assert not cycle_error(rays, behind, exact_depth(pair.neighbor), pair)[1].any()
+
+
+def test_the_gradient_of_the_cycle_is_that_of_finite_differences():
+    pair = ViewPair.of(view(), view((1.0, 0.5, 2.8)))
+    rays, depth = flat_pixels(pair.reference), exact_depth(pair.reference).flatten()
+    rng = torch.Generator().manual_seed(0)
+    there = exact_depth(pair.neighbor)
+    there = there * (1 + 0.02 * torch.rand(there.shape, generator=rng, dtype=there.dtype))
+    leaf = (1.02 * depth).requires_grad_(True)
+    error, known = cycle_error(rays, leaf, there, pair)
+    error[known].sum().backward()
+    assert not leaf.grad[~known].any()
+    step = 1e-7
+    above = cycle_error(rays, leaf.detach() + step, there, pair)[0]
+    below = cycle_error(rays, leaf.detach() - step, there, pair)[0]
+    numeric = (above - below) / (2 * step)
+    torch.testing.assert_close(leaf.grad[known], numeric[known], rtol=1e-4, atol=1e-4)
+
+
+def test_depth_is_read_between_the_middles_of_pixels():
+    depth = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0]])
+    at = torch.tensor([[1.0, 1.0], [0.5, 0.5], [2.0, 1.0], [0.4, 1.0], [math.nan, 1.0]])
+    values, known = bilinear_depth(depth, at)
+    assert known.tolist() == [True, True, False, False, False]
+    assert values[:2].tolist() == [2.5, 1.0]
+
+
+# Neighbours
+
+
+def ring(n: int, radius: float = 3.0) -> list[Camera]:
+    angles = 2 * np.pi * np.arange(n) / n
+    return [
+        replace(look_at((radius * np.cos(a), radius * np.sin(a), 0.5)), name=f"{i}.png")
+        for i, a in enumerate(angles)
+    ]
+
+
+def test_neighbours_are_near_and_look_the_same_way():
+    cameras = ring(36)
+    neighbors = NeighborViews(cameras, 3.3, NeighborRule(max_baseline=0.4))
+    found = [camera.name for camera in neighbors.of("0.png")]
+    assert set(found) == {"1.png", "35.png", "2.png", "34.png"}
+    assert set(found[:2]) == {"1.png", "35.png"}
+    assert not neighbors.lonely
+    assert NeighborViews(ring(6), 3.3).lonely == [f"{i}.png" for i in range(6)]
+
+
+def test_points_in_common_come_before_angles():
+    cameras = ring(36)
+    rows = {name: np.arange(3, dtype=np.int32) for name in ("0.png", "2.png")}
+    seen = Observations(
+        np.zeros((3, 3), np.float32), np.zeros(3, np.float32), np.full(3, 2, np.int32), rows
+    )
+    best = NeighborViews(cameras, 3.3, observations=seen).of("0.png")[0]
+    assert best.name == "2.png"
+
+
+def test_a_draw_depends_on_seed_and_iteration_alone():
+    neighbors = NeighborViews(ring(36), 3.3)
+    first = [neighbors.draw("0.png", 0, i).name for i in range(40)]
+    assert first == [neighbors.draw("0.png", 0, i).name for i in range(40)]
+    assert set(first) == {camera.name for camera in neighbors.of("0.png")}
+    assert first != [neighbors.draw("0.png", 1, i).name for i in range(40)]
+    assert neighbors.draw("0.png", 0, 5, 0).name == first[5]
+    assert neighbors.draw("unknown", 0, 0) is None
+
+
+# Losses
+
+
+def test_edges_have_no_weight_and_flat_places_all_of_it():
+    gray = torch.zeros(9, 12)
+    gray[:, 6:] = 1.0
+    weights = edge_weights(gray)
+    assert not weights[1:-1, 5:7].any()
+    assert (weights[1:-1, 1:5] == 1).all()
+    assert not weights[0].any()
+    gray[4, 2] = UNCOUNTED
+    around = edge_weights(gray)
+    assert not around[3:6, 2].any()
+    assert not around[4, 1:4].any()
+    assert float(around[2, 2]) == 1
+
+
+def test_grey_values_are_those_of_bytes_and_floats():
+    photograph = torch.randint(256, (5, 4, 3), dtype=torch.uint8)
+    counted = torch.ones(5, 4, dtype=torch.bool)
+    counted[0] = False
+    gray = gray_values(photograph, counted)
+    torch.testing.assert_close(gray[1:], gray_values(photograph.float() / 255, None)[1:])
+    assert (gray[0] == UNCOUNTED).all()
+    assert float(gray_values(torch.ones(1, 1, 3), None)) == pytest.approx(1.0)
+
+
+def planes_of(camera: Camera, dtype=torch.float64) -> Tensor:
+    normal = camera.rotation @ NORMAL
+    distance = normal @ camera.translation
+    sign = -1.0 if distance > 0 else 1.0
+    plane = torch.tensor([*(sign * normal), sign * distance], dtype=dtype)
+    return plane.expand(camera.height, camera.width, 4).clone()
+
+
+def normal_loss(plane: Tensor, camera: Camera, rows=slice(None), first=0, weights=None) -> Tensor:
+    weights = torch.ones(plane.shape[:2], dtype=plane.dtype) if weights is None else weights
+    return plane_normal_loss(
+        plane, camera, first, weights, rows=rows, total=camera.height * camera.width
+    )
+
+
+def test_normals_of_a_plane_agree_with_its_depth():
+    camera = view()
+    assert float(normal_loss(planes_of(camera), camera)) == pytest.approx(0, abs=1e-12)
+    assert float(normal_loss(0.3 * planes_of(camera), camera)) == pytest.approx(0, abs=1e-12)
+
+
+def test_turned_normals_cost_one_minus_the_cosine():
+    camera = view()
+    plane = planes_of(camera)
+    rays = pixel_rays(camera, 0, camera.height, dtype=plane.dtype, device=plane.device)
+    depth, _ = plane_depth(plane, rays)
+    turned = torch.tensor([0.0, 0.0, -1.0], dtype=plane.dtype)
+    cosine = float(plane[0, 0, :3] @ turned)
+    # The same depth, told by planes that face the camera.
+    plane = torch.cat([turned.expand_as(rays), -depth[..., None]], dim=-1)
+    inner = (camera.height - 2) * (camera.width - 2) / (camera.height * camera.width)
+    assert float(normal_loss(plane, camera)) == pytest.approx(inner * (1 - cosine), rel=1e-6)
+
+
+def test_the_gradient_of_the_normal_term_is_that_of_finite_differences():
+    camera = view(width=9, height=8, focal=12.0)
+    rng = torch.Generator().manual_seed(0)
+    noise = 0.05 * torch.randn(8, 9, 4, generator=rng, dtype=torch.float64)
+    weights = torch.rand(8, 9, generator=rng, dtype=torch.float64)
+    plane = (planes_of(camera) + noise).requires_grad_(True)
+    assert torch.autograd.gradcheck(
+        lambda p: normal_loss(p, camera, weights=weights), plane, eps=1e-7, atol=1e-6
+    )
+
+
+def test_strips_of_the_normal_term_add_up():
+    camera = view()
+    rng = torch.Generator().manual_seed(1)
+    shape = (camera.height, camera.width, 4)
+    plane = planes_of(camera) + 0.05 * torch.randn(shape, generator=rng, dtype=torch.float64)
+    whole, total = float(normal_loss(plane, camera)), 0.0
+    for top, end in ((0, 7), (7, 8), (8, 30)):
+        low, high = max(0, top - 1), min(camera.height, end + 1)
+        rows = slice(top - low, end - low)
+        total += float(normal_loss(plane[low:high], camera, rows, low))
+    assert total == pytest.approx(whole, rel=1e-9)
+
+
+def test_pixels_without_a_depth_cost_nothing():
+    camera = view()
+    plane = planes_of(camera).requires_grad_(True)
+    empty = normal_loss(plane * 0, camera)
+    empty.backward()
+    assert float(empty.detach()) == 0
+    assert torch.isfinite(plane.grad).all()
+
+
+def test_flatness_is_the_mean_of_the_smallest_scales():
+    scales = torch.tensor([[0.3, 0.1, 0.2], [0.5, 0.6, 0.4]]).requires_grad_(True)
+    loss = flatness_loss(scales, 2.0)
+    loss.backward()
+    assert float(loss) == pytest.approx(0.125)
+    assert (scales.grad > 0).tolist() == [[False, True, False], [False, False, True]]
+    assert float(flatness_loss(scales[:0], 2.0)) == 0

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patches carried through planes to another view: a float64 twin, finite differences, masks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from sugar_scene.multiview.patch_matching import (
+    EPSILON,
+    MIN_VARIANCE,
+    PATCH_RADIUS,
+    UNCOUNTED,
+    patch_correlation,
+)
+from sugar_scene.multiview.plane_depth import plane_depth
+from sugar_scene.multiview.reprojection import ViewPair
+from sugar_trainers.multiview_losses import rays_of
+from tests.support.random_scenes import look_at
+
+DISTANCE, TILT = 3.0, 0.3
+
+
+def texture(points: Tensor) -> Tensor:
+    """Grey values of a smooth solid texture. (..., 3) -> (...)"""
+    x, y, z = points.unbind(-1)
+    waves = torch.sin(3 * x + 1) * torch.cos(2.5 * y) + torch.sin(2 * (x + y) + z)
+    return 0.5 + 0.2 * waves
+
+
+def cameras() -> tuple[Camera, Camera]:
+    reference = look_at((0.3, -0.2, 3.0), width=60, height=50, focal=60.0, principal=(2.0, -1.5))
+    other = look_at((1.1, 0.4, 2.8), width=64, height=48, focal=66.0, principal=(-3.0, 2.0))
+    return reference, other
+
+
+def world_plane() -> tuple[np.ndarray, float]:
+    """n . X = d of a tilted plane through the origin's neighbourhood."""
+    normal = np.array([math.sin(TILT), 0.1, math.cos(TILT)])
+    return normal / np.linalg.norm(normal), 0.05
+
+
+def plane_in(camera: Camera) -> Tensor:
+    """The plane in camera axes, n towards the camera, and n . X there. (4,) float64"""
+    normal, d = world_plane()
+    turned = camera.rotation @ normal
+    distance = d + turned @ camera.translation
+    sign = -1.0 if distance > 0 else 1.0
+    return torch.tensor([*(sign * turned), sign * distance])
+
+
+def all_pixels(camera: Camera) -> Tensor:
+    x, y = torch.meshgrid(
+        torch.arange(camera.width), torch.arange(camera.height), indexing="xy"
+    )
+    return torch.stack([x, y], dim=-1).reshape(-1, 2).int()
+
+
+def picture(camera: Camera) -> Tensor:
+    """What the camera sees of the plane. (H, W) float64"""
+    rays = rays_of(all_pixels(camera), camera, torch.float64)
+    depth, known = plane_depth(plane_in(camera).expand(len(rays), 4), rays)
+    assert known.all()
+    local = rays * depth[:, None] - torch.tensor(camera.translation)
+    gray = texture(local @ torch.tensor(camera.rotation))
+    return gray.reshape(camera.height, camera.width)
+
+
+def twin(planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, pair: ViewPair):
+    """The same in torch, for pixels whose patches lie in both images."""
+    reference, neighbor = pair.reference, pair.neighbor
+    offsets = torch.arange(-PATCH_RADIUS, PATCH_RADIUS + 1)
+    dy, dx = torch.meshgrid(offsets, offsets, indexing="ij")
+    patch = pixels[:, None, :].long() + torch.stack([dx, dy], dim=-1).reshape(1, -1, 2)
+    a = gray[patch[..., 1], patch[..., 0]]
+    rays = rays_of(patch.reshape(-1, 2), reference, planes.dtype).reshape(*patch.shape[:2], 3)
+    points = rays / (rays * planes[:, None, :]).sum(dim=-1, keepdim=True)
+    there = points @ torch.tensor(pair.rotation).T + torch.tensor(pair.translation)
+    u = neighbor.fx * there[..., 0] / there[..., 2] + neighbor.cx - 0.5
+    v = neighbor.fy * there[..., 1] / there[..., 2] + neighbor.cy - 0.5
+    x0, y0 = u.detach().floor().long(), v.detach().floor().long()
+    right, down = u - x0, v - y0
+    top = gray2[y0, x0] * (1 - right) + gray2[y0, x0 + 1] * right
+    bottom = gray2[y0 + 1, x0] * (1 - right) + gray2[y0 + 1, x0 + 1] * right
+    b = top * (1 - down) + bottom * down
+    a, b = (values - values.mean(dim=1, keepdim=True) for values in (a, b))
+    scale = ((a * a).mean(dim=1) + EPSILON) * ((b * b).mean(dim=1) + EPSILON)
+    return (a * b).mean(dim=1) / scale.sqrt()
+
+
+def true_planes(pixels: Tensor, camera: Camera) -> Tensor:
+    """m of m . X = 1. (n, 3) float64"""
+    plane = plane_in(camera)
+    return (plane[:3] / plane[3]).expand(len(pixels), 3).clone()
+
+
+@pytest.fixture
+def case():
+    pair = ViewPair.of(*cameras())
+    gray, gray2 = (picture(camera) for camera in cameras())
+    pixels = all_pixels(pair.reference)[::7].contiguous()
+    return pair, gray, gray2, pixels
+
+
+def test_the_homography_of_a_known_plane_meets_the_same_texture(case):
+    pair, gray, gray2, pixels = case
+    planes = true_planes(pixels, pair.reference).float()
+    value, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    assert int(counted.sum()) > 100
+    assert float(value[counted].min()) > 0.99
+    assert not value[~counted].any()
+    # A plane that lies elsewhere meets other texture.
+    off, counted = patch_correlation(1.3 * planes, pixels, gray.float(), gray2.float(), pair)
+    assert float(off[counted].mean()) < 0.9
+
+
+def test_values_and_gradients_match_the_float64_twin(case):
+    pair, gray, gray2, pixels = case
+    rng = torch.Generator().manual_seed(0)
+    noise = 0.02 * torch.randn(len(pixels), 3, generator=rng, dtype=torch.float64)
+    start = true_planes(pixels, pair.reference) + noise
+    planes = start.float().requires_grad_(True)
+    value, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    weights = torch.randn(len(pixels), generator=rng, dtype=torch.float64)
+    (value * weights.float()).sum().backward()
+    assert int(counted.sum()) > 80
+    exact = start[counted].requires_grad_(True)
+    expected = twin(exact, pixels[counted], gray, gray2, pair)
+    (expected * weights[counted]).sum().backward()
+    torch.testing.assert_close(value[counted].double(), expected, rtol=0, atol=2e-5)
+    scale = float(exact.grad.abs().max())
+    assert float((planes.grad[counted] - exact.grad).abs().max()) < 1e-3 * scale
+    assert not planes.grad[~counted].any()
+
+
+def test_the_gradient_is_that_of_finite_differences(case):
+    pair, gray, gray2, pixels = case
+    pixels = pixels[len(pixels) // 2 :: 9].contiguous()
+    start = true_planes(pixels, pair.reference) * 1.02
+
+    def value(planes: Tensor) -> Tensor:
+        return twin(planes, pixels[counted], gray, gray2, pair)
+
+    leaf = start.float().requires_grad_(True)
+    found, counted = patch_correlation(leaf, pixels, gray.float(), gray2.float(), pair)
+    found.sum().backward()
+    assert int(counted.sum()) > 5
+    step = 1e-6
+    for axis in range(3):
+        move = torch.zeros(3, dtype=torch.float64)
+        move[axis] = step
+        numeric = (value(start[counted] + move) - value(start[counted] - move)) / (2 * step)
+        gradient = leaf.grad[counted, axis].double()
+        # Between two texels the slope of what is read jumps; few patches have a tap just there.
+        close = (numeric - gradient).abs() < 2e-2 * numeric.abs().max()
+        assert float(close.double().mean()) > 0.8
+
+
+def test_correlation_leaves_gain_and_offset_alone(case):
+    pair, gray, gray2, pixels = case
+    planes = true_planes(pixels, pair.reference).float() * 1.02
+    plain, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    brighter = (0.7 * gray2 + 0.1).float()
+    other, also = patch_correlation(planes, pixels, gray.float(), brighter, pair)
+    assert torch.equal(counted, also)
+    # But for the epsilon beside small variances.
+    torch.testing.assert_close(other, plain, rtol=0, atol=1e-2)
+
+
+def test_masks_and_flat_patches_do_not_count(case):
+    pair, gray, gray2, pixels = case
+    planes = true_planes(pixels, pair.reference).float()
+    _, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    masked = gray.float()
+    masked[:, :30] = UNCOUNTED
+    _, fewer = patch_correlation(planes, pixels, masked, gray2.float(), pair)
+    assert bool(fewer.any())
+    assert not fewer[pixels[:, 0] < 30 + PATCH_RADIUS].any()
+    assert torch.equal(fewer, counted & (pixels[:, 0] >= 30 + PATCH_RADIUS))
+    nothing = torch.full_like(gray2.float(), UNCOUNTED)
+    _, none = patch_correlation(planes, pixels, gray.float(), nothing, pair)
+    assert not none.any()
+    flat = 0.5 + 0.5 * MIN_VARIANCE * gray.float()
+    _, none = patch_correlation(planes, pixels, flat, gray2.float(), pair)
+    assert not none.any()
+
+
+@pytest.mark.parametrize("plane", [(0.0, 0.0, -0.3), (0.0, 0.0, 0.0), (math.nan, 0.0, 0.3)])
+def test_planes_behind_the_camera_or_without_numbers_do_not_count(case, plane):
+    pair, gray, gray2, pixels = case
+    planes = torch.tensor(plane).expand(len(pixels), 3).clone().requires_grad_(True)
+    value, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    value.sum().backward()
+    assert not counted.any()
+    assert not value.any()
+    assert not planes.grad.any()
+
+
+def test_no_patches_are_no_work(case):
+    pair, gray, gray2, pixels = case
+    value, counted = patch_correlation(
+        torch.zeros(0, 3), pixels[:0], gray.float(), gray2.float(), pair
+    )
+    assert value.shape == counted.shape == (0,)

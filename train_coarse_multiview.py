@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the coarse stage alone, in multi-view mode."""
+
+import sys
+
+from sugar_utils.frame import run_main
+
+
+def main() -> None:
+    """Parse the flags and train."""
+    from sugar_trainers.multiview_options import multiview_options, multiview_parser
+    from sugar_trainers.multiview_run import train_multiview
+
+    args = multiview_parser(__doc__).parse_args()
+    train_multiview(multiview_options(args, args.output_dir))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
