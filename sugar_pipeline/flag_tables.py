@@ -19,6 +19,7 @@ from sugar_extractors.texture.texture_options import texture_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_trainers.coarse_options import coarse_parser
+from sugar_trainers.multiview_options import multiview_parser
 from sugar_trainers.refine_options import refine_parser
 from sugar_utils.settings import flag_table
 
@@ -28,6 +29,7 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
     "train_full_pipeline.py": full_parser,
     "train_coarse_density.py": coarse_parser,
     "train_coarse_sdf.py": coarse_parser,
+    "train_coarse_multiview.py": multiview_parser,
     "train_refined.py": refine_parser,
     "extract_mesh.py": mesh_parser,
     "extract_refined_mesh_with_texture.py": texture_parser,

@@ -15,8 +15,9 @@ from gaussian_splatting.shared_flags import ScheduleFlags
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_trainers.coarse_config import REGULARIZATIONS
+from sugar_trainers.coarse_config import MODES, MULTIVIEW
 from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.multiview_run import MultiviewOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
@@ -72,8 +73,9 @@ class PipelineFlags:
     """What both pipelines ask beside the flags of their stages."""
 
     regularization_type: str | None = _pipeline(
-        None, "how the surface is regularised: dn_consistency is recommended; needed", short="-r",
-        choices=REGULARIZATIONS, idle="with --demo, which takes dn_consistency",
+        None, "how the surface is regularised: dn_consistency is the recommended one of SuGaR, "
+        "multiview gives better surfaces of well photographed objects; needed", short="-r",
+        choices=MODES, idle="with --demo, which takes dn_consistency",
     )  # fmt: skip
     output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path)
     stop_after: str | None = _pipeline(None, "last stage to run; unset: texture", choices=STAGES)
@@ -121,6 +123,8 @@ class FullFlags:
 _CAPTURE = ("input", "masks", "image size", "background")
 _GROUPS: dict[type, tuple[str, ...]] = {
     CoarseOptions: (*_CAPTURE, "checkpoint", "coarse stage", "exposure", "memory", "run"),
+    MultiviewOptions: ("multi-view mode",),
+    DensificationConfig: ("densification",),
     MeshOptions: ("surface",),
     RefineOptions: ("refinement stage",),
     TextureOptions: ("texture",),
@@ -143,7 +147,7 @@ def full_parser(description: str | None) -> argparse.ArgumentParser:
     # The checkpoint is the one that the stage before makes.
     parser.set_defaults(checkpoint_path=None, iteration_to_load=None)
     _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",))
-    for settings in (FullFlags, DensificationConfig, VanillaOptions):
+    for settings in (FullFlags, VanillaOptions):
         add_flags(parser, settings, _full, "vanilla stage")
     return parser
 
@@ -180,6 +184,20 @@ def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
                 f"{', '.join(REFINEMENT_TIMES)}"
             )
         resolved.refinement_iterations = REFINEMENT_TIMES[args.refinement_time]
+    return resolved
+
+
+def with_mode(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags with what follows from the mode where it is not given."""
+    resolved = argparse.Namespace(**vars(args))
+    multiview = args.regularization_type == MULTIVIEW
+    for name, chosen in {
+        "exposure_compensation": multiview,
+        "mesh_extractor": "tsdf" if multiview else "poisson",
+        "tsdf_depth": "plane" if multiview else "blended",
+    }.items():
+        if getattr(args, name) is None:
+            setattr(resolved, name, chosen)
     return resolved
 
 

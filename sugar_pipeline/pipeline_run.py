@@ -27,7 +27,7 @@ from sugar_pipeline.pipeline_pictures import mesh_picture_rows
 from sugar_pipeline.pipeline_report import StageRecord, write_report
 from sugar_pipeline.plan import PipelinePlan
 from sugar_trainers.capture import load_capture
-from sugar_trainers.coarse_run import train_coarse
+from sugar_trainers.multiview_run import train_mode
 from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_run import train_refined
 from sugar_utils.console import Console
@@ -126,7 +126,7 @@ def _stages(
         return training_record("vanilla 3DGS", plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
 
     def coarse() -> StageRecord:
-        path = train_coarse(plan.coarse, images)
+        path = train_mode(plan.coarse, images)
         return training_record(coarse_title, path.parent, [path])
 
     def mesh() -> StageRecord:

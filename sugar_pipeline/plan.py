@@ -20,11 +20,11 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import check_square_size
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage
-from sugar_trainers.coarse_config import REGULARIZATIONS
-from sugar_trainers.coarse_options import coarse_options
+from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage, with_mode
+from sugar_trainers.coarse_config import MODES
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.image_size import SugarSize
+from sugar_trainers.multiview_options import options_of_mode
 from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_options import refine_config
 from sugar_trainers.refine_run import RefineOptions
@@ -86,17 +86,18 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     """
     if args.regularization_type is None:
         raise UserError(
-            f"-r/--regularization_type is missing; choose one of {', '.join(REGULARIZATIONS)} "
-            "(dn_consistency is the recommended one)"
+            f"-r/--regularization_type is missing; choose one of {', '.join(MODES)} "
+            "(dn_consistency is the recommended one, multiview the one for the best surface)"
         )
-    args = apply_presets(args)
+    said = notices(apply_presets(args))
+    args = with_mode(apply_presets(args))
     check_square_size(args.square_size)
     require_box(args.bboxmin, args.bboxmax)
     require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
-    coarse = coarse_options(args, args.regularization_type, folders.of("coarse"))
+    coarse = options_of_mode(args, args.regularization_type, folders.of("coarse"))
     coarse = replace(coarse, run=_run_of(args, "coarse"))
-    plan = PipelinePlan(coarse, notices=notices(args))
+    plan = PipelinePlan(coarse, notices=said)
     if not runs_stage(args, "mesh"):
         return plan
     mesh = _mesh_options(args, coarse, folders)
@@ -130,7 +131,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
     plan = train_plan(args)
-    return replace(plan, vanilla=_vanilla_options(args, plan.coarse))
+    return replace(plan, vanilla=_vanilla_options(with_mode(args), plan.coarse))
 
 
 @dataclass(frozen=True)

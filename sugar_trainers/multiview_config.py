@@ -12,7 +12,7 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.learned_exposure import LaterExposure
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
-from gaussian_splatting.shared_flags import max_gaussians, random_seed, white_background
+from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_trainers.coarse_config import MULTIVIEW
 from sugar_utils.flags import non_negative_float, positive_int
 from sugar_utils.settings import flag, without_flags
@@ -74,8 +74,9 @@ class MultiviewSchedule:
         return passed > 0 and passed % self.trim_interval == 0
 
 
-def _densification() -> DensificationConfig:
-    return DensificationConfig(prune_opacity=PRUNE_OPACITY)
+def densification(max_gaussians: int | None = None) -> DensificationConfig:
+    """Thresholds of the mode."""
+    return DensificationConfig(prune_opacity=PRUNE_OPACITY, max_gaussians=max_gaussians)
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ class MultiviewConfig:
 
     schedule: MultiviewSchedule = field(default_factory=MultiviewSchedule)
     rates: LearningRates = without_flags(LearningRates)
-    densification: DensificationConfig = without_flags(_densification)
-    max_gaussians: int | None = max_gaussians()
+    densification: DensificationConfig = without_flags(densification)
     plane_normal_factor: float = _factor(
         0.05, "weight of the agreement of planes' normals with those of their depth"
     )

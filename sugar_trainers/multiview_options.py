@@ -9,17 +9,34 @@ from pathlib import Path
 
 from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.engine.memory_plan import memory_options
+from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.learned_exposure import LaterExposure
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
-from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule
+from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.coarse_options import coarse_options
+from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule, densification
 from sugar_trainers.multiview_run import MultiviewOptions
-from sugar_utils.settings import from_args, parser_of
+from sugar_utils.settings import add_flags, from_args, parser_of
 
 
 def multiview_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of the script that runs the mode alone."""
-    return parser_of(description, MultiviewOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+    parser = parser_of(description, MultiviewOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+    add_flags(parser, DensificationConfig, "densification")
+    return parser
+
+
+def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None) -> CoarseOptions:
+    """The coarse run of any mode.
+
+    Raises:
+        UserError: As :func:`multiview_options`.
+    """
+    if mode == MULTIVIEW:
+        return multiview_options(args, output_dir)
+    return coarse_options(args, mode, output_dir)
 
 
 def multiview_options(
@@ -37,6 +54,7 @@ def multiview_options(
         args,
         schedule=MultiviewSchedule().scaled(args.schedule_scale),
         exposure=exposure.with_schedule(args.schedule_scale),
+        densification=densification(args.max_gaussians),
         optimizer=optimizer_config(args),
     )
     # Inputs that are missing are told before the device is looked for.

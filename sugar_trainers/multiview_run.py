@@ -16,7 +16,7 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_trainers.capture import capture_exposures, load_capture
-from sugar_trainers.coarse_run import CoarseOptions, advise, loop_of, start_cloud
+from sugar_trainers.coarse_run import CoarseOptions, advise, loop_of, start_cloud, train_coarse
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.naming import OUTPUT_ROOT, multiview_directory, scene_name
@@ -58,6 +58,13 @@ def train_multiview(options: MultiviewOptions, images: ImageStore | None = None)
         UserError: For anything the user can fix.
     """
     return run_stage(_prepared, options, images)
+
+
+def train_mode(options: CoarseOptions, images: ImageStore | None = None) -> Path:
+    """Train the coarse stage in the mode that its options are of; as the function of that mode."""
+    if isinstance(options, MultiviewOptions):
+        return train_multiview(options, images)
+    return train_coarse(options, images)
 
 
 def _prepared(

@@ -243,7 +243,7 @@ class MultiviewStage(Stage):
         self._stats = densify_and_prune(
             self.model.optimizer,
             self._stats,
-            replace(config.densification, max_gaussians=config.max_gaussians),
+            config.densification,
             extent=self.extent,
             remove_large=False,
             generator=generator(config.random_seed, "split", iteration, device=self.model.device),

@@ -26,8 +26,10 @@ STAGES_OF_FLAGS = {
     "exposure_compensation",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
-    "v": "max_gaussians init_ply refine_poses robust",
-    "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations",
+    "v": "init_ply refine_poses robust",
+    "vc": "max_gaussians",
+    "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
+    "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
     "m": "project_mesh_on_surface_points center_bbox background_mesh foreground_factor "
@@ -51,6 +53,7 @@ VALUES = {
     "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
     "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
+    "mesh_extractor": "tsdf", "tsdf_depth": "level_set", "exposure_compensation": "True",
     "high_poly": "True", "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip
 """Values that the general rule does not find."""
@@ -60,6 +63,17 @@ BESIDE = {
     "bboxmax": ["--bboxmin", "(-1,-1,-1)"],
     "accumulation_steps": ["--gradient_accumulation", "True"],
     "high_poly": ["-v", "5000", "-g", "3"],
+    **dict.fromkeys(
+        (
+            "max_gaussians",
+            "plane_normal_factor",
+            "photometric_factor",
+            "geometric_factor",
+            "flatten_factor",
+            "multiview_pixels",
+        ),
+        ["-r", "multiview"],
+    ),  # fmt: skip
 }
 """Flags that another one acts with only, in both plans that are compared."""
 

@@ -39,6 +39,8 @@ RUNNERS = {
     "sugar_pipeline.metrics_options",
     "sugar_trainers.coarse_run",
     "sugar_trainers.coarse_options",
+    "sugar_trainers.multiview_options",
+    "sugar_trainers.multiview_run",
     "sugar_trainers.refine_options",
     "sugar_trainers.refine_run",
     "sugar_utils.flags",

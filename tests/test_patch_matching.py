@@ -55,9 +55,7 @@ def plane_in(camera: Camera) -> Tensor:
 
 
 def all_pixels(camera: Camera) -> Tensor:
-    x, y = torch.meshgrid(
-        torch.arange(camera.width), torch.arange(camera.height), indexing="xy"
-    )
+    x, y = torch.meshgrid(torch.arange(camera.width), torch.arange(camera.height), indexing="xy")
     return torch.stack([x, y], dim=-1).reshape(-1, 2).int()
 
 

@@ -84,7 +84,8 @@ class MeshOptions(CaptureOptions):
     decimation_targets: tuple[int, ...] = DECIMATION_TARGETS
     mesh_extractor: str = _flag(
         "poisson", "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
-        "rendered depth", choices=EXTRACTORS,
+        "rendered depth; unset: tsdf of a multiview model, else poisson", choices=EXTRACTORS,
+        unset=True,
     )  # fmt: skip
     project_mesh_on_surface_points: bool = _points(
         True, "snap the vertices of the decimated Poisson mesh to the surface points"

@@ -11,8 +11,8 @@ from sugar_pipeline.doctor.findings import Finding, show
 from sugar_pipeline.doctor.machine_checkup import machine_findings
 from sugar_pipeline.doctor.scene_checkup import gaussian_findings, memory_finding, scene_findings
 from sugar_trainers.capture import load_views
-from sugar_trainers.coarse_options import coarse_options
 from sugar_trainers.image_size import SugarSize
+from sugar_trainers.multiview_options import options_of_mode
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.settings import from_args
@@ -57,7 +57,7 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
         found = [*scene_findings(scene), *_notes(notes)]
         show(console, scene.description, found)
         return found
-    options = coarse_options(args, args.regularization_type or "dn_consistency", args.output_dir)
+    options = options_of_mode(args, args.regularization_type or "dn_consistency", args.output_dir)
     checkpoint, scene = load_views(options, notes.append, require_images=True)
     found = scene_findings(scene)
     show(console, scene.description, [*found, *_notes(notes)])
