@@ -17,8 +17,9 @@ from sugar_trainers.coarse_config import MULTIVIEW
 from sugar_utils.flags import non_negative_float, positive_int
 from sugar_utils.settings import flag, without_flags
 
-MIN_DENSIFICATION_INTERVAL = 50
-"""Iterations that Gaussians need between two rounds, however short the schedule is."""
+LEAST_INTERVALS = {"densification_interval": 50, "trim_interval": 200}
+"""However short a schedule is: Gaussians need so long between two rounds of densification, and a
+trim costs as much as an epoch."""
 
 PRUNE_OPACITY = 0.05
 """Fainter Gaussians are removed whenever others are cloned and split."""
@@ -53,8 +54,8 @@ class MultiviewSchedule:
     def scaled(self, scale: float) -> MultiviewSchedule:
         """The same schedule, shorter or longer."""
         values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "scale"}
-        least = min(self.densification_interval, MIN_DENSIFICATION_INTERVAL)
-        values["densification_interval"] = max(values["densification_interval"], least)
+        for name, floor in LEAST_INTERVALS.items():
+            values[name] = max(values[name], min(getattr(self, name), floor))
         return MultiviewSchedule(**values, scale=self.scale * scale)
 
     def densifies(self, iteration: int) -> bool:

@@ -107,37 +107,48 @@ def rays_of(pixels: Tensor, camera: Camera, dtype: torch.dtype = torch.float32) 
     return torch.cat([xy, torch.ones_like(xy[:, :1])], dim=1)
 
 
-def multiview_maps(
-    planes: Tensor,
-    pixels: Tensor,
-    gray: Tensor,
-    neighbor_gray: Tensor,
-    neighbor_depth: Tensor,
-    pair: ViewPair,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What two views say about pixels of the reference.
+def cycle_of(
+    planes: Tensor, pixels: Tensor, neighbor_depth: Tensor, pair: ViewPair
+) -> tuple[Tensor, Tensor]:
+    """How far pixels of the reference are missed by way of the neighbour, and what that says.
+
+    Args:
+        planes: Blended planes at the pixels. (n, 4)
+        pixels: Columns and rows. (n, 2) int32
+        neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
+        pair: The two views.
+
+    Returns:
+        Errors in pixels, differentiable; and weights, 0 where the views do not see the same, where
+        errors mean nothing. (n,) each
+    """
+    rays = rays_of(pixels, pair.reference, planes.dtype)
+    depth, known = plane_depth(planes, rays)
+    error, met = cycle_error(rays, depth, neighbor_depth, pair)
+    return error, cycle_weights(error, known & met)
+
+
+def patch_mismatch(
+    planes: Tensor, pixels: Tensor, gray: Tensor, neighbor_gray: Tensor, pair: ViewPair
+) -> tuple[Tensor, Tensor]:
+    """1 - NCC of the patches around pixels with what their planes say is the same.
 
     Args:
         planes: Blended planes at the pixels. (n, 4)
         pixels: Columns and rows. (n, 2) int32
         gray: Of the reference, see :func:`gray_values`. (H, W)
         neighbor_gray: Of the neighbour. (H', W')
-        neighbor_depth: Of the neighbour, 0 where unknown. (H', W') world units
         pair: The two views.
 
     Returns:
-        1 - NCC of the patches, 0 where there is none; cycle errors in pixels; and weights, 0
-        where the views do not see the same. (n,) each, the first two differentiable.
+        0 where a patch does not count; and which do. (n,) each
     """
-    rays = rays_of(pixels, pair.reference, planes.dtype)
-    depth, known = plane_depth(planes, rays)
-    error, met = cycle_error(rays, depth, neighbor_depth, pair)
-    weights = cycle_weights(error, known & met)
+    known = plane_depth(planes, rays_of(pixels, pair.reference, planes.dtype))[1]
     # Rows without a plane get one that no ray meets, and so no patch.
     distance = torch.where(known, planes[:, 3], -1.0)
     normals = torch.where(known[:, None], planes[:, :3] / distance[:, None], 0.0)
     correlation, matched = patch_correlation(normals, pixels, gray, neighbor_gray, pair)
-    return torch.where(matched, 1 - correlation, 0.0), error, weights
+    return torch.where(matched, 1 - correlation, 0.0), matched
 
 
 def flatness_loss(scales: Tensor, extent: float) -> Tensor:

@@ -23,6 +23,7 @@ from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import is_counted, target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.terms import acting, backpropagate, report
@@ -37,6 +38,7 @@ from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.multiview_terms import (
     Comparison,
     SurfaceView,
+    all_pixels,
     gray_of,
     multiview_terms,
     planes_depth_map,
@@ -189,6 +191,28 @@ class MultiviewStage(Stage):
             geometry=geometry,
             rasterizer=self._rasterizer,
         )
+
+    @torch.no_grad()
+    def view_maps(self, camera: Camera) -> dict[str, Tensor]:
+        """Where the best neighbour's photograph and depth agree with a view: white is agreement."""
+        gray = gray_of(upload(self._images.get(camera), self.model.device))
+        shape = (camera.height, camera.width)
+        correlation, weights = gray.new_zeros(shape), gray.new_zeros(shape)
+        neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
+        if neighbors:
+            gaussians = self.model.cloud.activate()
+            pixels = all_pixels(camera, gray.device)
+            comparison = self._compared(gaussians, camera, gray, neighbors[0], pixels)
+            output = rasterize(gaussians, camera, rgb=False, plane=True)
+            planes = output.plane.reshape(-1, 4)
+            mismatch, counted = comparison.mismatch(planes, pixels)
+            correlation = torch.where(counted, 1 - mismatch, 0.0).reshape(shape)
+            weights = comparison.cycle(planes, pixels)[1].reshape(shape)
+        maps = {"correlation": correlation, "cycle": weights}
+        return {
+            name: to_uint8(values[..., None].expand(-1, -1, 3)).cpu()
+            for name, values in maps.items()
+        }
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics and exposures."""

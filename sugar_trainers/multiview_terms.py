@@ -20,10 +20,11 @@ from sugar_scene.multiview.reprojection import ViewPair
 from sugar_trainers.coarse_terms import VisibleGaussians
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.multiview_losses import (
+    cycle_of,
     edge_weights,
     flatness_loss,
     gray_values,
-    multiview_maps,
+    patch_mismatch,
     plane_normal_loss,
 )
 
@@ -48,11 +49,13 @@ class Comparison:
     neighbor_depth: Tensor
     pixels: Tensor
 
-    def maps(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """1 - NCC, cycle errors and weights; see :func:`multiview_maps`."""
-        return multiview_maps(
-            planes, pixels, self.gray, self.neighbor_gray, self.neighbor_depth, self.pair
-        )
+    def cycle(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Errors and weights; see :func:`cycle_of`."""
+        return cycle_of(planes, pixels, self.neighbor_depth, self.pair)
+
+    def mismatch(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """1 - NCC, and where there is one; see :func:`patch_mismatch`."""
+        return patch_mismatch(planes, pixels, self.gray, self.neighbor_gray, self.pair)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,13 @@ def surface_view(
 def gray_of(photograph: Tensor) -> Tensor:
     """Grey values of a photograph as the image store gives it; what a mask leaves out is marked."""
     return gray_values(photograph[..., :3], is_counted(photograph))
+
+
+def all_pixels(camera: Camera, device: torch.device) -> Tensor:
+    """Columns and rows of every pixel, row by row. (H W, 2) int32"""
+    x = torch.arange(camera.width, dtype=torch.int32, device=device)
+    y = torch.arange(camera.height, dtype=torch.int32, device=device)
+    return torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1).reshape(-1, 2)
 
 
 def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) -> Tensor:
@@ -159,22 +169,24 @@ def _normals(strip: ImageStrip) -> Tensor:
 
 
 def _photometric(strip: ImageStrip) -> Tensor:
-    def value(mismatch: Tensor, error: Tensor, weights: Tensor) -> Tensor:
-        return weights * mismatch
+    def value(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
+        with torch.no_grad():
+            _, weights = comparison.cycle(planes, pixels)
+        return weights * comparison.mismatch(planes, pixels)[0]
 
     return _mean_over_pixels(strip, value)
 
 
 def _geometric(strip: ImageStrip) -> Tensor:
-    def value(mismatch: Tensor, error: Tensor, weights: Tensor) -> Tensor:
-        # Where the weight is zero the error may be anything.
+    def value(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
+        error, weights = comparison.cycle(planes, pixels)
         return weights * torch.where(weights > 0, error, 0.0)
 
     return _mean_over_pixels(strip, value)
 
 
 def _mean_over_pixels(
-    strip: ImageStrip, value: Callable[[Tensor, Tensor, Tensor], Tensor]
+    strip: ImageStrip, value: Callable[[Comparison, Tensor, Tensor], Tensor]
 ) -> Tensor:
     """The strip's share of a mean over all compared pixels."""
     maps, comparison = strip.maps, strip.beside.comparison
@@ -185,4 +197,4 @@ def _mean_over_pixels(
     here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
     pixels = pixels[here]
     planes = maps.plane[pixels[:, 1].long() - maps.shown.start, pixels[:, 0].long()]
-    return value(*comparison.maps(planes, pixels)).sum() / comparison.pixels.shape[0]
+    return value(comparison, planes, pixels).sum() / comparison.pixels.shape[0]

@@ -15,6 +15,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
+from sugar_extractors.mesh.plane_views import confirmed_depth, plane_view
 from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
 from sugar_scene.multiview.patch_matching import UNCOUNTED
 from sugar_scene.multiview.plane_depth import pixel_rays, plane_depth, plane_depth_map
@@ -149,6 +150,31 @@ def test_depth_is_read_between_the_middles_of_pixels():
     values, known = bilinear_depth(depth, at)
     assert known.tolist() == [True, True, False, False, False]
     assert values[:2].tolist() == [2.5, 1.0]
+
+
+# Depth for a mesh
+
+
+def test_depth_counts_where_a_neighbour_confirms_it_or_none_sees_the_place():
+    camera, other = view(), view((1.0, 0.5, 2.8))
+    depth, there = exact_depth(camera, torch.float32), exact_depth(other, torch.float32)
+    assert confirmed_depth(depth, camera, []).all()
+    assert confirmed_depth(depth, camera, [(other, there)]).all()
+    wrong = confirmed_depth(depth, camera, [(other, 0.8 * there)])
+    seen = ~confirmed_depth(depth, camera, [(other, 0.8 * there)])
+    assert float(seen.float().mean()) > 0.2
+    # Who does not see the place does not speak against it, and one that agrees is enough.
+    assert torch.equal(wrong, ~seen)
+    assert confirmed_depth(depth, camera, [(other, 0.8 * there), (other, there)]).all()
+    assert confirmed_depth(depth, camera, [(other, torch.zeros_like(there))]).all()
+
+
+def test_surfaces_seen_at_a_grazing_angle_have_no_depth():
+    gaussians = disc()
+    assert float((plane_view(gaussians, view()).depth > 0).float().mean()) > 0.3
+    along = np.cross([0.0, 1.0, 0.0], NORMAL)
+    eye = 3 * (along / np.linalg.norm(along) + math.sin(math.radians(3)) * NORMAL)
+    assert not plane_view(gaussians, view(tuple(eye))).depth.any()
 
 
 # Neighbours

@@ -96,6 +96,10 @@ class Stage(ABC):
         """Further figures of an evaluated view, rendered with geometry."""
         return {}
 
+    def view_maps(self, camera: Camera) -> dict[str, Tensor]:
+        """Further pictures of an evaluated view by name, (H, W, 3) uint8 on the CPU."""
+        return {}
+
     def extra_state(self) -> dict[str, Any]:
         """What resuming needs beyond parameters and moments; tensors and primitives."""
         return {}

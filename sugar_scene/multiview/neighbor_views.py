@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ class NeighborRule:
 
 
 class NeighborViews:
-    """The neighbours of training views.
+    """The neighbours of training views, and those that other views have among them.
 
     Args:
         cameras: Training views.
@@ -47,16 +47,42 @@ class NeighborViews:
         rule: NeighborRule | None = None,
         observations: Observations | None = None,
     ) -> None:
-        self._by_name: Mapping[str, tuple[Camera, ...]] = _neighbors_of(
-            cameras, extent, rule or NeighborRule(), observations
-        )
+        self._cameras = list(cameras)
+        self._extent = extent
+        self._rule = rule or NeighborRule()
+        self._centers = np.stack([camera.center for camera in cameras])
+        self._directions = np.stack([camera.rotation[2] for camera in cameras])
+        shared = _SharedPoints(cameras, observations)
+        self._by_name = {
+            camera.name: self.among(camera, shared.with_view(row))
+            for row, camera in enumerate(cameras)
+        }
 
     def of(self, name: str) -> tuple[Camera, ...]:
-        """Neighbours of a view, the best first; none if it has none."""
+        """Neighbours of a training view, the best first; none if it has none."""
         return self._by_name.get(name, ())
 
+    def among(self, camera: Camera, common: np.ndarray | None = None) -> tuple[Camera, ...]:
+        """Training views that are neighbours of any view, the best first.
+
+        Args:
+            camera: The view.
+            common: Points that it has in common with each training view; None if unknown.
+        """
+        rule, extent = self._rule, self._extent
+        cosine = np.clip(self._directions @ camera.rotation[2], -1.0, 1.0)
+        angle = np.degrees(np.arccos(cosine))
+        baseline = np.linalg.norm(self._centers - camera.center, axis=1)
+        near = (baseline >= rule.min_baseline * extent) & (baseline <= rule.max_baseline * extent)
+        itself = np.array([other.name == camera.name for other in self._cameras])
+        others = np.flatnonzero(near & (angle <= rule.max_angle) & ~itself)
+        shared = np.zeros(len(others), np.int64) if common is None else common[others]
+        # By points in common where there are any, then by angle; equals in the order of views.
+        best = others[np.lexsort((angle[others], -shared))]
+        return tuple(self._cameras[other] for other in best[: rule.kept])
+
     def draw(self, name: str, seed: int, iteration: int, view_index: int = 0) -> Camera | None:
-        """One of them, by iteration and seed; None if there is none."""
+        """One neighbour of a training view, by iteration and seed; None if there is none."""
         found = self.of(name)
         if not found:
             return None
@@ -65,31 +91,8 @@ class NeighborViews:
 
     @property
     def lonely(self) -> list[str]:
-        """Names of the views without neighbours."""
+        """Names of the training views without neighbours."""
         return [name for name, found in self._by_name.items() if not found]
-
-
-def _neighbors_of(
-    cameras: Sequence[Camera],
-    extent: float,
-    rule: NeighborRule,
-    observations: Observations | None,
-) -> dict[str, tuple[Camera, ...]]:
-    centers = np.stack([camera.center for camera in cameras])
-    directions = np.stack([camera.rotation[2] for camera in cameras])
-    shared = _SharedPoints(cameras, observations)
-    found = {}
-    for row, camera in enumerate(cameras):
-        cosine = np.clip(directions @ directions[row], -1.0, 1.0)
-        angle = np.degrees(np.arccos(cosine))
-        baseline = np.linalg.norm(centers - centers[row], axis=1)
-        near = (baseline >= rule.min_baseline * extent) & (baseline <= rule.max_baseline * extent)
-        others = np.flatnonzero(near & (angle <= rule.max_angle) & (np.arange(len(cameras)) != row))
-        common = shared.with_view(row)[others]
-        # By points in common where there are any, then by angle; equals in the order of views.
-        best = others[np.lexsort((angle[others], -common))]
-        found[camera.name] = tuple(cameras[other] for other in best[: rule.kept])
-    return found
 
 
 class _SharedPoints:

@@ -147,6 +147,7 @@ class Reporter:
             for camera in self._pictured:
                 output = self._stage.render(camera, geometry=True)
                 pictures = view_pictures(output, outlined(images.shown(camera)))
+                pictures |= self._stage.view_maps(camera)
                 self._logger.images(
                     {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
                 )

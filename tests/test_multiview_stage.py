@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coarse stage in multi-view mode: strips, draws, trims, masks, resuming, whole runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import extract_mesh
+import train
+import train_coarse_multiview
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
+from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.multiview.neighbor_views import NeighborViews
+from sugar_scene.multiview.patch_matching import UNCOUNTED
+from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
+from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
+from sugar_trainers.multiview_terms import gray_of, spread_pixels
+from tests.support.tiny_scene import (
+    assert_same_bits,
+    disturbed_cloud,
+    events,
+    load_pt,
+    make_tiny_checkpoint,
+    make_tiny_scene,
+    run_cli,
+)
+
+EXTENT = 3.3
+ITERATION = 7_001
+FOLDER = "sugarcoarse_3Dgs7000_multiview"
+TERMS = {"loss", "color", "plane_normal", "photometric", "geometric", "flatten"}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """Forty views at twice the tiny size, so that they have neighbours and room for patches."""
+    return make_tiny_scene(tmp_path_factory.mktemp("scene"), 40, zoom=2)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(scene, tmp_path_factory):
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("vanilla"), scene)
+
+
+def make_stage(scene, cloud=None, **settings) -> MultiviewStage:
+    """The stage on all views, without exposures."""
+    config = MultiviewConfig(**{"exposure": NO_LATER_EXPOSURE, **settings})
+    cloud = disturbed_cloud(scene.cloud) if cloud is None else cloud
+    neighbors = NeighborViews(scene.cameras, EXTENT)
+    store = ImageStore(budget_bytes=10**8)
+    return MultiviewStage(cloud, config, EXTENT, scene.cameras, neighbors, store, lambda line: None)
+
+
+def see(stage: MultiviewStage, scene, camera=None, iteration=ITERATION):
+    camera = camera or scene.cameras[3]
+    stage.begin(iteration)
+    with ImageStore(budget_bytes=10**8) as store:
+        result = stage.accumulate(iteration, camera, store.get(camera))
+    return result, stage.model.optimizer.gradients()
+
+
+def test_all_terms_act_and_pull_at_the_geometry(scene):
+    result, gradients = see(make_stage(scene), scene)
+    assert set(result.terms) == TERMS
+    assert all(float(value) > 0 for value in result.terms.values()), result.terms
+    weights = MultiviewConfig()
+    expected = (
+        result.terms["color"]
+        + weights.plane_normal_factor * result.terms["plane_normal"]
+        + weights.photometric_factor * result.terms["photometric"]
+        + weights.geometric_factor * result.terms["geometric"]
+        + weights.flatten_factor * result.terms["flatten"]
+    )
+    assert float(result.terms["loss"]) == pytest.approx(float(expected), rel=1e-5)
+    for name in ("means", "quats", "log_scales"):
+        assert gradients[name].any()
+
+
+@pytest.mark.parametrize("strips", [2, 7, 96])
+def test_gradients_of_strips_are_those_of_the_whole_image(scene, strips):
+    whole, expected = see(make_stage(scene, split=WHOLE_IMAGE), scene)
+    parts, found = see(make_stage(scene, split=ImageSplit(strips, recompute=strips == 7)), scene)
+    for name, value in whole.terms.items():
+        assert float(parts.terms[name]) == pytest.approx(float(value), rel=1e-4), name
+    for name, gradient in expected.items():
+        assert float((found[name] - gradient).norm()) <= 2e-4 * float(gradient.norm()), name
+
+
+def test_a_step_has_the_same_bits_every_time(scene):
+    first, second = (see(make_stage(scene), scene)[1] for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "name", ["plane_normal_factor", "photometric_factor", "geometric_factor", "flatten_factor"]
+)
+def test_a_term_without_weight_is_left_out(scene, name):
+    result, _ = see(make_stage(scene, **{name: 0.0}), scene)
+    assert set(result.terms) == TERMS - {name.removesuffix("_factor")}
+
+
+def test_a_view_without_neighbours_trains_without_their_terms(scene):
+    stage = make_stage(scene)
+    stranger = replace(scene.cameras[3], name="alone.png")
+    result, gradients = see(stage, scene, stranger)
+    assert float(result.terms["photometric"]) == 0 == float(result.terms["geometric"])
+    assert float(result.terms["plane_normal"]) > 0
+    assert gradients["means"].any()
+
+
+def test_training_brings_planes_together(scene):
+    stage = make_stage(scene)
+    first, _ = see(stage, scene)
+    stage.model.optimizer.zero_grad()
+    for step in range(60):
+        see(stage, scene, scene.cameras[(7 * step) % 40], ITERATION + step)
+        stage.apply(ITERATION + step)
+    last, _ = see(stage, scene)
+    for name in ("plane_normal", "photometric", "geometric"):
+        assert float(last.terms[name]) < 0.95 * float(first.terms[name]), name
+
+
+def test_pixels_are_drawn_apart_and_evenly():
+    candidates = torch.zeros(20, 30, dtype=torch.bool)
+    candidates[5:15] = True
+    pixels = spread_pixels(candidates, 30, 100, torch.Generator().manual_seed(0))
+    assert pixels.shape == (100, 2)
+    assert len({tuple(pixel) for pixel in pixels.tolist()}) == 100
+    assert candidates[pixels[:, 1].long(), pixels[:, 0].long()].all()
+    assert torch.bincount(pixels[:, 1].long(), minlength=20)[5:15].tolist() == [10] * 10
+    rows = pixels[:, 1]
+    assert (rows[1:] >= rows[:-1]).all()
+    everything = spread_pixels(candidates, 30, 10_000, torch.Generator().manual_seed(0))
+    assert len(everything) == 300
+    nothing = spread_pixels(candidates & False, 30, 10, torch.Generator().manual_seed(0))
+    assert nothing.shape == (0, 2)
+
+
+def test_what_a_mask_leaves_out_has_no_grey_value():
+    photograph = torch.full((4, 5, 4), 200, dtype=torch.uint8)
+    photograph[:, :2, 3] = 0
+    gray = gray_of(photograph)
+    assert (gray[:, :2] == UNCOUNTED).all()
+    assert (gray[:, 2:] > 0.7).all()
+
+
+@pytest.mark.parametrize("mode", ["object", "ignore"])
+def test_terms_look_only_where_the_mask_counts(scene, tmp_path, mode):
+    from PIL import Image
+
+    camera = scene.cameras[3]
+    path = tmp_path / "mask.png"
+    Image.new("L", (camera.width, camera.height), 0).save(path)
+    stage = make_stage(scene)
+    masked = replace(camera, mask=ViewMask(path, mode))
+    result, _ = see(stage, scene, masked)
+    for name in ("plane_normal", "photometric", "geometric"):
+        assert float(result.terms[name]) == 0, name
+
+
+def with_hidden(cloud: GaussianCloud) -> GaussianCloud:
+    """One more Gaussian in the middle of the ball, which no view sees."""
+    rows = {name: torch.cat([t, t[:1]]) for name, t in cloud.tensors().items()}
+    rows["means"][-1] = 0.0
+    rows["log_scales"][-1] = -4.0
+    return GaussianCloud(**rows)
+
+
+def test_what_no_view_sees_is_dropped(scene):
+    big = scene.cloud
+    big = GaussianCloud(**{**big.tensors(), "log_scales": big.log_scales + 1.0})
+    cloud = with_hidden(big)
+    seen = views_that_see(cloud.activate(), scene.cameras)
+    assert int(seen[-1]) == 0
+    assert float((seen[:-1] >= 2).float().mean()) > 0.95
+    schedule = MultiviewSchedule(trim_interval=10)
+    stage = make_stage(scene, cloud, schedule=schedule)
+    stage.begin(7_009)
+    assert len(stage.model) == len(cloud)
+    stage.begin(7_010)
+    assert len(stage.model) == int((seen >= 2).sum())
+    assert float(stage.model.cloud.means.detach().norm(dim=1).min()) > 0.5
+
+
+def test_densification_ends_and_short_schedules_leave_time():
+    schedule = MultiviewSchedule()
+    assert schedule.densification_due(7_100)
+    assert not schedule.densification_due(7_000)
+    assert not schedule.densification_due(7_150)
+    assert not schedule.densification_due(15_000)
+    assert schedule.trim_due(19_000)
+    short = schedule.scaled(0.01)
+    assert (short.first, short.last) == (70, 200)
+    assert short.densification_interval == LEAST_INTERVALS["densification_interval"]
+    assert short.trim_interval == LEAST_INTERVALS["trim_interval"]
+
+
+def test_gaussians_grow_while_the_schedule_says_so(scene):
+    schedule = MultiviewSchedule(densification_interval=2, densify_until=7_004)
+    config = MultiviewConfig()
+    rules = replace(config.densification, densify_grad_threshold=1e-9, max_gaussians=230)
+    stage = make_stage(scene, schedule=schedule, densification=rules)
+    numbers = []
+    for iteration in range(7_001, 7_009):
+        see(stage, scene, scene.cameras[iteration % 40], iteration)
+        stage.apply(iteration)
+        numbers.append(len(stage.model))
+    assert numbers[0] == 200
+    assert numbers[1] > 200
+    assert max(numbers) <= 230
+    assert len(set(numbers[3:])) == 1
+
+
+# Whole runs
+
+
+def flags(scene, checkpoint, output, *more):
+    return (
+        "-s", scene.root, "-c", checkpoint, "--schedule_scale", 0.003, "-o", output,
+        "--multiview_pixels", 2_000, "--max_gaussians", 260, "--checkpoint_interval", 3_000, *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(scene, checkpoint, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run")
+    assert run_cli(train_coarse_multiview.main, *flags(scene, checkpoint, output)) == 0
+    return output / FOLDER
+
+
+def test_a_run_writes_model_pictures_and_report(run):
+    payload = load_pt(run / "60.pt")
+    assert payload["iteration"] == 60
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert record["settings"]["regularization_type"] == "multiview"
+    assert record["settings"]["exposure"]["exposure_compensation"] is True
+    assert (run / "report.html").is_file()
+    found = events(run)
+    assert {f"Loss/{name}" for name in TERMS} <= set(found.Tags()["scalars"])
+    pictures = {tag.rpartition("/")[2] for tag in found.Tags()["images"]}
+    assert {"correlation", "cycle", "render"} <= pictures
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(run, scene, checkpoint, tmp_path):
+    for iteration in (27, 45):
+        output = tmp_path / str(iteration)
+        (output / FOLDER).mkdir(parents=True)
+        shutil.copy(run / f"{iteration}.pt", output / FOLDER)
+        record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        (output / FOLDER / "run.json").write_text(json.dumps({**record, "status": "running"}))
+        assert run_cli(train_coarse_multiview.main, *flags(scene, checkpoint, output)) == 0
+        assert_same_bits(run / "60.pt", output / FOLDER / "60.pt")
+
+
+def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(
+    run, scene, checkpoint, tmp_path, capsys
+):
+    code = run_cli(
+        extract_mesh.main, "-s", scene.root, "-c", checkpoint, "-m", run, "-d", 2_000, "-o",
+        tmp_path, "--background_mesh", False,
+    )  # fmt: skip
+    assert code == 0
+    (path,) = tmp_path.glob("*.ply")
+    assert path.name == "sugarmesh_3Dgs7000_multiview_tsdf_decim2000.ply"
+    note = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    assert note["settings"]["tsdf"]["tsdf_depth"] == "plane"
+    assert read_mesh_ply(path).n_faces > 500
+
+
+@pytest.mark.slow
+def test_the_pipeline_takes_the_mode(scene, checkpoint, tmp_path):
+    code = run_cli(
+        train.main, "-s", scene.root, "-c", checkpoint, "-r", "multiview", "--schedule_scale",
+        0.001, "--stop_after", "mesh", "--max_gaussians", 250, "-v", 2_000, "--background_mesh",
+        False, "--output_dir", tmp_path,
+    )  # fmt: skip
+    assert code == 0
+    assert (tmp_path / "coarse" / scene.root.name / FOLDER / "20.pt").is_file()
+    assert list((tmp_path / "coarse_mesh" / scene.root.name).glob("*multiview_tsdf*.ply"))
