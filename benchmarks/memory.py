@@ -7,6 +7,7 @@ phase, the optimiser's included. Phases:
 
 - ``entropy``, ``geometry``: the coarse stage with dn_consistency, before and after iteration 9000;
 - ``neighbors``: the neighbour search that begins the geometric iterations;
+- ``multiview``: the coarse stage in multi-view mode, beside a neighbouring view;
 - ``refine``: mesh-bound Gaussians on a wavy wall;
 - ``naive``: the terms of ``geometry`` in one graph, whole image, everything in float32.
 
@@ -62,8 +63,9 @@ from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerCo
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
+from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_scene.sampling import draw_samples
-from sugar_trainers import coarse_stage, refine_stage
+from sugar_trainers import coarse_stage, multiview_stage, refine_stage
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (
@@ -71,6 +73,8 @@ from sugar_trainers.losses import (
     density_estimation_loss,
     depth_normal_consistency,
 )
+from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling_block import SurfaceSampler
@@ -81,14 +85,17 @@ from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
 EXTENT = 5.0
-ITERATIONS = {"entropy": 8_000, "neighbors": 9_100, "geometry": 9_100, "naive": 9_100}
-PHASES = ("entropy", "neighbors", "geometry", "naive", "refine")
+ITERATIONS = {
+    "entropy": 8_000, "neighbors": 9_100, "geometry": 9_100, "naive": 9_100, "multiview": 9_100,
+}  # fmt: skip
+PHASES = ("entropy", "neighbors", "geometry", "naive", "multiview", "refine")
 REFINE_ITERATION = 4_000
 """Late enough for all bands of the colour."""
 
 REGIONS = {
     "projection": [
         (coarse_stage, "project"),
+        (multiview_stage, "project"),
         (refine_stage, "project"),
         (strips.SplatGradients, "zeros"),
     ],
@@ -143,6 +150,8 @@ class Setting:
     @property
     def geometry(self) -> str:
         """What is rendered besides colour, in the words of the memory model."""
+        if self.phase == "multiview":
+            return "planes"
         if self.mode == "dn_consistency":
             return "full" if self.full_res_normals else "half"
         return "depth" if self.mode == "sdf" else "none"
@@ -227,6 +236,8 @@ def make_stage(
         bound = bind_to_mesh(*make_wall(setting.n), setting.per_triangle, EXTENT)
         return RefineStage(bound, config, EXTENT, exposures=exposures(setting, camera)), camera
     cloud, camera = made or make_cloud(setting)
+    if setting.phase == "multiview":
+        return make_multiview_stage(setting, cloud, camera), camera
     stage = CoarseStage(
         cloud,
         setting.coarse_config(),
@@ -237,6 +248,38 @@ def make_stage(
     if setting.phase in ("geometry", "naive"):
         stage.begin(ITERATIONS[setting.phase])
     return stage, camera
+
+
+class MadeUpPhotographs:
+    """Stands in for the store of decoded photographs."""
+
+    def get(self, camera: Camera) -> Tensor:
+        """Bytes without meaning. (H, W, 3)"""
+        return photograph(camera)
+
+
+def make_multiview_stage(setting: Setting, cloud: GaussianCloud, camera: Camera) -> MultiviewStage:
+    """The stage of a view and one beside it."""
+    beside = replace(
+        camera, name="beside", translation=camera.translation + np.array([0.05 * EXTENT, 0, 0])
+    )
+    config = MultiviewConfig(
+        split=setting.split,
+        optimizer=setting.optimizer,
+        multiview_pixels=setting.samples,
+        exposure=LaterExposure(exposure_compensation=setting.exposure),
+    )
+    cameras = [camera, beside]
+    return MultiviewStage(
+        cloud,
+        config,
+        EXTENT,
+        cameras,
+        NeighborViews(cameras, EXTENT),
+        MadeUpPhotographs(),
+        lambda message: None,
+        exposures=exposures(setting, camera),
+    )
 
 
 def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target: Tensor) -> None:
@@ -305,6 +348,8 @@ def predict_step(
     load = replace(load, activation=activation, entropy=setting.phase == "entropy")
     if setting.phase in ("geometry", "naive"):
         load = replace(load, geometry=setting.geometry, samples=setting.samples, neighbors=16)
+    if setting.phase == "multiview":
+        load = replace(load, geometry=setting.geometry)
     return predict(load, MemoryPlan(setting.split, setting.sample_chunk))
 
 

@@ -40,9 +40,10 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
             optimizer=OptimizerConfig("8bit", use_bfloat16=True),
         ),
         Setting("geometry", **SMALL, mode="sdf", strips=2, recompute=True),
+        Setting("multiview", **{**SMALL, "samples": 8_000}, strips=2),
         Setting("refine", **SMALL, strips=2),
     ],
-    ids=["entropy", "strips", "narrow formats", "sdf", "refine"],
+    ids=["entropy", "strips", "narrow formats", "sdf", "multiview", "refine"],
 )
 def test_predicted_peaks_are_within_a_tenth_of_measured_ones(setting):
     weight = weigh_setting(setting)

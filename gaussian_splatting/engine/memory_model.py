@@ -37,12 +37,11 @@ _SHAPE_GRADIENTS = 44
 _PACKED = 64
 _NORMAL_LOSS = 121
 """Depth-normal consistency of a pixel: unprojected points, differences, normals, gradients."""
-_PLANE_NORMAL_LOSS = 200
+_PLANE_NORMAL_LOSS = 142
 """Agreement of a pixel's plane with the depth of planes: rays, depth and the same."""
 
-_COMPARED = 19
-"""Of a pixel: grey values of the view and its neighbour, the neighbour's depth and photograph,
-and weights at edges."""
+_COMPARED = 17
+"""Of a pixel: grey values of the view and its neighbour, the neighbour's depth, weights at edges."""
 
 _PHOTOGRAPH = {"": 3, "object": 7, "ignore": 5}
 """Bytes of a pixel: colours; with mask and once more on the background; with what counts."""
@@ -50,8 +49,8 @@ _PHOTOGRAPH = {"": 3, "object": 7, "ignore": 5}
 _COUNTED = 24
 """Both images of a pixel once more, with those equal that do not count."""
 
-_DENSIFICATION = 16
-"""What is watched of a Gaussian between two rounds, and in this step."""
+_DENSIFICATION = 12
+"""What is watched of a Gaussian between two rounds, and whether it is seen."""
 
 _SLOT_BUFFER = 64 * 2**20
 _SLOT_BYTES = 44
