@@ -32,6 +32,7 @@ from gaussian_splatting.optim.densification import DensificationStats, densify_a
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
 from sugar_scene.multiview.neighbor_views import NeighborViews
+from sugar_scene.multiview.plane_depth import REACH
 from sugar_scene.multiview.reprojection import ViewPair
 from sugar_trainers.coarse_terms import VisibleGaussians
 from sugar_trainers.multiview_config import MultiviewConfig
@@ -100,6 +101,7 @@ class MultiviewStage(Stage):
         self._notify = notify
         self._rasterizer = rasterizer
         self._hull = hull
+        self._reach = REACH * extent
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)
         # Of the views of this step, so that the sum does not depend on who saw them.
         self._step_stats: DensificationStats | None = None
@@ -141,14 +143,15 @@ class MultiviewStage(Stage):
             iteration=iteration,
             view_index=view_index,
         )
-        reads_planes = any("plane" in term.maps for term in on["image"])
+        reach = self._reach if any("plane" in term.maps for term in on["image"]) else None
         view = ViewPass(
-            lambda: project(leaves, camera, plane=reads_planes),
+            lambda: project(leaves, camera, plane_reach=reach),
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible))
+        near = view.visible & (view.depths <= self._reach)
+        found = backpropagate(on["model"], VisibleGaussians(leaves, near))
         images = [
             term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
             for term in on["image"]
@@ -203,7 +206,7 @@ class MultiviewStage(Stage):
             gaussians = self.model.cloud.activate()
             pixels = all_pixels(camera, gray.device)
             comparison = self._compared(gaussians, camera, gray, neighbors[0], pixels)
-            output = rasterize(gaussians, camera, rgb=False, plane=True)
+            output = rasterize(gaussians, camera, rgb=False, plane_reach=self._reach)
             planes = output.plane.reshape(-1, 4)
             mismatch, counted = comparison.mismatch(planes, pixels)
             correlation = torch.where(counted, 1 - mismatch, 0.0).reshape(shape)
@@ -259,7 +262,9 @@ class MultiviewStage(Stage):
         self, gaussians: Gaussians, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor
     ) -> Comparison:
         other = upload(self._images.get(neighbor), self.model.device)
-        depth = planes_depth_map(gaussians, neighbor, self._config.split, self._rasterizer)
+        depth = planes_depth_map(
+            gaussians, neighbor, self._reach, self._config.split, self._rasterizer
+        )
         return Comparison(ViewPair.of(camera, neighbor), gray, gray_of(other), depth, pixels)
 
     def _densify(self, iteration: int) -> None:

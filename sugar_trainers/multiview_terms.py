@@ -140,10 +140,22 @@ def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) 
 
 @torch.no_grad()
 def planes_depth_map(
-    gaussians: Gaussians, camera: Camera, split: ImageSplit, rasterizer: Rasterizer
+    gaussians: Gaussians,
+    camera: Camera,
+    reach: float,
+    split: ImageSplit,
+    rasterizer: Rasterizer,
 ) -> Tensor:
-    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units"""
-    projection = project(gaussians, camera, rgb=False, plane=True)
+    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units
+
+    Args:
+        gaussians: All of them.
+        camera: The view.
+        reach: See ``plane_reach`` of :func:`project`.
+        split: How memory is saved.
+        rasterizer: Rendering backend.
+    """
+    projection = project(gaussians, camera, rgb=False, plane_reach=reach)
     tiles = rasterizer.build_tile_lists(projection)
     behind = channel_background(projection)
     depth = projection.depths.new_empty(camera.height, camera.width)

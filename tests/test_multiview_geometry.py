@@ -70,7 +70,7 @@ def exact_depth(camera: Camera, dtype=torch.float64) -> Tensor:
 @pytest.mark.parametrize("opacity", [0.9, 0.2])
 def test_flat_gaussians_have_the_depth_of_their_plane_however_transparent(opacity):
     camera, gaussians = view(), disc(opacity=opacity)
-    output = rasterize(gaussians, camera, rgb=False, depth=True, plane=True)
+    output = rasterize(gaussians, camera, rgb=False, depth=True, plane_reach=100.0)
     depth = plane_depth_map(output.plane, camera)
     seen = output.alpha > 0.2
     assert float(seen.float().mean()) > 0.3
@@ -171,10 +171,10 @@ def test_depth_counts_where_a_neighbour_confirms_it_or_none_sees_the_place():
 
 def test_surfaces_seen_at_a_grazing_angle_have_no_depth():
     gaussians = disc()
-    assert float((plane_view(gaussians, view()).depth > 0).float().mean()) > 0.3
+    assert float((plane_view(gaussians, view(), 100.0).depth > 0).float().mean()) > 0.3
     along = np.cross([0.0, 1.0, 0.0], NORMAL)
     eye = 3 * (along / np.linalg.norm(along) + math.sin(math.radians(3)) * NORMAL)
-    assert not plane_view(gaussians, view(tuple(eye))).depth.any()
+    assert not plane_view(gaussians, view(tuple(eye)), 100.0).depth.any()
 
 
 # Neighbours

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tile rasterizer against its dense float64 twin, recorded renders and degenerate input."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -50,13 +52,14 @@ def test_values_and_gradients_match_the_dense_float64_reference(seed):
     )
     gaussians = random_gaussians(250, seed)
     features = torch.randn(250, 2, generator=torch.Generator().manual_seed(seed))
-    options = {"sh_degree": seed % 4, "farthest_depth_behind": seed % 2 == 0}
+    options = {"sh_degree": seed % 4, "farthest_depth_behind": seed % 2 == 0,
+               "plane_reach": 2.5 if seed % 2 else math.inf}  # fmt: skip
     expected, expected_gradients = render_with_gradients(
         rasterize_reference, gaussians, camera, features, torch.float64, seed, **options
     )
     actual, gradients = render_with_gradients(
         rasterize, gaussians, camera, features, torch.float32, seed,
-        depth=True, normal=True, plane=True, **options,
+        depth=True, normal=True, **options,
     )  # fmt: skip
     assert int((actual.radii > 0).sum()) > 50
     torch.testing.assert_close(actual.radii, expected.radii)
@@ -163,7 +166,7 @@ def all_bits(seed=5, n=3000):
     camera = look_at((2.5, 1.2, 0.8), width=120, height=90, focal=90.0, principal=(5, 3))
     output, gradients = render_with_gradients(
         rasterize, random_gaussians(n, seed), camera, torch.ones(n, 1), torch.float32, seed,
-        depth=True, normal=True, plane=True,
+        depth=True, normal=True, plane_reach=3.0,
     )  # fmt: skip
     return [getattr(output, name).detach() for name in IMAGES] + gradients
 

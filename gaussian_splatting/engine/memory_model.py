@@ -41,7 +41,7 @@ _PLANE_NORMAL_LOSS = 142
 """Agreement of a pixel's plane with the depth of planes: rays, depth and the same."""
 
 _COMPARED = 17
-"""Of a pixel: grey values of the view and its neighbour, the neighbour's depth, weights at edges."""
+"""Of a pixel: grey values of the view and of its neighbour, the neighbour's depth, edge weights."""
 
 _PHOTOGRAPH = {"": 3, "object": 7, "ignore": 5}
 """Bytes of a pixel: colours; with mask and once more on the background; with what counts."""

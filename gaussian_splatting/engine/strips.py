@@ -139,6 +139,7 @@ class ViewPass:
         self._background: Tensor | None = None
         self._blended: BlendedRows | None = None
         self.radii = self._projection.radii
+        self.depths = self._projection.depths
 
     @property
     def visible(self) -> Tensor:
@@ -161,7 +162,7 @@ class ViewPass:
         return depth
 
     def release(self) -> None:
-        """Forget all but the radii where things are computed again; other terms come next."""
+        """Forget all but radii and depths where things are computed again for other terms."""
         if self._split.recompute:
             self._projection = self._tiles = self._background = self._blended = None
 

@@ -172,7 +172,7 @@ def project(
     rgb: bool = True,
     depth: bool = False,
     normal: bool = False,
-    plane: bool = False,
+    plane_reach: float | None = None,
     features: Tensor | None = None,
     sh_degree: int = 3,
 ) -> Projection:
@@ -186,7 +186,8 @@ def project(
         rgb: Carry the spherical-harmonics colour of the viewing direction, clamped at 0.
         depth: Carry the depth of the centre along the view axis.
         normal: Carry x and y of the camera-space normal, flipped towards the camera.
-        plane: Carry the plane through the centre: that normal n whole, and n . centre.
+        plane_reach: Carry planes through the centres: that normal n whole, and n . centre, of
+            Gaussians up to this depth in world units. Those farther away have none, all zeros.
         features: Free values to blend. (N, F) or None
         sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest`` holds.
             ``sh_rest`` may be bfloat16, and its gradient is then, too.
@@ -199,7 +200,11 @@ def project(
     """
     n_features = 0 if features is None else features.shape[1]
     layout = ChannelLayout.of(
-        rgb=rgb, depth=depth, normal=normal, plane=plane, n_features=n_features
+        rgb=rgb,
+        depth=depth,
+        normal=normal,
+        plane=plane_reach is not None,
+        n_features=n_features,
     )
     if layout.total == 0:
         raise ValueError("nothing to render: ask for rgb, depth, normal, plane or features")
@@ -214,6 +219,7 @@ def project(
             "depth": -1 if layout.depth is None else layout.depth,
             "normal": -1 if layout.normal is None else layout.normal,
             "plane": -1 if layout.plane is None else layout.plane,
+            "plane_reach": 0.0 if plane_reach is None else plane_reach,
             "features": -1 if layout.features is None else layout.features,
             "n_features": n_features,
             "sh_degree": sh_degree,

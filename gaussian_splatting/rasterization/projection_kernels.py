@@ -12,6 +12,8 @@ One source for CPU and CUDA. A splat is one row of floats:
 
 The plane of a Gaussian goes through its centre, square to its smallest axis: the normal in camera
 axes towards the camera, and its product with the centre, n . t = d for every point of the plane.
+Gaussians beyond a given depth have none: d grows with distance, and little of a far one that shines
+through would weigh more than the surface before it.
 
 EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, section 4).
 """
@@ -50,6 +52,7 @@ class Channels:
     depth: int
     normal: int
     plane: int
+    plane_reach: float
     features: int
     n_features: int
     sh_degree: int
@@ -195,7 +198,7 @@ def project_forward(
         if channels.normal >= 0:
             splats[i, HEADER + channels.normal] = normal_view[0]
             splats[i, HEADER + channels.normal + 1] = normal_view[1]
-        if channels.plane >= 0:
+        if channels.plane >= 0 and t[2] <= channels.plane_reach:
             for k in range(3):
                 splats[i, HEADER + channels.plane + k] = normal_view[k]
             splats[i, HEADER + channels.plane + 3] = wp.dot(normal_view, t)
@@ -337,7 +340,7 @@ def project_backward(
         if channels.normal >= 0:
             d_normal_view[0] = d_splats[i, HEADER + channels.normal]
             d_normal_view[1] = d_splats[i, HEADER + channels.normal + 1]
-        if channels.plane >= 0:
+        if channels.plane >= 0 and t[2] <= channels.plane_reach:
             normal_view = view.rotation * column(rotation, axis) * facing
             d_distance = d_splats[i, HEADER + channels.plane + 3]
             for k in range(3):
@@ -377,7 +380,7 @@ PROJECT_BACKWARD = {
 """By the type of the coefficients of bands 1 and up, and of their gradients."""
 
 
-def channel_struct(values: dict[str, int]) -> Any:
+def channel_struct(values: dict[str, int | float]) -> Any:
     """Fill the kernel argument that says which channel sits where."""
     channels = Channels()
     for name, value in values.items():

@@ -171,6 +171,7 @@ def rasterize_reference(
     features: Tensor | None = None,
     sh_degree: int = 3,
     farthest_depth_behind: bool = False,
+    plane_reach: float | None = None,
 ) -> RenderOutput:
     """All images of :func:`rasterize`, in O(H W N) memory; arguments as there."""
     dtype = gaussians.means.dtype
@@ -180,13 +181,15 @@ def rasterize_reference(
     features = gaussians.means.new_zeros(len(gaussians), 0) if features is None else features
     normals = _normals(gaussians, camera)
     distances = (normals * splats.centers).sum(dim=-1)
+    planes = torch.cat([normals, distances[:, None]], dim=-1)
+    if plane_reach is not None:
+        planes = torch.where(splats.depths[:, None] <= plane_reach, planes, 0.0)
     values = torch.cat(
         [
             _colors(gaussians, camera, sh_degree),
             splats.depths[:, None],
             normals[:, :2],
-            normals,
-            distances[:, None],
+            planes,
             features,
         ],
         dim=-1,

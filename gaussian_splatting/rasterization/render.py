@@ -90,7 +90,7 @@ def rasterize(
     rgb: bool = True,
     depth: bool = False,
     normal: bool = False,
-    plane: bool = False,
+    plane_reach: float | None = None,
     features: Tensor | None = None,
     sh_degree: int = 3,
     farthest_depth_behind: bool = False,
@@ -109,7 +109,8 @@ def rasterize(
         rgb: Render the spherical-harmonics colour.
         depth: Render depth along the view axis.
         normal: Render normals (smallest axis of each Gaussian, towards the camera).
-        plane: Render the planes through the Gaussians' centres, square to these normals.
+        plane_reach: Render the planes through the centres, square to these normals, of Gaussians
+            up to this depth in world units.
         features: Free per-Gaussian values to blend. (N, F)
         sh_degree: Spherical-harmonics degree, 0 to 3.
         farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
@@ -125,7 +126,7 @@ def rasterize(
         rgb=rgb,
         depth=depth,
         normal=normal,
-        plane=plane,
+        plane_reach=plane_reach,
         features=features,
         sh_degree=sh_degree,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,13 @@ from sugar_extractors.mesh.poisson import MIN_POINTS, finish_mesh, reconstruct_r
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
 from sugar_extractors.mesh.tsdf import Renderer, carved_renderer, fuse_region, view_renderer
 from sugar_extractors.results import alone_with, is_finished, publish
+from sugar_scene.mesh.hole_filling import with_holes_filled
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
-    open_edge_share,
+    merge_meshes,
+    topology,
+    with_vertex_normals,
     without_unused_vertices,
 )
 from sugar_scene.multiview.neighbor_views import NeighborViews
@@ -149,10 +153,14 @@ class _Extraction:
                     points = points.select(self._inside(points.points))
                 regions = self._poisson_regions(points, boxes, backend, project=False)
             else:
-                project = options.project_mesh_on_surface_points
+                # Vertices that land on one point would tear a closed surface open.
+                project = options.project_mesh_on_surface_points and not options.watertight
                 regions = self._poisson_regions(samples.pop(level), boxes, backend, project)
             meshes, surface, figures = regions
-            meshes = self._cut(meshes)
+            if options.watertight and options.mesh_extractor == "tsdf":
+                meshes = self._closed(meshes, backend, figures)
+            else:
+                meshes = self._cut(meshes)
             for target in [target for job_level, target in jobs if job_level == level]:
                 identity = jobs[level, target]
                 self._finish(identity, level, target, meshes, surface, figures, backend)
@@ -184,6 +192,25 @@ class _Extraction:
                 "photographs, or pass --mask_mode ignore or --masks none"
             )
         return kept
+
+    def _closed(
+        self, meshes: Sequence[TriangleMesh], backend: MeshingBackend, figures: dict[str, Any]
+    ) -> list[TriangleMesh]:
+        """One closed surface through what was fused, masks applied before it is closed."""
+        fused = with_vertex_normals(merge_meshes(self._cut(meshes)))
+        samples = SurfaceSamples(
+            fused.vertices.astype(np.float32), fused.normals.astype(np.float32), fused.colors
+        )
+        if len(samples) < MIN_POINTS:
+            raise UserError(
+                f"only {len(samples)} points were fused, too few to close a surface through them; "
+                "train the model longer"
+            )
+        start = time.monotonic()
+        closed = replace(self._options.poisson, vertices_density_quantile=0.0)
+        mesh = reconstruct_region(samples, closed, backend)
+        figures["closing_seconds"] = round(time.monotonic() - start, 2)
+        return [mesh]
 
     def _check_extent(self, scene: Scene) -> None:
         options = self._options
@@ -287,7 +314,10 @@ class _Extraction:
                 self._reject_empty(name, n, samples.points)
                 continue
             start = time.monotonic()
-            mesh = reconstruct_region(samples.select(mask), options.poisson, backend)
+            poisson = options.poisson
+            if options.watertight:
+                poisson = replace(poisson, vertices_density_quantile=0.0)
+            mesh = reconstruct_region(samples.select(mask), poisson, backend)
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
             self._console.info(
                 f"{name}: {n:,} points, {mesh.n_faces:,} triangles before decimation "
@@ -318,7 +348,7 @@ class _Extraction:
         options, figures, meshes = self._options, {}, []
         render = carved_renderer(self._renderer(model, cloud, scene), self._hull)
         parts = {"foreground": (boxes[0], None)}
-        if options.background_mesh:
+        if options.background_mesh and not options.watertight:
             parts["background"] = (boxes[1], boxes[0])
         for name, (box, hole) in parts.items():
             start = time.monotonic()
@@ -346,7 +376,8 @@ class _Extraction:
             return view_renderer(model, cloud, config)
         cameras = scene.train_cameras
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-        return plane_renderer(cloud.detached().activate(), cameras, neighbors)
+        gaussians = cloud.detached().activate()
+        return plane_renderer(gaussians, cameras, neighbors, scene.extent)
 
     def _density_regions(
         self, model: LevelSetModel, boxes: tuple[Box, Box], level: float
@@ -390,6 +421,9 @@ class _Extraction:
     ) -> None:
         path = self._options.mesh_path(level, target)
         mesh = finish_mesh(meshes, target, backend, surface)
+        if self._options.watertight:
+            # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
+            mesh = with_vertex_normals(with_holes_filled(mesh))
         if mesh.n_faces == 0:
             raise UserError(
                 f"{path.name}: no triangle is left after the clean-up; use more --surface_points "
@@ -402,7 +436,7 @@ class _Extraction:
             "backend": backend.name,
             "vertices": mesh.n_vertices,
             "faces": mesh.n_faces,
-            "open_edge_share": open_edge_share(mesh),
+            **asdict(topology(mesh)),
         }
         with publish([path], identity, lambda: result) as temporary:
             write_mesh_ply(temporary[path], mesh)

@@ -87,6 +87,11 @@ class MeshOptions(CaptureOptions):
         "rendered depth; unset: tsdf of a multiview model, else poisson", choices=EXTRACTORS,
         unset=True,
     )  # fmt: skip
+    watertight: bool = _flag(
+        False,
+        "close the surface where nobody looked: of tsdf by Poisson of what was fused in the "
+        "foreground, of poisson by cutting nothing away",
+    )
     project_mesh_on_surface_points: bool = _points(
         True, "snap the vertices of the decimated Poisson mesh to the surface points"
     )
@@ -202,6 +207,9 @@ class MeshOptions(CaptureOptions):
         skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
         skipped |= {"grid_resolution"} if self.mesh_extractor != "marching_cubes" else {"poisson"}
         values = {name: v for name, v in asdict(self).items() if name not in skipped}
+        if not self.watertight:
+            # Left out, so that meshes of earlier versions count.
+            values.pop("watertight")
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
         return values

@@ -19,7 +19,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import DepthView, Renderer
 from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_scene.multiview.plane_depth import pixel_rays, plane_depth
+from sugar_scene.multiview.plane_depth import REACH, pixel_rays, plane_depth
 from sugar_scene.multiview.reprojection import MAX_CYCLE, ViewPair, cycle_error
 
 MAX_ANGLE = 80.0
@@ -35,7 +35,7 @@ _KEPT_BYTES = 2**30
 
 
 def plane_renderer(
-    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: NeighborViews
+    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: NeighborViews, extent: float
 ) -> Renderer:
     """What renders depth and colour of a view for the fusion.
 
@@ -43,15 +43,17 @@ def plane_renderer(
         gaussians: All of them, with colours of degree 0 at least.
         cameras: Views that are fused.
         neighbors: Of these views.
+        extent: Camera extent in world units.
     """
+    reach = REACH * extent
     largest = max(4 * camera.width * camera.height for camera in cameras)
 
     @functools.lru_cache(maxsize=max(1 + MAX_NEIGHBORS, _KEPT_BYTES // largest))
     def depth_of(camera: Camera) -> Tensor:
-        return plane_view(gaussians, camera, colored=False).depth
+        return plane_view(gaussians, camera, reach, colored=False).depth
 
     def render(camera: Camera) -> DepthView:
-        view = plane_view(gaussians, camera)
+        view = plane_view(gaussians, camera, reach)
         others = [(other, depth_of(other)) for other in neighbors.of(camera.name)[:MAX_NEIGHBORS]]
         confirmed = confirmed_depth(view.depth, camera, others)
         return DepthView(camera, torch.where(confirmed, view.depth, 0.0), view.color)
@@ -59,9 +61,11 @@ def plane_renderer(
     return render
 
 
-def plane_view(gaussians: Gaussians, camera: Camera, *, colored: bool = True) -> DepthView:
-    """Depth of the planes and, if wanted, colour of degree 0."""
-    output = rasterize(gaussians, camera, rgb=colored, plane=True, sh_degree=0)
+def plane_view(
+    gaussians: Gaussians, camera: Camera, reach: float, *, colored: bool = True
+) -> DepthView:
+    """Depth of the planes up to a distance and, if wanted, colour of degree 0."""
+    output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
     plane = output.plane
     rays = pixel_rays(camera, 0, camera.height, dtype=plane.dtype, device=plane.device)
     depth, known = plane_depth(plane, rays)

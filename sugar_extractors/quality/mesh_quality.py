@@ -28,7 +28,7 @@ from plyfile import PlyData, PlyParseError
 from gaussian_splatting.data.ply import does_not_fit
 from sugar_extractors.quality.surface_distance import AreaSamples, Surface, sample_surface
 from sugar_scene.mesh.mesh_io import read_mesh_ply
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, component_labels, edge_keys
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, topology
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.schemas import Coordinate, Count, conform
@@ -264,12 +264,11 @@ def compare_surfaces(
 
 
 def _topology(mesh: TriangleMesh) -> dict[str, Any]:
-    counts = np.unique(edge_keys(mesh.faces), return_counts=True)[1]
-    labels = component_labels(mesh)
+    found = topology(mesh)
     return {
-        "non_manifold_edge_share": float((counts > 2).mean()),
-        "open_edge_share": float((counts == 1).mean()),
-        "components": len(np.unique(labels[mesh.faces])),
+        "non_manifold_edge_share": found.non_manifold_edge_share,
+        "open_edge_share": found.open_edge_share,
+        "components": found.components,
         "triangles": mesh.n_faces,
     }
 

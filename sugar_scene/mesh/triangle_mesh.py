@@ -127,6 +127,42 @@ def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh
     return keep_vertices(mesh, sizes[labels] >= min_faces)
 
 
+@dataclass(frozen=True)
+class Topology:
+    """What a mesh is besides its shape.
+
+    Attributes:
+        open_edge_share: Share of edges with a single face: 0 for a watertight mesh.
+        non_manifold_edge_share: Share of edges with more than two faces.
+        components: Connected parts.
+        holes: Connected groups of open edges; an outer border counts as one.
+    """
+
+    open_edge_share: float
+    non_manifold_edge_share: float
+    components: int
+    holes: int
+
+
+def topology(mesh: TriangleMesh) -> Topology:
+    """Open and crowded edges, parts and holes of a mesh."""
+    if mesh.n_faces == 0:
+        return Topology(0.0, 0.0, 0, 0)
+    _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
+    ends = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
+    a, b = ends[first[counts == 1]].T
+    used, rows = np.unique(np.concatenate([a, b]), return_inverse=True)
+    border = csr_array(
+        (np.ones(len(a), dtype=bool), (rows[: len(a)], rows[len(a) :])), shape=(len(used),) * 2
+    )
+    return Topology(
+        open_edge_share=float((counts == 1).mean()),
+        non_manifold_edge_share=float((counts > 2).mean()),
+        components=len(np.unique(component_labels(mesh)[mesh.faces])),
+        holes=int(connected_components(border, directed=False)[0]) if len(used) else 0,
+    )
+
+
 def open_edge_share(mesh: TriangleMesh) -> float:
     """Share of edges that belong to a single face: 0 for a watertight mesh."""
     counts = np.unique(edge_keys(mesh.faces), return_counts=True)[1]

@@ -17,6 +17,10 @@ from gaussian_splatting.data.cameras import Camera
 MIN_FACING = 0.05
 """Least -N . r of a pixel with a depth: less is nearly transparent, or seen at a grazing angle."""
 
+REACH = 10.0
+"""Gaussians farther from a camera, in camera extents, are sky and background that no two views see
+differently: they have no planes."""
+
 MIN_DEPTH = 1e-4
 """Points nearer to the camera than this have no pixel. World units."""
 
