@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +42,7 @@ from benchmarks.rasterizer import (
     print_machine,
     print_table,
 )
+from benchmarks.step_scenes import make_multiview_stage, make_wall
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine import strips
@@ -63,7 +63,6 @@ from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerCo
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
-from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_scene.sampling import draw_samples
 from sugar_trainers import coarse_stage, multiview_stage, refine_stage
 from sugar_trainers.coarse_config import CoarseConfig
@@ -74,7 +73,6 @@ from sugar_trainers.losses import (
     depth_normal_consistency,
 )
 from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling_block import SurfaceSampler
@@ -195,20 +193,6 @@ def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
     return as_cloud(gaussians), camera
 
 
-def make_wall(n_faces: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A wavy wall of about ``n_faces`` triangles that fills the view, grey."""
-    side = max(2, round((n_faces / 2) ** 0.5))
-    x, y = np.meshgrid(np.linspace(-3.6, 3.6, side + 1), np.linspace(-2.4, 2.4, side + 1))
-    points = np.stack([x, y, 6 + 0.3 * np.sin(2 * x)], axis=-1).reshape(-1, 3)
-    corner = (np.arange(side)[:, None] * (side + 1) + np.arange(side)).reshape(-1, 1)
-    faces = np.concatenate([corner + (0, 1, side + 1), corner + (1, side + 2, side + 1)])
-    return (
-        torch.from_numpy(points.astype(np.float32)),
-        torch.from_numpy(faces),
-        torch.full((len(points), 3), 0.5),
-    )
-
-
 def photograph(camera: Camera) -> Tensor:
     """Bytes without meaning. (H, W, 3)"""
     rng = torch.Generator().manual_seed(0)
@@ -237,7 +221,11 @@ def make_stage(
         return RefineStage(bound, config, EXTENT, exposures=exposures(setting, camera)), camera
     cloud, camera = made or make_cloud(setting)
     if setting.phase == "multiview":
-        return make_multiview_stage(setting, cloud, camera), camera
+        config = MultiviewConfig(
+            split=setting.split, optimizer=setting.optimizer, multiview_pixels=setting.samples
+        )
+        learned = exposures(setting, camera)
+        return make_multiview_stage(cloud, camera, config, EXTENT, photograph, learned), camera
     stage = CoarseStage(
         cloud,
         setting.coarse_config(),
@@ -248,38 +236,6 @@ def make_stage(
     if setting.phase in ("geometry", "naive"):
         stage.begin(ITERATIONS[setting.phase])
     return stage, camera
-
-
-class MadeUpPhotographs:
-    """Stands in for the store of decoded photographs."""
-
-    def get(self, camera: Camera) -> Tensor:
-        """Bytes without meaning. (H, W, 3)"""
-        return photograph(camera)
-
-
-def make_multiview_stage(setting: Setting, cloud: GaussianCloud, camera: Camera) -> MultiviewStage:
-    """The stage of a view and one beside it."""
-    beside = replace(
-        camera, name="beside", translation=camera.translation + np.array([0.05 * EXTENT, 0, 0])
-    )
-    config = MultiviewConfig(
-        split=setting.split,
-        optimizer=setting.optimizer,
-        multiview_pixels=setting.samples,
-        exposure=LaterExposure(exposure_compensation=setting.exposure),
-    )
-    cameras = [camera, beside]
-    return MultiviewStage(
-        cloud,
-        config,
-        EXTENT,
-        cameras,
-        NeighborViews(cameras, EXTENT),
-        MadeUpPhotographs(),
-        lambda message: None,
-        exposures=exposures(setting, camera),
-    )
 
 
 def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target: Tensor) -> None:

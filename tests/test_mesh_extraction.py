@@ -28,15 +28,12 @@ from sugar_extractors.mesh.poisson import (
 )
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples
 from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_scene.mesh.hole_filling import with_holes_filled
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh.triangle_mesh import (
-    Topology,
     TriangleMesh,
     doubled_area_normals,
     merge_meshes,
     open_edge_share,
-    topology,
     without_small_components,
 )
 from sugar_utils.errors import UserError
@@ -45,7 +42,6 @@ from tests.support.mesh_scenes import (
     MeshScene,
     cameras_around,
     far_wall,
-    icosahedron,
     joined,
     sphere_cloud,
     sphere_points,
@@ -91,13 +87,6 @@ def changed_scene(tmp_path, options, cloud, cameras=None) -> MeshOptions:
     made = write_mesh_scene(tmp_path / "other", cloud, cameras or cameras_around(8))
     return replace(options, scene_path=made.root, checkpoint_path=made.checkpoint,
                    coarse_model_path=made.coarse)  # fmt: skip
-
-
-def outward(mesh: TriangleMesh) -> TriangleMesh:
-    """A mesh around the origin, all faces turned outward."""
-    centers = mesh.vertices[mesh.faces].mean(axis=1)
-    inward = (doubled_area_normals(mesh) * centers).sum(axis=1) < 0
-    return replace(mesh, faces=np.where(inward[:, None], mesh.faces[:, ::-1], mesh.faces))
 
 
 def outward_share(mesh: TriangleMesh) -> float:
@@ -349,54 +338,6 @@ def test_marching_cubes_closes_a_sphere_over_many_blocks():
     two = merge_meshes([mesh, TriangleMesh(np.eye(3), np.array([[0, 1, 2]]), mesh.colors[:3])])
     assert without_small_components(two, 2).n_faces == mesh.n_faces
     assert extract_surface(field, min_weight=2).n_faces == 0
-
-
-@pytest.mark.parametrize("extractor", ["tsdf", "poisson"])
-def test_a_watertight_mesh_is_closed_where_nobody_looked(tmp_path, options, extractor):
-    above = [camera for camera in cameras_around() if camera.center[2] > 0]
-    options = changed_scene(tmp_path, options, sphere_cloud(), above)
-    asked = replace(
-        options,
-        mesh_extractor=extractor,
-        background_mesh=False,
-        tsdf=TsdfConfig(tsdf_voxel_size=0.06),
-    )
-    (path,) = extract_coarse_mesh(asked)
-    assert topology(read_mesh_ply(path)).holes > 0
-    path.unlink()
-    (path,) = extract_coarse_mesh(replace(asked, watertight=True, overwrite=True))
-    closed = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    assert closed["settings"]["watertight"] is True
-    assert closed["result"]["open_edge_share"] == 0
-    assert closed["result"]["components"] == 1
-    mesh = read_mesh_ply(path)
-    assert topology(mesh).holes == 0 == closed["result"]["holes"]
-    assert outward_share(mesh) > 0.9
-
-
-def test_holes_are_covered_in_the_sense_of_the_faces_around():
-    ball = outward(icosahedron())
-    torn = replace(ball, faces=ball.faces[3:])
-    filled = with_holes_filled(torn)
-    assert topology(filled).open_edge_share == 0
-    assert outward_share(filled) == 1
-    assert with_holes_filled(ball) is ball
-
-
-def test_open_and_crowded_edges_parts_and_holes_are_counted():
-    corners = np.array(
-        [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [5, 0, 0], [6, 0, 0], [5, 1, 0]]
-    )
-    faces = np.array([[0, 1, 2], [0, 2, 3], [4, 5, 6]])
-    mesh = TriangleMesh(corners.astype(float), faces, np.zeros((7, 3), np.uint8))
-    found = topology(mesh)
-    assert found == Topology(7 / 8, 0.0, components=2, holes=2)
-    crowded = np.concatenate([faces, [[0, 2, 4]]])
-    assert topology(replace(mesh, faces=crowded)).non_manifold_edge_share == pytest.approx(1 / 10)
-    assert topology(replace(mesh, faces=faces[:0])) == Topology(0.0, 0.0, 0, 0)
-    box = icosahedron()
-    assert topology(box) == Topology(0.0, 0.0, components=1, holes=0)
-    assert topology(replace(box, faces=box.faces[1:])).holes == 1
 
 
 def test_points_on_the_faces_of_a_box_are_outside():
