@@ -20,10 +20,9 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.graph import backward_through
 from gaussian_splatting.engine.guard import check_population
-from gaussian_splatting.engine.masking import is_counted, target_of
+from gaussian_splatting.engine.masking import target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.terms import acting, backpropagate, report
@@ -32,22 +31,11 @@ from gaussian_splatting.optim.densification import DensificationStats, densify_a
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
 from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_scene.multiview.plane_depth import REACH
-from sugar_scene.multiview.reprojection import ViewPair
 from sugar_trainers.coarse_terms import VisibleGaussians
 from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.multiview_terms import (
-    Comparison,
-    SurfaceView,
-    all_pixels,
-    gray_of,
-    multiview_terms,
-    planes_depth_map,
-    spread_pixels,
-    surface_view,
-)
-from sugar_utils.device import upload
-from sugar_utils.random import draw_labels, generator
+from sugar_trainers.multiview_terms import multiview_terms
+from sugar_trainers.view_comparison import ViewComparer
+from sugar_utils.random import generator
 
 SEEN_PIXELS = 0.5
 """A view sees a Gaussian to which it owes at least so much of its pixels' colours."""
@@ -96,12 +84,17 @@ class MultiviewStage(Stage):
         self.terms = multiview_terms(config, extent)
         self._config = config
         self._cameras = list(cameras)
-        self._neighbors = neighbors
-        self._images = images
         self._notify = notify
         self._rasterizer = rasterizer
         self._hull = hull
-        self._reach = REACH * extent
+        self._comparer = ViewComparer(
+            neighbors,
+            images,
+            extent,
+            config.multiview_pixels if config.compares_views else 0,
+            config.random_seed,
+            rasterizer,
+        )
         self._stats = DensificationStats.zeros(len(cloud), self.model.device)
         # Of the views of this step, so that the sum does not depend on who saw them.
         self._step_stats: DensificationStats | None = None
@@ -133,7 +126,9 @@ class MultiviewStage(Stage):
         on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
-        beside = self._surface_view(leaves, camera, target, iteration, view_index)
+        beside = self._comparer.surface_view(
+            leaves, camera, target, self._config.split, iteration, view_index
+        )
         seen = target_of(
             target,
             plain_background(self._config.white_background, self.model.device),
@@ -143,14 +138,14 @@ class MultiviewStage(Stage):
             iteration=iteration,
             view_index=view_index,
         )
-        reach = self._reach if any("plane" in term.maps for term in on["image"]) else None
+        reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
         view = ViewPass(
             lambda: project(leaves, camera, plane_reach=reach),
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        near = view.visible & (view.depths <= self._reach)
+        near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
         images = [
             term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
@@ -195,27 +190,10 @@ class MultiviewStage(Stage):
             rasterizer=self._rasterizer,
         )
 
-    @torch.no_grad()
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:
-        """Where the best neighbour's photograph and depth agree with a view: white is agreement."""
-        gray = gray_of(upload(self._images.get(camera), self.model.device))
-        shape = (camera.height, camera.width)
-        correlation, weights = gray.new_zeros(shape), gray.new_zeros(shape)
-        neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
-        if neighbors:
-            gaussians = self.model.cloud.activate()
-            pixels = all_pixels(camera, gray.device)
-            comparison = self._compared(gaussians, camera, gray, neighbors[0], pixels)
-            output = rasterize(gaussians, camera, rgb=False, plane_reach=self._reach)
-            planes = output.plane.reshape(-1, 4)
-            mismatch, counted = comparison.mismatch(planes, pixels)
-            correlation = torch.where(counted, 1 - mismatch, 0.0).reshape(shape)
-            weights = comparison.cycle(planes, pixels)[1].reshape(shape)
-        maps = {"correlation": correlation, "cycle": weights}
-        return {
-            name: to_uint8(values[..., None].expand(-1, -1, 3)).cpu()
-            for name, values in maps.items()
-        }
+        """Where the best neighbour agrees with a view."""
+        gaussians = self.model.cloud.detached().activate()
+        return self._comparer.pictures(gaussians, camera, self._config.split)
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics and exposures."""
@@ -232,40 +210,6 @@ class MultiviewStage(Stage):
             self._stats = DensificationStats(
                 state["gradient_sum"].to(device), state["views"].to(device)
             )
-
-    def _surface_view(
-        self,
-        leaves: Gaussians,
-        camera: Camera,
-        photograph: Tensor,
-        iteration: int,
-        view_index: int,
-    ) -> SurfaceView:
-        config, gray = self._config, gray_of(photograph)
-        neighbor = None
-        if config.compares_views:
-            neighbor = self._neighbors.draw(camera.name, config.random_seed, iteration, view_index)
-        if neighbor is None:
-            return surface_view(photograph, None, gray)
-        labels = draw_labels(iteration, view_index)
-        counted = is_counted(photograph)
-        pixels = spread_pixels(
-            torch.ones_like(gray, dtype=torch.bool) if counted is None else counted,
-            camera.width,
-            config.multiview_pixels,
-            generator(config.random_seed, "compared pixels", *labels),
-        )
-        comparison = self._compared(leaves, camera, gray, neighbor, pixels)
-        return surface_view(photograph, comparison, gray)
-
-    def _compared(
-        self, gaussians: Gaussians, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor
-    ) -> Comparison:
-        other = upload(self._images.get(neighbor), self.model.device)
-        depth = planes_depth_map(
-            gaussians, neighbor, self._reach, self._config.split, self._rasterizer
-        )
-        return Comparison(ViewPair.of(camera, neighbor), gray, gray_of(other), depth, pixels)
 
     def _densify(self, iteration: int) -> None:
         config = self._config

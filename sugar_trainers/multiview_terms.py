@@ -93,11 +93,8 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     return tuple(term for term in terms if term.weight > 0)
 
 
-def surface_view(
-    photograph: Tensor, comparison: Comparison | None, gray: Tensor | None = None
-) -> SurfaceView:
-    """What the terms need of a photograph, (H, W, 3) or with a mask (H, W, 4)."""
-    gray = gray_of(photograph) if gray is None else gray
+def surface_view(gray: Tensor, comparison: Comparison | None) -> SurfaceView:
+    """What the terms need of a view with these grey values. (H, W)"""
     return SurfaceView(edge_weights(gray), comparison)
 
 

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparing a view with a neighbour: what terms see beside a render, and pictures of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.masking import is_counted
+from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
+from sugar_scene.multiview.neighbor_views import NeighborViews
+from sugar_scene.multiview.plane_depth import REACH
+from sugar_scene.multiview.reprojection import ViewPair
+from sugar_trainers.multiview_terms import (
+    Comparison,
+    SurfaceView,
+    all_pixels,
+    gray_of,
+    planes_depth_map,
+    spread_pixels,
+    surface_view,
+)
+from sugar_utils.device import upload
+from sugar_utils.random import draw_labels, generator
+
+
+class ViewComparer:
+    """Finds for each view of a step the neighbour and the pixels that it is compared by.
+
+    Args:
+        neighbors: Neighbours of the training views.
+        images: Their photographs.
+        extent: Camera extent in world units.
+        pixels: Pixels of a view that are compared; 0 compares none.
+        seed: Of the run.
+        rasterizer: Rendering backend.
+
+    Attributes:
+        reach: Gaussians up to this depth are planes. World units
+    """
+
+    def __init__(
+        self,
+        neighbors: NeighborViews,
+        images: ImageStore,
+        extent: float,
+        pixels: int,
+        seed: int,
+        rasterizer: Rasterizer = WARP,
+    ) -> None:
+        self.reach = REACH * extent
+        self._neighbors = neighbors
+        self._images = images
+        self._pixels = pixels
+        self._seed = seed
+        self._rasterizer = rasterizer
+
+    def surface_view(
+        self,
+        gaussians: Gaussians,
+        camera: Camera,
+        photograph: Tensor,
+        split: ImageSplit,
+        iteration: int,
+        view_index: int,
+    ) -> SurfaceView:
+        """What terms see beside a render.
+
+        Args:
+            gaussians: All of them; their gradients are left alone.
+            camera: The view.
+            photograph: As the image store gives it. (H, W, 3), or with a mask (H, W, 4), uint8
+            split: How the memory of the neighbour's depth is saved.
+            iteration: Absolute iteration; neighbour and pixels follow from it, the seed and ...
+            view_index: ... the number of the view in its step.
+        """
+        gray, neighbor = gray_of(photograph), None
+        if self._pixels:
+            neighbor = self._neighbors.draw(camera.name, self._seed, iteration, view_index)
+        if neighbor is None:
+            return surface_view(gray, None)
+        counted = is_counted(photograph)
+        pixels = spread_pixels(
+            torch.ones_like(gray, dtype=torch.bool) if counted is None else counted,
+            camera.width,
+            self._pixels,
+            generator(self._seed, "compared pixels", *draw_labels(iteration, view_index)),
+        )
+        return surface_view(gray, self._compared(gaussians, camera, gray, neighbor, pixels, split))
+
+    @torch.no_grad()
+    def pictures(
+        self, gaussians: Gaussians, camera: Camera, split: ImageSplit
+    ) -> dict[str, Tensor]:
+        """Where the best neighbour's photograph and depth agree with a view: white is agreement.
+
+        Returns:
+            ``correlation`` and ``cycle``. (H, W, 3) uint8 each, on the CPU
+        """
+        gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
+        shape = (camera.height, camera.width)
+        correlation, weights = gray.new_zeros(shape), gray.new_zeros(shape)
+        neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
+        if neighbors:
+            pixels = all_pixels(camera, gray.device)
+            comparison = self._compared(gaussians, camera, gray, neighbors[0], pixels, split)
+            output = rasterize(gaussians, camera, rgb=False, plane_reach=self.reach)
+            planes = output.plane.reshape(-1, 4)
+            mismatch, counted = comparison.mismatch(planes, pixels)
+            correlation = torch.where(counted, 1 - mismatch, 0.0).reshape(shape)
+            weights = comparison.cycle(planes, pixels)[1].reshape(shape)
+        maps = {"correlation": correlation, "cycle": weights}
+        return {
+            name: to_uint8(values[..., None].expand(-1, -1, 3)).cpu()
+            for name, values in maps.items()
+        }
+
+    def _compared(
+        self,
+        gaussians: Gaussians,
+        camera: Camera,
+        gray: Tensor,
+        neighbor: Camera,
+        pixels: Tensor,
+        split: ImageSplit,
+    ) -> Comparison:
+        other = upload(self._images.get(neighbor), gaussians.means.device)
+        depth = planes_depth_map(gaussians, neighbor, self.reach, split, self._rasterizer)
+        return Comparison(ViewPair.of(camera, neighbor), gray, gray_of(other), depth, pixels)
