@@ -195,6 +195,7 @@ def with_mode(args: argparse.Namespace) -> argparse.Namespace:
         "exposure_compensation": multiview,
         "mesh_extractor": "tsdf" if multiview else "poisson",
         "tsdf_depth": "plane" if multiview else "blended",
+        "refine_surface_terms": multiview,
     }.items():
         if getattr(args, name) is None:
             setattr(resolved, name, chosen)

@@ -81,16 +81,20 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     def flatten(seen: VisibleGaussians) -> Tensor:
         return flatness_loss(seen.gaussians.scales[seen.visible], extent)
 
-    terms = (
-        COLOR,
-        LossTerm(
-            "plane_normal", config.plane_normal_factor, "image", _normals, maps=(PLANE,), halo=1
-        ),
+    normals = LossTerm(
+        "plane_normal", config.plane_normal_factor, "image", _normals, maps=(PLANE,), halo=1
+    )
+    flat = LossTerm("flatten", config.flatten_factor, "model", flatten)
+    terms = (COLOR, normals, *comparing_terms(config), flat)
+    return tuple(term for term in terms if term.weight > 0)
+
+
+def comparing_terms(config: MultiviewConfig) -> tuple[LossTerm, ...]:
+    """The terms that look at a neighbour."""
+    return (
         LossTerm("photometric", config.photometric_factor, "image", _photometric, maps=(PLANE,)),
         LossTerm("geometric", config.geometric_factor, "image", _geometric, maps=(PLANE,)),
-        LossTerm("flatten", config.flatten_factor, "model", flatten),
     )
-    return tuple(term for term in terms if term.weight > 0)
 
 
 def surface_view(gray: Tensor, comparison: Comparison | None) -> SurfaceView:

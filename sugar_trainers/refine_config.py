@@ -16,7 +16,7 @@ from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, Optimiz
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_scene.mesh_bound import LAYOUTS, triangle_layout
-from sugar_utils.flags import non_negative_float, positive_int, require_box, vector3
+from sugar_utils.flags import boolean, non_negative_float, positive_int, require_box, vector3
 from sugar_utils.settings import flag, without_flags
 
 MAX_SH_DEGREE = 3
@@ -62,6 +62,11 @@ class RefineConfig:
         None, "high corner of the foreground; sets the learning rate of vertices only", short="-B",
         parse=vector3, metavar="(X,Y,Z)",
     )  # fmt: skip
+    refine_surface_terms: bool = _refine(
+        False, "keep the surface that the coarse stage found: neighbouring views are compared, and "
+        "pixels that the mesh does not cover pull at nothing; unset: on with -r multiview, else "
+        "off, as in the original", parse=boolean, unset=True,
+    )  # fmt: skip
     rates: LearningRates = without_flags(LearningRates)
     sh_interval: int = 1_000
     log_interval: int = 200
@@ -106,6 +111,9 @@ class RefineConfig:
         values = asdict(self)
         for other in ("optimizer", "split", "exposure"):
             values.pop(other)
+        if not self.refine_surface_terms:
+            # Left out, so that runs of earlier versions can be continued.
+            values.pop("refine_surface_terms")
         corners = values.pop("bboxmin"), values.pop("bboxmax")
         values["bbox"] = None if self.bboxmin is None else corners
         return {**values, **self.exposure.identity(), **self.optimizer.identity()}

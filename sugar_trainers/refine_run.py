@@ -23,11 +23,14 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.shared_flags import checkpoint_interval
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
+from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
+from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_memory import plan_refinement
+from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
@@ -135,7 +138,18 @@ def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundC
 
         planned = plan_refinement(cloud, config, options.memory, scene, store, console)
         exports = export if options.export_ply else None
-        return RefineStage(cloud, planned, scene.extent, exports, compute.rasterizer, exposures)
+        comparer = None
+        if config.refine_surface_terms:
+            neighbors = NeighborViews(
+                scene.train_cameras, scene.extent, observations=scene.observations
+            )
+            pixels = MultiviewConfig().multiview_pixels
+            comparer = ViewComparer(
+                neighbors, store, scene.extent, pixels, config.random_seed, compute.rasterizer
+            )
+        return RefineStage(
+            cloud, planned, scene.extent, exports, compute.rasterizer, exposures, comparer
+        )
 
     results = (options.result, *([options.ply_path] if options.export_ply else []))
     directory = RunDirectory(options.directory, identity)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import target_of
+from gaussian_splatting.engine.masking import target_of, without_uncovered
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -19,9 +20,13 @@ from gaussian_splatting.engine.terms import COLOR, LossTerm, acting, backpropaga
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import TrainableBoundCloud
+from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.multiview_terms import comparing_terms
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.view_comparison import ViewComparer
 
 
 class RefineStage(Stage):
@@ -34,6 +39,7 @@ class RefineStage(Stage):
         export: Writes the refined Gaussians when the run ends; None writes nothing.
         rasterizer: Rendering backend.
         exposures: Those of the photographs, to be learned as well.
+        comparer: Compares views with their neighbours; None where that is not wanted.
     """
 
     name = "refine"
@@ -46,6 +52,7 @@ class RefineStage(Stage):
         export: Callable[[BoundCloud], None] | None = None,
         rasterizer: Rasterizer = WARP,
         exposures: Exposures | None = None,
+        comparer: ViewComparer | None = None,
     ) -> None:
         self.extent = extent
         self.exposures = exposures
@@ -61,6 +68,7 @@ class RefineStage(Stage):
         self._rasterizer = rasterizer
         # The topology never changes, so the pairs are found once.
         self._pairs = adjacent_face_pairs(cloud.faces)
+        self._comparer = comparer
         self.terms = refine_terms(config, self._pairs)
         self._iteration = 0
 
@@ -87,6 +95,17 @@ class RefineStage(Stage):
     ) -> StepResult:
         """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
+        beside, reach = None, None
+        if self._comparer is not None:
+            if camera.mask is None or camera.mask.mode != "object":
+                # Outside of an object there is nothing, and that is known everywhere.
+                target = without_uncovered(target, self._covered(camera))
+            with torch.no_grad():
+                gaussians = self.model.cloud.activate()
+            split, reach = self._config.split, self._comparer.reach
+            beside = self._comparer.surface_view(
+                gaussians, camera, target, split, iteration, view_index
+            )
         seen = target_of(
             target,
             plain_background(self._config.white_background, self.model.device),
@@ -98,19 +117,29 @@ class RefineStage(Stage):
         )
         view = ViewPass(
             lambda: project(
-                self.model.cloud.activate(), camera, sh_degree=self._config.sh_degree(iteration)
+                self.model.cloud.activate(),
+                camera,
+                plane_reach=reach,
+                sh_degree=self._config.sh_degree(iteration),
             ),
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        found, _ = view.backpropagate(
-            [term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]]
-        )
+        images = [
+            term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
+            for term in on["image"]
+        ]
+        found, _ = view.backpropagate(images)
         found.update(backpropagate(on["model"], self.model.cloud))
         if self.exposures is not None:
             self.exposures.collect(camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii)
+
+    def _covered(self, camera: Camera) -> Tensor:
+        """Pixels whose rays meet the mesh. (H, W) bool"""
+        cloud = self.model.cloud
+        return rasterize_triangles(cloud.vertices.detach(), cloud.faces, camera).covered
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Exposure gradients of the step's views."""
@@ -161,4 +190,5 @@ def refine_terms(config: RefineConfig, pairs: Tensor) -> tuple[LossTerm, ...]:
         return normal_consistency(cloud.vertices, pairs)
 
     consistency = LossTerm("normal_consistency", weight, "model", bending)
-    return (COLOR, consistency) if weight > 0 else (COLOR,)
+    surface = comparing_terms(MultiviewConfig()) if config.refine_surface_terms else ()
+    return (COLOR, *surface, *([consistency] if weight > 0 else []))

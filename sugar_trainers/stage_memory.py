@@ -122,9 +122,16 @@ def multiview_loads(
 
 
 def refinement_loads(
-    cloud: BoundCloud, views: Sequence[ViewLoad], exposure: bool = False
+    cloud: BoundCloud, views: Sequence[ViewLoad], exposure: bool = False, compared: bool = False
 ) -> LoadsOf:
-    """The one phase of the refinement; ``exposure`` says that exposures are learned."""
+    """The one phase of the refinement.
+
+    Args:
+        cloud: What is refined.
+        views: What views cost.
+        exposure: Whether exposures are learned.
+        compared: Whether views are compared; counted as in the multi-view mode, a little more.
+    """
     tensors: dict[str, Tensor] = {name: getattr(cloud, name) for name in GROUP_NAMES}
     n, n_faces = cloud.opacity_logits.shape[0], cloud.faces.shape[0]
     per_face, per_gaussian = BOUND_ACTIVATION
@@ -137,6 +144,7 @@ def refinement_loads(
             views[0],
             activation=per_face * n_faces + per_gaussian * n,
             fixed=fixed,
+            geometry="planes" if compared else "none",
             exposure=exposure,
         )
         return {"refine": worst_view(load, views)}
@@ -250,7 +258,8 @@ def _choice(
         candidates = sampling_candidates(gaussians, config, looked_at)
         loads = coarse_loads(cloud, config, views, candidates)
     else:
-        loads = refinement_loads(cloud, views, config.exposure.exposure_compensation)
+        learned = config.exposure.exposure_compensation
+        loads = refinement_loads(cloud, views, learned, config.refine_surface_terms)
     cameras = (*scene.train_cameras, *scene.test_cameras)
     # Those of a GPU wait on the host, which is other memory.
     shared = device.type == "cpu"

@@ -40,7 +40,7 @@ STAGES_OF_FLAGS = {
     "meshing_backend watertight",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
-    "r": "export_ply",
+    "r": "export_ply refine_surface_terms",
     "t": "square_size texture_atlas texture_source postprocess_mesh postprocess_density_threshold "
     "postprocess_iterations export_glb",
     # Where and by whom things are computed is tested in test_device.py.
@@ -53,7 +53,8 @@ VALUES = {
     "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
     "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
-    "mesh_extractor": "tsdf", "tsdf_depth": "level_set", "exposure_compensation": "True",
+    "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
+    "exposure_compensation": "True",
     "high_poly": "True", "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip
 """Values that the general rule does not find."""

@@ -19,11 +19,16 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
 from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_scene.multiview.patch_matching import UNCOUNTED
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
 from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
 from sugar_trainers.multiview_terms import gray_of, spread_pixels
+from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.view_comparison import ViewComparer
+from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,
@@ -218,6 +223,49 @@ def test_gaussians_grow_while_the_schedule_says_so(scene):
     assert numbers[1] > 200
     assert max(numbers) <= 230
     assert len(set(numbers[3:])) == 1
+
+
+# Refinement
+
+
+def bound_stage(scene, **settings) -> RefineStage:
+    """A ball of twenty triangles, refined with the terms of the mode."""
+    ball = icosahedron()
+    cloud = bind_to_mesh(
+        torch.tensor(ball.vertices, dtype=torch.float32),
+        torch.tensor(ball.faces),
+        torch.full((len(ball.vertices), 3), 0.5),
+        6,
+        EXTENT,
+    )
+    store = ImageStore(budget_bytes=10**8)
+    comparer = ViewComparer(NeighborViews(scene.cameras, EXTENT), store, EXTENT, 2_000, 0)
+    return RefineStage(cloud, RefineConfig(**settings), EXTENT, comparer=comparer)
+
+
+def test_the_refinement_compares_views_too(scene):
+    result, gradients = see(bound_stage(scene, refine_surface_terms=True), scene, iteration=1)
+    assert {"photometric", "geometric"} <= set(result.terms)
+    assert float(result.terms["photometric"]) > 0
+    assert gradients["vertices"].any()
+
+
+def test_pixels_that_the_mesh_does_not_cover_pull_at_nothing(scene):
+    """The same photograph with another background."""
+    gradients = []
+    for shade in (0, 200):
+        stage = bound_stage(scene, refine_surface_terms=True)
+        camera = scene.cameras[3]
+        covered = stage._covered(camera)
+        assert 0.1 < float(covered.float().mean()) < 0.6
+        with ImageStore(budget_bytes=10**8) as store:
+            photograph = store.get(camera).clone()
+        photograph[~covered] = shade
+        stage.begin(1)
+        stage.accumulate(1, camera, photograph)
+        gradients.append(stage.model.optimizer.gradients())
+    for name, first in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], first, rtol=0, atol=1e-7)
 
 
 # Whole runs

@@ -120,6 +120,22 @@ def is_counted(photograph: Tensor) -> Tensor | None:
     return photograph[..., 3] >= COUNTS if photograph.shape[-1] == 4 else None
 
 
+def without_uncovered(photograph: Tensor, covered: Tensor) -> Tensor:
+    """A photograph of which only covered pixels count.
+
+    Args:
+        photograph: (H, W, 3), or (H, W, 4) with a mask of what to ignore, uint8
+        covered: (H, W) bool
+
+    Returns:
+        (H, W, 4) uint8
+    """
+    counts = torch.where(covered, 255, 0).to(torch.uint8)[..., None]
+    if photograph.shape[-1] == 4:
+        return torch.cat([photograph[..., :3], torch.minimum(photograph[..., 3:], counts)], dim=-1)
+    return torch.cat([photograph, counts], dim=-1)
+
+
 def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
     """What a photograph's mask says at half the size; a pixel counts where all it covers do.
 
