@@ -97,10 +97,13 @@ def capture_exposures(
     checkpoint: ReferenceCheckpoint,
     scene: Scene,
     config: ExposureConfig,
+    span: tuple[int, int],
     device: torch.device,
     notify: Callable[[str], None],
 ) -> tuple[Exposures | None, dict[str, str]]:
     """Exposures that go on from those of the checkpoint, and the digest of what was read.
+
+    They are learned from the first to the last iteration of ``span``.
 
     Raises:
         UserError: The file of exposures is damaged.
@@ -117,7 +120,7 @@ def capture_exposures(
     names = [camera.name for camera in scene.train_cameras]
     known = sum(name in initial for name in names)
     notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
-    return exposures_of(config, names, device, initial), exposure_digest(path)
+    return exposures_of(config, names, device, span, initial), exposure_digest(path)
 
 
 def load_views(

@@ -95,9 +95,7 @@ def fits(*values: tuple[int, float]) -> Observations:
 
 
 def left_out(observations: Observations | None, least: int = 20) -> set[str]:
-    return hardly_known(
-        tiny_cameras(1), observations, ObservationOptions(least), lambda line: None
-    )
+    return hardly_known(tiny_cameras(1), observations, ObservationOptions(least), lambda line: None)
 
 
 def test_a_reconstruction_that_is_sparse_everywhere_says_nothing_of_single_photographs():

@@ -165,7 +165,7 @@ def _prepared(
 
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
-    exposures = exposures_of(config.exposure, names, device)
+    exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
     large = shell_test(scene.train_cameras, scene.extent, config.robustness)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:

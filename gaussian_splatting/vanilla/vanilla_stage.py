@@ -293,7 +293,7 @@ class VanillaStage(Stage):
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
-                self.exposures.step(optimizer.config.views_per_step)
+                self.exposures.step(iteration)
         else:
             optimizer.zero_grad()
 
