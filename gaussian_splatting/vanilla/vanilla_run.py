@@ -280,7 +280,9 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
             "--refine_poses needs photographs from different positions; all cameras stand in one"
         )
     start = min(POSES_START, config.iterations // 5)
-    rates = PoseConfig(start=start, last=config.iterations)
+    rates = PoseConfig.of_run(
+        start, config.iterations, len(scene.train_cameras), config.optimizer.views_per_step
+    )
     return PoseRefinement(scene.train_cameras, scene.extent, rates)
 
 
