@@ -27,7 +27,7 @@ STAGES_OF_FLAGS = {
     "exposure_compensation",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
-    "v": "max_gaussians init_ply refine_poses robust",
+    "v": "max_gaussians init_ply refine_poses robust init",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
