@@ -27,7 +27,7 @@ STAGES_OF_FLAGS = {
     "exposure_compensation",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
-    "v": "init_ply refine_poses robust",
+    "v": "init_ply refine_poses robust init",
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",
@@ -56,6 +56,7 @@ VALUES = {
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
     "exposure_compensation": "True",
+    "vertices_density_quantile": "0.05",
     "high_poly": "True", "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip
 """Values that the general rule does not find."""
