@@ -16,7 +16,7 @@ from gaussian_splatting.compute import DeviceFlags, compute_options
 from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant
 from sugar_pipeline.model_metrics import MetricsOptions
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
-from sugar_trainers.coarse_config import REGULARIZATIONS
+from sugar_trainers.coarse_config import MODES, MULTIVIEW
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 from sugar_utils.schemas import FileName, conform
@@ -33,9 +33,10 @@ class MetricsFlags:
     scene_config: str | None = _flag(
         None, "JSON file, or text, that maps each scene folder to its vanilla checkpoint folder"
     )
-    mesh_extractor: str = _flag(
-        "poisson", "how the mesh was made: poisson or tsdf", choices=EXTRACTORS
-    )
+    mesh_extractor: str | None = _flag(
+        None, "how the mesh was made: poisson or tsdf; unset: tsdf with -r multiview, else poisson",
+        choices=EXTRACTORS,
+    )  # fmt: skip
     use_poisson_center: bool = _flag(False, "the mesh was made of Gaussian centres")
     use_marching_cubes: bool = _flag(False, "the mesh was made by marching cubes")
 
@@ -53,9 +54,7 @@ def metrics_options(args: argparse.Namespace) -> MetricsOptions:
     """
     args = apply_presets(args)
     if args.regularization_type is None:
-        raise UserError(
-            f"-r/--regularization_type is missing; choose one of {', '.join(REGULARIZATIONS)}"
-        )
+        raise UserError(f"-r/--regularization_type is missing; choose one of {', '.join(MODES)}")
     if args.use_poisson_center and args.use_marching_cubes:
         raise UserError("--use_poisson_center and --use_marching_cubes exclude each other")
     if args.use_uv_texture and args.use_diffuse_color_only:
@@ -63,7 +62,7 @@ def metrics_options(args: argparse.Namespace) -> MetricsOptions:
             "--use_uv_texture and --use_diffuse_color_only exclude each other: a texture has no "
             "other colours"
         )
-    if args.mesh_extractor != "poisson" and (args.use_poisson_center or args.use_marching_cubes):
+    if args.mesh_extractor == "tsdf" and (args.use_poisson_center or args.use_marching_cubes):
         raise UserError(
             f"--mesh_extractor {args.mesh_extractor} excludes --use_poisson_center and "
             "--use_marching_cubes: a mesh was made in one way"
@@ -82,7 +81,8 @@ def _variant(args: argparse.Namespace) -> MeshVariant:
         return "marchingcubes"
     if args.use_poisson_center:
         return "poissoncenters"
-    return "tsdf" if args.mesh_extractor == "tsdf" else ""
+    usual = "tsdf" if args.regularization_type == MULTIVIEW else "poisson"
+    return "tsdf" if (args.mesh_extractor or usual) == "tsdf" else ""
 
 
 def read_scene_config(text: str | None) -> dict[Path, Path]:

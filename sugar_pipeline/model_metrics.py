@@ -32,7 +32,7 @@ from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_pipeline.perceptual import Perceptual, load_perceptual
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_scene.trainable_bound import bound_cloud_from_state
-from sugar_trainers.coarse_config import REGULARIZATIONS, Regularization
+from sugar_trainers.coarse_config import MODES, MULTIVIEW
 from sugar_trainers.image_size import SugarSize
 from sugar_trainers.naming import (
     NORMAL_CONSISTENCY,
@@ -78,9 +78,9 @@ class MetricsOptions:
     estimation_factor: float = _flag(
         0.2, "weight of the density or sdf term", short="-e", parse=non_negative_float
     )
-    regularization_type: Regularization = _flag(
+    regularization_type: str = _flag(
         "dn_consistency", "mode of the coarse stage; needed", short="-r",
-        choices=REGULARIZATIONS, unset=True,
+        choices=MODES, unset=True,
     )  # fmt: skip
     surface_level: float = _flag(0.3, "level of the mesh", short="-l", parse=non_negative_float)
     n_vertices_in_mesh: int = _flag(
@@ -119,9 +119,10 @@ class MetricsOptions:
         }[self.variant]  # fmt: skip
         suffix = ("_uvtexture" if self.use_uv_texture else "") + suffix
         suffix = ("_diffuseonly" if self.use_diffuse_color_only else "") + suffix
-        name = f"results_{method}{number_text(self.estimation_factor)}"
-        name += f"_normal{number_text(NORMAL_FACTOR)}{suffix}.json"
-        return self.output_dir / "metrics" / name
+        name = f"{method}{number_text(self.estimation_factor)}_normal{number_text(NORMAL_FACTOR)}"
+        if self.regularization_type == MULTIVIEW:
+            name = MULTIVIEW
+        return self.output_dir / "metrics" / f"results_{name}{suffix}.json"
 
     @property
     def key(self) -> str:

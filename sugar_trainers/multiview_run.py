@@ -16,10 +16,17 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_trainers.capture import capture_exposures, load_capture
+from sugar_trainers.coarse_config import MULTIVIEW
 from sugar_trainers.coarse_run import CoarseOptions, advise, loop_of, start_cloud, train_coarse
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.multiview_stage import MultiviewStage
-from sugar_trainers.naming import OUTPUT_ROOT, multiview_directory, scene_name
+from sugar_trainers.naming import (
+    ESTIMATION_FACTOR,
+    NORMAL_FACTOR,
+    OUTPUT_ROOT,
+    coarse_directory,
+    scene_name,
+)
 from sugar_trainers.stage_memory import plan_multiview
 from sugar_utils.console import Console
 from sugar_utils.files import file_digest
@@ -41,7 +48,9 @@ class MultiviewOptions(CoarseOptions):
     def directory(self) -> Path:
         """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        return multiview_directory(parent, self.iteration_to_load)
+        return coarse_directory(
+            parent, self.iteration_to_load, MULTIVIEW, ESTIMATION_FACTOR, NORMAL_FACTOR
+        )
 
 
 def train_multiview(options: MultiviewOptions, images: ImageStore | None = None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sugar_trainers.coarse_config import MULTIVIEW, Regularization
+from sugar_trainers.coarse_config import MULTIVIEW
 
 OUTPUT_ROOT = Path("output")
 
@@ -32,34 +32,28 @@ def scene_name(scene_path: Path) -> str:
 def coarse_directory(
     parent: Path,
     iteration: int,
-    regularization: Regularization,
+    regularization: str,
     estimation_factor: float,
     normal_factor: float,
 ) -> Path:
     """Folder of a coarse run; ``density`` and ``dn_consistency`` share a name by tradition.
 
+    Weights are no part of the name of ``multiview``, which has others.
+
     Args:
         parent: Folder of the scene's coarse models.
         iteration: Iteration of the vanilla checkpoint.
-        regularization: Decides between ``sdfestim`` and ``densityestim``.
+        regularization: The mode; decides between ``sdfestim``, ``densityestim`` and ``multiview``.
         estimation_factor: Weight of the density or sdf term.
         normal_factor: Weight of the better-normal term.
     """
+    if regularization == MULTIVIEW:
+        return parent / f"sugarcoarse_3Dgs{iteration}_{MULTIVIEW}"
     kind = "sdfestim" if regularization == "sdf" else "densityestim"
     return parent / (
         f"sugarcoarse_3Dgs{iteration}_{kind}{number_text(estimation_factor)}"
         f"_sdfnorm{number_text(normal_factor)}"
     )
-
-
-def multiview_directory(parent: Path, iteration: int) -> Path:
-    """Folder of a coarse run in multi-view mode, whose weights are no part of the name.
-
-    Args:
-        parent: Folder of the scene's coarse models.
-        iteration: Iteration of the vanilla checkpoint.
-    """
-    return parent / f"sugarcoarse_3Dgs{iteration}_{MULTIVIEW}"
 
 
 def refined_name(mesh_path: Path, normal_consistency_factor: float, per_triangle: int) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
+from sugar_pipeline.metrics_options import metrics_options, metrics_parser
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.multiview.neighbor_views import NeighborViews
@@ -334,3 +336,16 @@ def test_the_pipeline_takes_the_mode(scene, checkpoint, tmp_path):
     assert code == 0
     assert (tmp_path / "coarse" / scene.root.name / FOLDER / "20.pt").is_file()
     assert list((tmp_path / "coarse_mesh" / scene.root.name).glob("*multiview_tsdf*.ply"))
+
+
+def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
+    words = ["--scene_config", '{"a/scene": "vanilla"}', "-r", "multiview"]
+    options = metrics_options(metrics_parser(None).parse_args(words))
+    assert options.variant == "tsdf"
+    assert options.result_path.name == "results_multiview_tsdf.json"
+    name = options.refined_name(Path("a/scene"))
+    assert name.startswith("sugarfine_3Dgs7000_multiview_tsdf_decim1000000")
+    poisson = metrics_options(
+        metrics_parser(None).parse_args([*words, "--mesh_extractor", "poisson"])
+    )
+    assert poisson.variant == ""

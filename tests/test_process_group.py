@@ -40,6 +40,7 @@ from tests.support.tiny_scene import (
     REPOSITORY,
     assert_same_bits,
     finish,
+    make_tiny_scene,
     run_cli,
     tiny_cameras,
     wait_for_checkpoint,
@@ -296,6 +297,11 @@ def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
             "--schedule_scale", 0.002, "--sdf_samples", 400, "--checkpoint_interval", 99_999,
             "--use_bfloat16", "--checkpoint_milestones", 8_000, 10_000, "--output_dir",
         )),
+        "multiview": ("train.py", train.main, (
+            "-s", scene.root, "-c", checkpoint, "-r", "multiview", "--stop_after", "coarse",
+            "--schedule_scale", 0.002, "--multiview_pixels", 500, "--max_gaussians", 250,
+            "--checkpoint_interval", 10_000, "--checkpoint_milestones", 99_999, "--output_dir",
+        )),
         "refine": ("train_refined.py", train_refined.main, (
             "-s", scene.root, "-c", checkpoint, "-m", mesh, "-g", 6, "-v", 1000, "-f", 8,
             "--exposure_compensation", "--checkpoint_interval", 4, "-o",
@@ -316,8 +322,11 @@ def assert_same_runs(a: Path, b: Path, n: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "n"), [("vanilla", 3), ("coarse", 3)])
+@pytest.mark.parametrize(("name", "n"), [("vanilla", 3), ("coarse", 3), ("multiview", 2)])
 def test_two_processes_are_one_with_two_views_per_step(name, n, scene, checkpoint, tmp_path):
+    if name == "multiview":
+        # So many views that they have neighbours.
+        scene = make_tiny_scene(tmp_path / "many", 40)
     script, main, flags = kinds(scene, checkpoint, tmp_path)[name]
     one, two = tmp_path / "one", tmp_path / "two"
     (first, out, _), (second, silence, _) = run_ranks(2, script, *flags, two)
