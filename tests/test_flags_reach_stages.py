@@ -55,8 +55,7 @@ VALUES = {
     "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
-    "exposure_compensation": "True",
-    "vertices_density_quantile": "0.05",
+    "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
     "high_poly": "True", "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip
 """Values that the general rule does not find."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -207,7 +207,8 @@ class MeshOptions(CaptureOptions):
         }
         skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
         skipped |= {"grid_resolution"} if self.mesh_extractor != "marching_cubes" else {"poisson"}
-        values = {name: v for name, v in asdict(self).items() if name not in skipped}
+        decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
+        values = {name: v for name, v in asdict(decided).items() if name not in skipped}
         if not self.watertight:
             # Left out, so that meshes of earlier versions count.
             values.pop("watertight")

@@ -20,13 +20,17 @@ from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import DepthView, Renderer
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_scene.multiview.plane_depth import REACH, pixel_rays, plane_depth
-from sugar_scene.multiview.reprojection import MAX_CYCLE, ViewPair, cycle_error
+from sugar_scene.multiview.reprojection import ViewPair, cycle_error
 
 MAX_ANGLE = 80.0
 """Largest angle between a surface's normal and the line of sight, in degrees."""
 
 MIN_ALPHA = 0.5
 """Pixels that the Gaussians cover less have no depth."""
+
+MAX_MISS = 3.0
+"""Pixels by which the way to a neighbour and back may miss. Three make spot more complete than one,
+and as accurate."""
 
 MAX_NEIGHBORS = 4
 """Neighbours that a depth is compared with."""
@@ -99,5 +103,5 @@ def confirmed_depth(
         pair = ViewPair.of(camera, neighbor)
         error, known = cycle_error(rays.reshape(-1, 3), flat, there, pair)
         compared |= known
-        agreed |= known & (error <= MAX_CYCLE)
+        agreed |= known & (error <= MAX_MISS)
     return (agreed | ~compared).reshape(depth.shape)
