@@ -13,7 +13,7 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.learned_exposure import LaterExposure
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
-from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.coarse_config import MULTIVIEW, CoarseConfig
 from sugar_trainers.coarse_options import coarse_options
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule, densification
@@ -61,5 +61,13 @@ def multiview_options(
     options = from_args(
         MultiviewOptions, args, config=config, memory=memory_options(args), output_dir=output_dir
     )
-    notices += (*options.memory.notices, *options.size.notices)
+    notices += (*options.memory.notices, *options.size.notices, *_ineffective(args))
     return replace(options, compute=compute_options(args), notices=notices)
+
+
+def _ineffective(args: argparse.Namespace) -> list[str]:
+    """One line if flags of the other modes were given."""
+    names = ("sdf_samples", "knn_batch_size", "full_res_normals")
+    usual = {name: getattr(CoarseConfig, name) for name in names}
+    given = [f"--{n}" for n, value in usual.items() if getattr(args, n, value) != value]
+    return [f"{', '.join(given)}: no effect with multiview"] if given else []

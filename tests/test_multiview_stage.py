@@ -20,11 +20,13 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
 from sugar_pipeline.metrics_options import metrics_options, metrics_parser
+from sugar_pipeline.pipeline_flags import train_parser
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_scene.multiview.patch_matching import UNCOUNTED
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
+from sugar_trainers.multiview_options import options_of_mode
 from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
 from sugar_trainers.multiview_terms import gray_of, spread_pixels
 from sugar_trainers.refine_config import RefineConfig
@@ -349,3 +351,12 @@ def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
         metrics_parser(None).parse_args([*words, "--mesh_extractor", "poisson"])
     )
     assert poisson.variant == ""
+
+
+def test_flags_of_other_modes_are_named(scene, checkpoint, tmp_path):
+    words = ["-s", str(scene.root), "-c", str(checkpoint), "-r", "multiview"]
+    args = train_parser(None).parse_args([*words, "--sdf_samples", "5"])
+    notices = options_of_mode(args, "multiview", None).notices
+    assert "--sdf_samples: no effect with multiview" in notices
+    plain = options_of_mode(train_parser(None).parse_args(words), "multiview", None)
+    assert not any("no effect" in notice for notice in plain.notices)
