@@ -31,10 +31,14 @@ from sugar_extractors.texture.texturing import TextureOptions, extract_textured_
 from sugar_pipeline.model_metrics import MetricsOptions, measure
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.device import DeviceChoice, upload
 from sugar_utils.files import read_json
 from tests.support.mesh_scenes import ITERATION as MESH_ITERATION
@@ -77,7 +81,7 @@ def on_host(values):
     return tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, values)
 
 
-def stages(tmp_path):
+def stages(tmp_path, scene, images):
     """One stage of each kind, at an iteration where all its terms act."""
     short = CoarseSchedule(entropy_stop=9_500)
     for mode in ("density", "sdf", "dn_consistency"):
@@ -97,12 +101,23 @@ def stages(tmp_path):
         EXTENT,
     )
     yield RefineStage(bound, RefineConfig(), EXTENT), 1
+    far = NeighborRule(max_angle=90.0, max_baseline=5.0)
+    neighbors = NeighborViews(scene.cameras, EXTENT, far)
+    comparing = MultiviewConfig(multiview_pixels=500)
+    cameras = scene.cameras
+    multiview = MultiviewStage(
+        cloud_on_gpu(), comparing, EXTENT, cameras, neighbors, images, lambda line: None
+    )
+    yield multiview, 8_000
+    comparer = ViewComparer(neighbors, images, EXTENT, 500, 0)
+    surface = RefineConfig(refine_surface_terms=True)
+    yield RefineStage(bound, surface, EXTENT, comparer=comparer), 1
 
 
 def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
     camera = scene.cameras[2]
     with pretend_gpu() as sides, ImageStore() as images:
-        for stage, iteration in stages(tmp_path):
+        for stage, iteration in stages(tmp_path, scene, images):
             stage.begin(iteration)
             target = upload(images.get(camera), GPU)
             result = stage.accumulate(iteration, camera, target)
