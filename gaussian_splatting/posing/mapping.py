@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ MAX_INCREMENTAL = 500
 """Photographs up to which one is added after the other; the time of that grows with the square."""
 
 SMALLEST_MODEL = 3
+
+WELL_KNOWN = 20
+"""Photographs of one camera from which the middle of its lens is found, too."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ def map_photographs(
     run = _incremental if mapper == "incremental" else _global
     found = list(run(database, scratch, seed, advance).values())
     found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+    for model in found[:1]:
+        refine_principal_points(model)
     shutil.rmtree(scratch)
     for number, model in enumerate(found):
         for image in model.images.values():
@@ -97,6 +103,33 @@ def _models(found: Sequence[Any]) -> Models:
         sorted(model.images[number].name for number in model.reg_image_ids()) for model in found
     ]
     return Models(found[0] if found else None, registered)
+
+
+def refine_principal_points(model: Any) -> None:
+    """Adjust a finished model once more, with the middle of the lens free where it can be known.
+
+    No lens sits exactly before the middle of its sensor. While a model grows this cannot be told
+    from a turned camera, so the mappers assume the middle; many photographs from all around can
+    tell. Cameras that took few photographs keep theirs.
+    """
+    pycolmap = load_pycolmap()
+    images = [model.images[number] for number in model.reg_image_ids()]
+    counts = Counter(image.camera_id for image in images)
+    if max(counts.values()) < WELL_KNOWN:
+        return
+    config = pycolmap.BundleAdjustmentConfig()
+    for image in images:
+        config.add_image(image.image_id)
+    for camera_id, count in counts.items():
+        if count < WELL_KNOWN:
+            config.set_constant_cam_intrinsics(camera_id)
+    config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+    options = pycolmap.BundleAdjustmentOptions()
+    options.refine_principal_point = True
+    options.ceres.use_gpu = False
+    options.ceres.solver_options.num_threads = 1
+    pycolmap.create_default_bundle_adjuster(options, config, model).solve()
+    model.update_point_3d_errors()
 
 
 def _incremental(

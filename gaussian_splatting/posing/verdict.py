@@ -12,8 +12,8 @@ from gaussian_splatting.posing.photographs import shortened
 from sugar_utils.errors import UserError
 
 BLURRED = 0.35
-"""Sharpness below which a photograph is called blurred. At 800 pixels, fox, bunny and spot have 0.56
-to 0.68, and after a Gaussian blur of one pixel 0.38 to 0.44, of two pixels 0.17 to 0.24."""
+"""Sharpness below which a photograph is called blurred. At 800 pixels those that it was set by have
+0.56 to 0.68, and after a Gaussian blur of one pixel 0.38 to 0.44, of two pixels 0.17 to 0.24."""
 
 FEW_FEATURES = 200
 FINE_SHARE, USABLE_SHARE = 0.95, 0.75

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import av
 import msgspec
 import numpy as np
 from PIL import Image
@@ -20,7 +20,7 @@ from sugar_utils.files import atomic_path, require_regular_file, write_json_atom
 from sugar_utils.schemas import Count, read_checked
 
 CHOICE_FILE = "frames.json"
-"""Which frames were chosen, beside them; without it the pictures in a folder are somebody else's."""
+"""Which frames were chosen, beside them. Pictures without it are somebody else's."""
 
 MIN_FRAMES = 3
 """Fewer make no reconstruction."""
@@ -200,9 +200,8 @@ def _frames(video: Path) -> Iterator[Any]:
     Raises:
         UserError: It cannot be opened, ends early, or too much of it cannot be decoded.
     """
-    av = _load_av()
     lost = decoded = 0
-    with _opened(video, av) as container:
+    with _opened(video) as container:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         packets = container.demux(stream)
@@ -231,15 +230,14 @@ def _frames(video: Path) -> Iterator[Any]:
 
 def _declared_frames(video: Path) -> int:
     """Number of frames by the header, for the progress; a guess where it is not told."""
-    av = _load_av()
-    with _opened(video, av) as container:
+    with _opened(video) as container:
         stream = container.streams.video[0]
         rate = float(stream.average_rate or 30)
         return stream.frames or round((container.duration or 0) / av.time_base * rate) or 1
 
 
 @contextlib.contextmanager
-def _opened(video: Path, av: ModuleType) -> Iterator[Any]:
+def _opened(video: Path) -> Iterator[Any]:
     require_regular_file(video)
     try:
         container = av.open(str(video))
@@ -253,11 +251,3 @@ def _opened(video: Path, av: ModuleType) -> Iterator[Any]:
         if not container.streams.video:
             raise UserError(f"{video}: there is no picture in it, only sound; choose another file")
         yield container
-
-
-def _load_av() -> ModuleType:
-    """PyAV, silent: what its decoders complain about is counted here."""
-    import av
-
-    av.logging.set_level(av.logging.PANIC)
-    return av
