@@ -34,6 +34,7 @@ from torch import Tensor
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.images import ImageStore, VanillaSize
+from gaussian_splatting.data.masks import NONE, MaskOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.data.scene import Scene, load_scene
@@ -116,6 +117,7 @@ def train(args: argparse.Namespace, scene: Path, n_training: int, name: str) -> 
         source_path=scene,
         model_path=folder,
         resolution=args.resolution,
+        mask_options=MaskOptions(args.masks),
         eval=True,
         config=replace(config, densification=rules),
         checkpoint_interval=None,
@@ -124,8 +126,8 @@ def train(args: argparse.Namespace, scene: Path, n_training: int, name: str) -> 
     )
 
     def load(root: Path, **more) -> Scene:
-        size = VanillaSize(args.resolution)
-        return with_few(load_scene(root, **{"size_rule": size, **more}), n_training)
+        given = {"size_rule": VanillaSize(args.resolution), "masks": MaskOptions(args.masks)}
+        return with_few(load_scene(root, **{**more, **given}), n_training)
 
     start = time.perf_counter()
     with patch.object(vanilla_run, "load_scene", load):
@@ -194,6 +196,7 @@ def parser() -> Parser:
     add("--iterations", type=positive_int, default=2_000, help="length of each run")
     add("--resolution", type=positive_float, default=2.0, help="as -r of the trainer")
     add("--max_gaussians", type=positive_int, default=20_000, help="most Gaussians of a run")
+    add("--masks", default=NONE, help="as --masks of the trainer")
     add("--seed", type=integer, default=0, help="random seed")
     add("--output", type=Path, default=Path(tempfile.gettempdir()) / "few_views", help="folder")
     return flags

@@ -209,7 +209,7 @@ def photograph(camera: Camera) -> Tensor:
 def exposures(setting: Setting, camera: Camera) -> Exposures | None:
     """That of the one photograph, where exposures are learned."""
     config = LaterExposure(exposure_compensation=setting.exposure)
-    return exposures_of(config, [camera.name], torch.device("cpu"))
+    return exposures_of(config, [camera.name], torch.device("cpu"), (1, 2))
 
 
 def make_stage(

@@ -13,6 +13,7 @@ import torch
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, exposure_digest, read_exposures
 from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.observations import ObservationOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, exposures_of
@@ -27,6 +28,7 @@ class CaptureOptions:
 
     Attributes:
         mask_options: Masks of the photographs; part of the identity through their contents.
+        observation_options: Photographs to leave out; part of the identity through their absence.
         size: Size of the training images.
         compute: Device and rendering backend; no part of the identity.
     """
@@ -52,6 +54,7 @@ class CaptureOptions:
         "trained, else images", group="input", parse=str,
     )  # fmt: skip
     mask_options: MaskOptions = field(default_factory=MaskOptions)
+    observation_options: ObservationOptions = field(default_factory=ObservationOptions)
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
@@ -94,10 +97,13 @@ def capture_exposures(
     checkpoint: ReferenceCheckpoint,
     scene: Scene,
     config: ExposureConfig,
+    span: tuple[int, int],
     device: torch.device,
     notify: Callable[[str], None],
 ) -> tuple[Exposures | None, dict[str, str]]:
     """Exposures that go on from those of the checkpoint, and the digest of what was read.
+
+    They are learned from the first to the last iteration of ``span``.
 
     Raises:
         UserError: The file of exposures is damaged.
@@ -114,7 +120,7 @@ def capture_exposures(
     names = [camera.name for camera in scene.train_cameras]
     known = sum(name in initial for name in names)
     notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
-    return exposures_of(config, names, device, initial), exposure_digest(path)
+    return exposures_of(config, names, device, span, initial), exposure_digest(path)
 
 
 def load_views(
@@ -143,6 +149,7 @@ def load_views(
         seed=seed,
         require_images=require_images,
         masks=options.mask_options,
+        observed=options.observation_options,
         notify=notify,
     )
     return checkpoint, scene

@@ -111,8 +111,9 @@ def _prepared(
     config, compute = options.config, options.compute
     checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
     _advise(options, checkpoint, notices)
+    span = config.schedule.first, config.schedule.last
     exposures, known = capture_exposures(
-        checkpoint, scene, config.exposure, compute.device, notices
+        checkpoint, scene, config.exposure, span, compute.device, notices
     )
     inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path), **known}
     identity = Identity(options.identity(), inputs, options.sources())

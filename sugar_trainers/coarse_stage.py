@@ -168,7 +168,7 @@ class CoarseStage(Stage):
         """One optimiser step."""
         self.model.optimizer.step()
         if self.exposures is not None:
-            self.exposures.step(self.model.optimizer.config.views_per_step)
+            self.exposures.step(iteration)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render all degrees of the colour."""

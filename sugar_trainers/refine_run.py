@@ -122,8 +122,9 @@ def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundC
     checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
     cloud = _start(options, scene.extent, notices)
     compute = options.compute
+    span = 1, config.refinement_iterations
     exposures, known = capture_exposures(
-        checkpoint, scene, config.exposure, compute.device, notices
+        checkpoint, scene, config.exposure, span, compute.device, notices
     )
     inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path), **known}
     identity = Identity(options.identity(), inputs, options.sources())

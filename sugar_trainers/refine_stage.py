@@ -120,7 +120,7 @@ class RefineStage(Stage):
         """One optimiser step."""
         self.model.optimizer.step()
         if self.exposures is not None:
-            self.exposures.step(self.model.optimizer.config.views_per_step)
+            self.exposures.step(iteration)
 
     def extra_state(self) -> dict[str, Any]:
         """Exposures."""

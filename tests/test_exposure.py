@@ -21,6 +21,7 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, LaterExposure
+from gaussian_splatting.optim.visited_adam import BETAS
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_utils.errors import UserError
@@ -46,7 +47,7 @@ def picture(height=20, width=17, seed=0):
 
 
 def exposures(config=ON, names=("a", "b", "c"), initial=None):
-    return Exposures(config, names, CPU, initial)
+    return Exposures(config, names, CPU, (1, 100), initial)
 
 
 # What an exposure does to an image
@@ -110,24 +111,32 @@ def test_evaluation_after_gain_and_offset_forgives_an_exposure_and_nothing_else(
 # How exposures are learned
 
 
-def test_steps_are_those_of_adam_with_the_mean_taken_out():
+def learn(learned, name, gradient, iteration):
+    """One step that shows one photograph."""
+    leaf = learned.leaf(name, iteration)
+    leaf.grad = gradient
+    learned.collect(name, leaf)
+    learned.step(iteration)
+
+
+def test_each_photograph_has_an_adam_of_its_own_and_the_mean_is_taken_out():
     ours = exposures()
-    twin = torch.zeros(3, 2, 3, requires_grad=True)
-    adam = torch.optim.Adam([twin], lr=ON.rate, eps=1e-15)
+    twins = {name: torch.zeros(2, 3, requires_grad=True) for name in "abc"}
+    adams = {n: torch.optim.Adam([t], lr=1.0, betas=BETAS, eps=1e-15) for n, t in twins.items()}
     rng = torch.Generator().manual_seed(3)
-    for step in range(12):
-        name = "abc"[step % 3]
+    for iteration in range(1, 13):
+        # The last photograph is seen less often than the others.
+        name = "abaabbabcaba"[iteration - 1]
         gradient = torch.randn(2, 3, generator=rng)
-        leaf = ours.leaf(name, 1)
-        leaf.grad = gradient
-        ours.collect(name, leaf)
-        ours.step(1)
-        twin.grad = torch.zeros_like(twin)
-        twin.grad[step % 3] = gradient
-        adam.step()
+        learn(ours, name, gradient, iteration)
+        twins[name].grad = gradient
+        adams[name].param_groups[0]["lr"] = 0.01 * 0.01 ** ((iteration - 1) / 99)
+        adams[name].step()
         with torch.no_grad():
-            twin -= twin.mean(dim=0)
-    assert torch.allclose(ours.values, twin.detach(), atol=1e-6)
+            mean = torch.stack(list(twins.values())).mean(dim=0)
+            for twin in twins.values():
+                twin -= mean
+    assert torch.allclose(ours.values, torch.stack(list(twins.values())).detach(), atol=1e-6)
     assert float(ours.values.mean(dim=0).abs().max()) < 1e-7
 
 
@@ -138,31 +147,41 @@ def test_nothing_is_learned_before_the_start_and_of_other_photographs():
     assert late.leaf("held out", 11) is None
     late.collect("a", None)
     late.step(1)
-    assert not late.step_statistics()
+    late.step(11)
     assert not late.values.any()
+
+
+def test_at_the_end_exposures_stand_still():
+    # The same gradient with changing signs: what is left is the size of a step.
+    learned = exposures()
+    values = []
+    for iteration in range(1, 101):
+        learn(learned, "a", torch.full((2, 3), (-1.0) ** iteration), iteration)
+        values.append(learned.values[0].clone())
+    first, last = (values[at + 1] - values[at] for at in (2, -2))
+    assert 0 < float(last.abs().max()) < 0.03 * float(first.abs().max())
 
 
 def test_a_short_schedule_starts_earlier_and_takes_larger_steps():
     short = VanillaConfig(exposure=ExposureConfig(True)).with_schedule(0.2).exposure
-    assert (short.start, short.rate) == (200, pytest.approx(0.005))
-    assert ExposureConfig(True).with_schedule(0.01).rate == 0.01
+    assert (short.start, short.rate) == (200, pytest.approx(0.05))
+    assert ExposureConfig(True).with_schedule(0.5).rate == pytest.approx(0.02)
+    assert ExposureConfig(True).with_schedule(0.01).rate == 0.05
+    assert ExposureConfig(True).with_schedule(2.0).rate == 0.01
     later = LaterExposure(True).with_schedule(0.5)
     assert (later.start, later.rate) == (0, 1e-3)
 
 
 def test_a_saved_state_goes_on_with_the_same_bits():
-    def learn(e, steps):
+    def learned(e, steps):
         for step in steps:
-            leaf = e.leaf("ab"[step % 2], 1)
-            leaf.grad = torch.full((2, 3), 0.1 + step)
-            e.collect("ab"[step % 2], leaf)
-            e.step(2)
+            learn(e, "ab"[step % 2], torch.full((2, 3), 0.1 + step), 1 + step)
         return e
 
-    straight = learn(exposures(), range(9))
-    first, second = learn(exposures(), range(4)), exposures()
+    straight = learned(exposures(), range(9))
+    first, second = learned(exposures(), range(4)), exposures()
     second.restore(first.state())
-    assert torch.equal(learn(second, range(4, 9)).values, straight.values)
+    assert torch.equal(learned(second, range(4, 9)).values, straight.values)
     assert straight.state().keys() == second.state().keys()
     for name, value in straight.state().items():
         assert torch.equal(value, second.state()[name])

@@ -18,7 +18,8 @@ STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "textu
 
 STAGES_OF_FLAGS = {
     "vcmrt": "scene_path eval images resolution_factor img_resolution img_size_limit output_dir "
-    "schedule_scale vanilla_iterations overwrite random_seed masks mask_mode",
+    "schedule_scale vanilla_iterations overwrite random_seed masks mask_mode "
+    "min_observations",
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks in training: outside of an object nothing stays, and what is ignored says nothing."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -317,3 +318,6 @@ def test_a_pipeline_with_masks_makes_a_mesh_of_the_object(
     assert code == 0, capsys.readouterr().err
     assert "outside of the masks cut off" in capsys.readouterr().out
     assert list(tmp_path.rglob("*.obj"))
+    (note,) = (tmp_path / "coarse_mesh").rglob("*.json")
+    # Nothing of an object is cut away for being badly supported.
+    assert json.loads(note.read_text())["settings"]["poisson"]["vertices_density_quantile"] == 0.0

@@ -124,6 +124,14 @@ def test_a_sphere_comes_back_closed_outward_and_coloured(options, backend, proje
     assert figures["faces"] == mesh.n_faces
 
 
+def test_the_share_of_vertices_to_cut_is_that_of_the_original_unless_masks_cut():
+    unset = PoissonConfig()
+    assert unset.resolved(has_hull=False).vertices_density_quantile == 0.1
+    assert unset.resolved(has_hull=True).vertices_density_quantile == 0.0
+    given = PoissonConfig(vertices_density_quantile=0.05)
+    assert given.resolved(has_hull=True) == given.resolved(has_hull=False) == given
+
+
 @pytest.mark.parametrize("depth", ["blended", "level_set"])
 @pytest.mark.parametrize("backend", backends())
 def test_tsdf_fusion_finds_the_sphere(options, backend, depth):

@@ -14,12 +14,23 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.images import ImageFolder
 from gaussian_splatting.data.reference_layout import read_cameras_json
+from gaussian_splatting.engine.pose_fit import fitted_pose
 from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement, with_motion
+from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
+from gaussian_splatting.engine.reporting.view_findings import POSED
 from gaussian_splatting.optim.rigid_motion import pose_gradient, rotation_generators
 from gaussian_splatting.rasterization.reference import rasterize_reference, sh_basis_reference
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at
-from tests.support.tiny_scene import load_pt, make_tiny_scene, run_cli, write_model
+from tests.support.tiny_scene import (
+    load_pt,
+    make_tiny_scene,
+    render_8_bit,
+    run_cli,
+    tiny_cameras,
+    tiny_cloud,
+    write_model,
+)
 
 EXTENT = 2.5
 VIEW = look_at((0.4, -3.5, 0.6), width=40, height=32, focal=38.0)
@@ -179,6 +190,46 @@ def test_learned_poses_come_nearer_to_the_truth_and_are_written(disturbed, tmp_p
     for camera in model.cameras:
         assert np.allclose(camera.rotation, kept[camera.name].rotation, atol=1e-9)
         assert np.allclose(camera.translation, kept[camera.name].translation, atol=1e-6)
+
+
+@pytest.mark.parametrize("exposed", [False, True])
+def test_a_held_out_view_is_moved_to_where_its_photograph_fits(exposed):
+    gaussians, camera = tiny_cloud().activate(), tiny_cameras(3)[1]
+    photograph = torch.from_numpy(render_8_bit(tiny_cloud(), camera))
+    if exposed:
+        photograph = (photograph * 0.7 + 20).to(torch.uint8)
+    motion = torch.tensor([0.006, -0.004, 0.003, 0.004, 0.002, -0.006], dtype=torch.float64)
+    wrong = with_motion(camera, motion, 3.0)
+    found = fitted_pose(
+        gaussians, wrong, photograph, 3.0, torch.zeros(3), exposed=exposed
+    )  # fmt: skip
+    points = gaussians.means.numpy()
+    before = pixels_off([wrong], [camera], points)
+    assert pixels_off([found], [camera], points) < 0.2 * before
+    assert all(not tensor.requires_grad for tensor in gaussians.tensors())
+
+
+def test_pixels_that_do_not_count_do_not_move_a_held_out_view():
+    gaussians, camera = tiny_cloud().activate(), tiny_cameras(3)[1]
+    photograph = render_8_bit(tiny_cloud(), camera)
+    mask = np.full((*photograph.shape[:2], 1), 255, np.uint8)
+    mask[:, :20] = 0
+    found = []
+    for hidden in (0, 255):
+        painted = photograph.copy()
+        painted[:, :20] = hidden
+        both = torch.from_numpy(np.concatenate([painted, mask], axis=2))
+        found.append(fitted_pose(gaussians, camera, both, 3.0, torch.zeros(3)))
+    assert np.array_equal(found[0].rotation, found[1].rotation)
+    assert np.array_equal(found[0].translation, found[1].translation)
+
+
+def test_held_out_views_are_also_measured_in_the_poses_that_fit_best(disturbed, tmp_path, capsys):
+    scene, _ = disturbed
+    trained(scene, tmp_path, 60, "--eval")
+    assert "of these in the poses that fit best, PSNR" in capsys.readouterr().out
+    curves = read_curves(tmp_path / "checkpoints" / "tensorboard")
+    assert last_value(curves, f"Test/{POSED}") > last_value(curves, "Test/PSNR")
 
 
 def test_a_resumed_run_ends_with_the_same_poses(disturbed, tmp_path):

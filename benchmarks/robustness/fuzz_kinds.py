@@ -142,6 +142,9 @@ KINDS: dict[str, Kind] = {
         spoil_photo,
         (("nerf/train/*.png", ("vanilla nerf",)), ("ngp/images/*.png", ("vanilla ngp",))),
     ),
+    "mask": Kind(
+        spoil_photo, (("masks/*.*", ("vanilla masked", "vanilla ignoring", "doctor masked")),)
+    ),
     "colmap bin": Kind(_bytes, (("scene/sparse/0/*.bin", _SCENE),)),
     "colmap txt": Kind(_text, (("text/sparse/0/*.txt", ("vanilla text", "doctor text")),)),
     "transforms": Kind(
@@ -198,7 +201,7 @@ def parts_of(kind: str) -> tuple[str, ...]:
     """Parts of the world that cases of a kind may need; those that cost little are always there."""
     if kind in ("flags", "in place"):
         return ("scene", "nerf", "ngp", "text", "vanilla", "out", "v", "c", "r", "points.ply",
-                "cloud.ply", "mesh.ply", "scenes.json")  # fmt: skip
+                "cloud.ply", "mesh.ply", "scenes.json", "masks")  # fmt: skip
     if kind == "names":
         return ("scene", "vanilla")
     return tuple(dict.fromkeys(p for name in KINDS[kind].commands for p in COMMANDS[name].needs))

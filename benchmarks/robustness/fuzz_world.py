@@ -6,6 +6,7 @@
     scene/    photographs, binary COLMAP model, ground truth     text/   the same model as text
     nerf/     transforms_train.json and transforms_test.json     ngp/    transforms.json, points
     vanilla/  checkpoint of a vanilla trainer                    *.ply, scenes.json
+    masks/    of the photographs of scene/
     v/ c/ r/  runs of each stage that were killed half-way       v0/ c0/ r0/ the same, not killed
     out/      everything that the whole pipeline makes
 """
@@ -114,6 +115,11 @@ COMMANDS = {
     for command in (
         _vanilla("vanilla", "scene"),
         _vanilla("vanilla eval", "scene", "--eval", "-r", "1"),
+        _vanilla("vanilla masked", "scene", "--masks", "masks", needs=("masks",)),
+        _vanilla(
+            "vanilla ignoring", "scene", "--masks", "masks", "--mask_mode", "ignore",
+            needs=("masks",),
+        ),
         _vanilla("vanilla text", "text"),
         _vanilla("vanilla nerf", "nerf", "--max_gaussians", "60"),
         _vanilla("vanilla ngp", "ngp", "--max_gaussians", "60"),
@@ -121,6 +127,10 @@ COMMANDS = {
         _vanilla("vanilla cloud", "scene", "--init_ply", "cloud.ply", needs=("cloud.ply",)),
         Command(
             "doctor", "train.py", train.main, (*_INPUTS, "--doctor"), ("scene", "vanilla")
+        ),
+        Command(
+            "doctor masked", "train.py", train.main,
+            (*_INPUTS, "--masks", "masks", "--doctor"), ("scene", "vanilla", "masks"),
         ),
         Command("doctor text", "train.py", train.main, ("-s", "text", "--doctor"), ("text",)),
         Command("doctor nerf", "train.py", train.main, ("-s", "nerf", "--doctor"), ("nerf",)),
@@ -286,6 +296,7 @@ def make_world(root: Path, run: Callable[[Command, Path], None], scene: Path | N
         mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
     write_mesh_ply(root / "mesh.ply", mesh)
     _write_exposures(root)
+    _write_masks(root)
     (root / "scenes.json").write_text(json.dumps({"scene": "vanilla"}), encoding="utf-8")
     _write_text_model(tiny, root)
     _write_transforms(tiny, root)
@@ -339,6 +350,17 @@ def _write_exposures(root: Path) -> None:
     names = sorted(path.name for path in (root / "scene" / "images").iterdir())[:3]
     beside = point_cloud_path(root / "vanilla", 7000).with_name(EXPOSURE_FILE)
     write_exposures(beside, dict.fromkeys(names, torch.full((2, 3), 0.1)))
+
+
+def _write_masks(root: Path) -> None:
+    """Of an object in the middle of every photograph."""
+    (root / "masks").mkdir()
+    for path in sorted((root / "scene" / "images").iterdir()):
+        with Image.open(path) as image:
+            width, height = image.size
+        mask = np.zeros((height, width), np.uint8)
+        mask[height // 8 : -height // 8, width // 8 : -width // 8] = 255
+        Image.fromarray(mask).save(root / "masks" / f"{path.name}.png")
 
 
 def _write_text_model(scene: TinyScene, root: Path) -> None:

@@ -8,6 +8,7 @@ any other camera model are undistorted once, into a cache beside the originals.
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 import shutil
@@ -32,7 +33,7 @@ from gaussian_splatting.data.images import (
     open_image,
 )
 from gaussian_splatting.data.lenses import lens_text, undistort_plane
-from gaussian_splatting.data.observations import MAX_POINTS, Observations
+from gaussian_splatting.data.observations import MAX_POINTS, Observations, ViewFit
 from sugar_utils.caches import temporary_cache
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
@@ -42,6 +43,9 @@ from sugar_utils.schemas import FAR
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 _CACHE_FOLDER = "undistorted_cache"
+_FIT_POINTS = 300
+"""Observed points of an image whose reprojection is looked at."""
+
 _CACHE_VERSION = 2
 """Counts the ways in which copies were made; those of an earlier way are made again."""
 
@@ -373,7 +377,23 @@ def _observations(reconstruction: Any) -> Observations | None:
         errors=np.where(np.isfinite(errors) & (errors >= 0), errors, np.float32(1.0)),
         lengths=np.array([points[i].track.length() for i in ids], dtype=np.int32),
         rows={name: np.unique(np.array(own, dtype=np.int32)) for name, own in rows.items()},
+        fits={images[i].name: _fit(reconstruction, i) for i in reconstruction.reg_image_ids()},
     )
+
+
+def _fit(reconstruction: Any, image_id: int) -> ViewFit:
+    """Number of observed points of an image, and the median reprojection error of a sample."""
+    image = reconstruction.images[image_id]
+    seen = image.get_observation_points2D()
+    sample = seen[:: -(-len(seen) // _FIT_POINTS) or 1]
+    if not sample:
+        return ViewFit(0, math.nan)
+    points = np.array([reconstruction.points3D[p.point3D_id].xyz for p in sample])
+    pose = np.array(image.cam_from_world().matrix())
+    view = points @ pose[:, :3].T + pose[:, 3]
+    found = reconstruction.cameras[image.camera_id].img_from_cam(view, check_cheirality=False)
+    apart = np.linalg.norm(found - np.array([p.xy for p in sample]), axis=1)
+    return ViewFit(len(seen), float(np.median(np.where(view[:, 2] > 0, apart, np.inf))))
 
 
 def _notify_distortion(

@@ -1,17 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which points of a reconstruction a photograph shows: known depth at some hundred pixels each."""
+"""Which points of a reconstruction a photograph shows: known depth at some hundred pixels each.
+
+They also say how well the reconstruction knows where a photograph was taken. One with a handful of
+points is often posed wrongly, and every stage would learn from it what is not there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
+from sugar_utils.flags import integer
+from sugar_utils.settings import flag
 
 MAX_POINTS = 50_000
 """Of larger models an even sample of the points is kept: reading tracks takes microseconds each."""
+
+DENSE = 4
+"""A reconstruction whose median photograph observes fewer than this many times the least number is
+sparse as a whole, or made by hand, and says nothing about single photographs."""
+
+WORSE, WORST_PIXELS = 3.0, 2.0
+"""Reprojection errors that are too large: in medians of the photographs, and in pixels."""
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ObservationOptions:
+    """Which photographs the reconstruction knows too little about."""
+
+    min_observations: int = flag(
+        20, "leave out photographs that observe fewer points of the reconstruction than this, or "
+        "that fit it much worse than the others do (3 times the median reprojection error and 2 "
+        "pixels); 0 keeps all", group="input", parse=integer, metavar="N",
+        idle="where the reconstruction has no tracks, or few in all photographs",
+    )  # fmt: skip
+
+
+KEEP_ALL = ObservationOptions(0)
+
+
+@dataclass(frozen=True)
+class ViewFit:
+    """How well a reconstruction knows a photograph.
+
+    Attributes:
+        n_points: Points that it observes.
+        error: Median reprojection error in pixels of the photograph as calibrated; nan for none.
+    """
+
+    n_points: int
+    error: float
 
 
 @dataclass(frozen=True)
@@ -23,16 +66,20 @@ class Observations:
         errors: Mean reprojection errors. (P,) float32 pixels of the photographs as calibrated
         lengths: Photographs that observe each point. (P,) int32
         rows: Rows of the above that a photograph observes, by its name. (n,) int32 each
+        fits: How well the whole reconstruction knows a photograph, by its name.
     """
 
     points: np.ndarray
     errors: np.ndarray
     lengths: np.ndarray
     rows: dict[str, np.ndarray]
+    fits: dict[str, ViewFit] = field(default_factory=dict)
 
     def only(self, names: Iterable[str]) -> Observations:
         """Those of some photographs."""
-        return replace(self, rows={n: self.rows[n] for n in names if n in self.rows})
+        names = list(names)
+        rows = {n: self.rows[n] for n in names if n in self.rows}
+        return replace(self, rows=rows, fits={n: self.fits[n] for n in names if n in self.fits})
 
     def seen(self, camera: Camera) -> SeenPoints | None:
         """What a camera sees of the points that its photograph observes; None for nothing."""
@@ -71,3 +118,42 @@ class SeenPoints:
     def nearest(self) -> float:
         """Depth of the nearest one in world units."""
         return float(self.depths.min())
+
+
+def hardly_known(
+    cameras: Sequence[Camera],
+    observations: Observations | None,
+    options: ObservationOptions,
+    notify: Callable[[str], None],
+) -> set[str]:
+    """Names of the photographs that the reconstruction knows too little about.
+
+    Args:
+        cameras: All cameras of a scene.
+        observations: What is known; cameras without a fit are not named.
+        options: The least number of points.
+        notify: Is told what is wrong with them.
+    """
+    fits = {} if observations is None else observations.fits
+    weak = _weak(fits, options.min_observations)
+    named = [f"{c.name} ({weak[c.name]})" for c in cameras if c.name in weak]
+    if named:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        notify(
+            f"left out {len(named)} of {len(cameras)} photographs that the reconstruction hardly "
+            f"knows: {', '.join(named[:_NAMED])}{more}; --min_observations 0 keeps them"
+        )
+    return set(weak)
+
+
+def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:
+    """What is wrong with photographs, by name."""
+    if least <= 0 or not fits:
+        return {}
+    if np.median([fit.n_points for fit in fits.values()]) < DENSE * least:
+        return {}
+    errors = [fit.error for fit in fits.values() if np.isfinite(fit.error)]
+    limit = max(WORSE * float(np.median(errors)), WORST_PIXELS) if errors else np.inf
+    few = {n: f"{f.n_points} points" for n, f in fits.items() if f.n_points < least}
+    far = {n: f"{f.error:.1f} pixels off" for n, f in fits.items() if f.error > limit}
+    return {**far, **few}

@@ -22,7 +22,12 @@ from gaussian_splatting.data.images import (
     missing_images,
 )
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions, with_masks
-from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.data.observations import (
+    KEEP_ALL,
+    ObservationOptions,
+    Observations,
+    hardly_known,
+)
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import UserError
@@ -95,6 +100,7 @@ def load_scene(
     white_background: bool = False,
     seed: int = 0,
     masks: MaskOptions = NO_MASKS,
+    observed: ObservationOptions = KEEP_ALL,
     notify: Notify = print,
 ) -> Scene:
     """Read a scene folder: a COLMAP model, or else NeRF ``transforms*.json``.
@@ -110,6 +116,7 @@ def load_scene(
         white_background: Whether transparent pixels are white instead of black.
         seed: Seed of the initial points of a scene without points.
         masks: Which masks to look for.
+        observed: Which photographs to leave out, of the training and of the held-out ones.
         notify: Is told what else the user should know.
 
     Returns:
@@ -128,6 +135,7 @@ def load_scene(
             train, test = [*train, *test], []
     else:
         train, test = split_cameras(_by_name(source.train), eval_split)
+    train, test = _well_known(train, test, source, observed, notify)
     return _finish(root, train, test, source, size_rule, white_background, masks, notify)
 
 
@@ -142,6 +150,7 @@ def load_scene_for_checkpoint(
     seed: int = 0,
     require_images: bool = True,
     masks: MaskOptions = NO_MASKS,
+    observed: ObservationOptions = KEEP_ALL,
     notify: Notify = print,
 ) -> Scene:
     """Read a scene in the world in which the Gaussians of a checkpoint live.
@@ -162,6 +171,7 @@ def load_scene_for_checkpoint(
         require_images: Whether missing photographs are an error. Meshing and texturing need none:
             such a camera then gets its size from the checkpoint.
         masks: Which masks to look for.
+        observed: Which photographs to leave out, of the training and of the held-out ones.
         notify: Is told about duplicates, disagreements and anything else that was decided.
 
     Returns:
@@ -181,6 +191,7 @@ def load_scene_for_checkpoint(
             white_background=white_background,
             seed=seed,
             masks=masks,
+            observed=observed,
             notify=notify,
         )
     stored = _unique(_without_synthetic_test(root, checkpoint.cameras, notify), notify)
@@ -200,8 +211,9 @@ def load_scene_for_checkpoint(
     empty = np.zeros((0, 3), np.float32), np.zeros((0, 3), np.uint8)
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
-    observed = _observed(cameras, source)
-    merged = _Source(cameras, None, points, points_rgb, described, observed)
+    seen = _observed(cameras, source)
+    merged = _Source(cameras, None, points, points_rgb, described, seen)
+    train, test = _well_known(train, test, merged, observed, notify)
     scene = _finish(root, train, test, merged, size_rule, white_background, masks, notify)
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
@@ -403,6 +415,18 @@ def _with_images(
     if missing and required:
         raise missing_images(missing, len(cameras), folders[0].root)
     return [replace(c, image_path=c.image_path or found.get(c.name)) for c in cameras]
+
+
+def _well_known(
+    train: list[Camera],
+    test: list[Camera],
+    source: _Source,
+    options: ObservationOptions,
+    notify: Notify,
+) -> tuple[list[Camera], list[Camera]]:
+    """Both without the photographs that the reconstruction knows too little about."""
+    weak = hardly_known([*train, *test], source.observations, options, notify)
+    return [c for c in train if c.name not in weak], [c for c in test if c.name not in weak]
 
 
 def _finish(

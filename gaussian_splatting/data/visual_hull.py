@@ -79,6 +79,15 @@ class VisualHull:
         return None
 
 
+def shows_object(cameras: Sequence[Camera]) -> bool:
+    """Whether masks of the cameras say what the object is, so that they have a hull."""
+    return any(_shows_object(camera) for camera in cameras)
+
+
+def _shows_object(camera: Camera) -> bool:
+    return camera.mask is not None and camera.mask.mode == "object"
+
+
 def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> VisualHull | None:
     """The hull of the views whose masks show an object; None where there is none.
 
@@ -86,9 +95,9 @@ def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> Vi
         cameras: Training cameras.
         device: Where the points will be.
     """
-    seen = [c for c in cameras if c.mask is not None and c.mask.mode == "object"]
-    if not seen:
+    if not shows_object(cameras):
         return None
+    seen = [camera for camera in cameras if _shows_object(camera)]
     views, masks = [], []
     for camera in seen:
         values = torch.from_numpy(overview(camera).copy()).to(device)

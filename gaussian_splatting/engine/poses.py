@@ -17,16 +17,12 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.rigid_motion import pose_gradient
+from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
 from sugar_utils.errors import UserError
 
-_BETAS, _EPSILON = (0.9, 0.99), 1e-15
-_KEPT = {
-    "pose_motions": "motions",
-    "pose_first_moments": "_first",
-    "pose_second_moments": "_second",
-    "pose_steps": "_steps",
-}
-"""Name in checkpoints to attribute."""
+_MOTIONS = "pose_motions"
+_KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_steps": "steps"}
+"""Name in checkpoints to attribute of the optimiser."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +43,6 @@ class PoseConfig:
     last: int = 30_000
     anchor: float = 0.1
 
-    def rate_at(self, iteration: int) -> float:
-        """Learning rate of an iteration."""
-        progress = (iteration - self.start) / max(1, self.last - self.start)
-        return self.rate * self.final_share ** min(max(progress, 0.0), 1.0)
-
 
 class PoseRefinement:
     """The motions of all training cameras, and their Adam.
@@ -71,10 +62,7 @@ class PoseRefinement:
         self._config = config
         shape = (len(self._rows), 6)
         self.motions = torch.zeros(shape, dtype=torch.float64, device="cpu")
-        self._gradient = torch.zeros(shape, dtype=torch.float64, device="cpu")
-        self._first = torch.zeros(shape, dtype=torch.float64, device="cpu")
-        self._second = torch.zeros(shape, dtype=torch.float64, device="cpu")
-        self._steps = torch.zeros(len(self._rows), dtype=torch.float64, device="cpu")
+        self._adam = VisitedAdam(shape, torch.float64, torch.device("cpu"))
 
     def moved(self, camera: Camera) -> Camera:
         """The camera in its present pose, at its own size."""
@@ -93,29 +81,22 @@ class PoseRefinement:
         """
         found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
         found[3:] *= self._extent
-        self._gradient[self._rows[camera.name]] += found
+        self._adam.gradient[self._rows[camera.name]] += found
 
     def statistics(self) -> Tensor:
         """What the views of a step pulled; processes add it up in place. (V, 6)"""
-        return self._gradient
+        return self._adam.gradient
 
     def step(self, iteration: int) -> None:
         """Move the cameras of the step's views."""
-        if iteration >= self._config.start:
-            self._adam(self._gradient.abs().sum(dim=1) > 0, self._config.rate_at(iteration))
-        self._gradient.zero_()
-
-    def _adam(self, rows: Tensor, rate: float) -> None:
-        gradient = self._gradient[rows]
-        self._steps[rows] += 1
-        first = self._first[rows].lerp(gradient, 1 - _BETAS[0])
-        second = self._second[rows].lerp(gradient * gradient, 1 - _BETAS[1])
-        self._first[rows], self._second[rows] = first, second
-        n = self._steps[rows, None]
-        direction = (first / (1 - _BETAS[0] ** n)) / (
-            (second / (1 - _BETAS[1] ** n)).sqrt() + _EPSILON
-        )
-        self.motions[rows] -= rate * (direction + self._config.anchor * self.motions[rows])
+        config = self._config
+        if iteration < config.start:
+            self._adam.gradient.zero_()
+            return
+        direction = self._adam.direction()
+        rate = rate_at(config.rate, config.final_share, config.start, config.last, iteration)
+        seen = direction.abs().sum(dim=1, keepdim=True) > 0
+        self.motions -= rate * (direction + config.anchor * self.motions * seen)
         # Gaussians and cameras could move together and no photograph would tell.
         self.motions -= self.motions.mean(dim=0)
 
@@ -126,7 +107,8 @@ class PoseRefinement:
 
     def state(self) -> dict[str, Tensor]:
         """What resuming needs."""
-        return {name: getattr(self, own).clone() for name, own in _KEPT.items()}
+        kept = {name: getattr(self._adam, own).clone() for name, own in _KEPT.items()}
+        return {_MOTIONS: self.motions.clone(), **kept}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take :meth:`state` back; a checkpoint without poses leaves them at the start.
@@ -134,15 +116,19 @@ class PoseRefinement:
         Raises:
             UserError: It is of another number of photographs.
         """
-        for name, own in _KEPT.items():
-            if name not in state:
-                continue
-            if state[name].shape != getattr(self, own).shape:
-                raise UserError(
-                    f"the checkpoint's {name} are not those of {len(self._rows)} photographs; "
-                    "start anew with --resume none"
-                )
-            setattr(self, own, state[name].double().cpu().clone())
+        if _MOTIONS not in state:
+            return
+        own = self.state()
+        wrong = [name for name in own if state[name].shape != own[name].shape]
+        if wrong:
+            raise UserError(
+                f"the checkpoint's {wrong[0]} are not those of {len(self._rows)} photographs; "
+                "start anew with --resume none"
+            )
+        saved = {name: state[name].double().cpu().clone() for name in own}
+        self.motions = saved.pop(_MOTIONS)
+        for name, value in saved.items():
+            setattr(self._adam, _KEPT[name], value)
 
 
 def with_motion(camera: Camera, motion: Tensor, extent: float) -> Camera:

@@ -92,6 +92,15 @@ class Stage(ABC):
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
 
+    def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
+        """A held-out camera, moved to where its photograph fits best where poses are learned.
+
+        Args:
+            camera: The view in its known pose.
+            photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
+        """
+        return camera
+
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Further figures of an evaluated view, rendered with geometry."""
         return {}

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS
 from gaussian_splatting.optim.schedule import scaled
+from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
-MAX_RATE = 0.01
-"""What 3DGS begins with; larger steps do not settle."""
+MAX_RATE = 0.05
+"""Of the shortest runs, which show each photograph some ten times."""
 
 KEY, STEPS = "exposure of ", "exposure steps"
 """Names in checkpoints: one entry per photograph, and one for all."""
@@ -29,7 +29,10 @@ class ExposureConfig:
     Attributes:
         start: The vanilla stage learns them after this iteration, when its colours mean something;
             later stages from their first one.
-        rate: Learning rate of logarithms of gains and of offsets.
+        rate: Learning rate of logarithms of gains and of offsets, of each step that shows the
+            photograph.
+        final_share: Share of it that is left at the end; it falls log-linearly. At a steady rate
+            exposures tremble, which cost half a decibel where there was nothing to compensate.
     """
 
     exposure_compensation: bool = flag(
@@ -38,14 +41,15 @@ class ExposureConfig:
         group="exposure", parse=boolean, nargs="?", const=True,
     )  # fmt: skip
     start: int = 1_000
-    rate: float = 1e-3
+    rate: float = 0.01
+    final_share: float = 0.01
 
     def with_schedule(self, scale: float) -> ExposureConfig:
         """The same settings with a scaled start; a shorter schedule takes larger steps.
 
         Otherwise a short run would end before its exposures are reached.
         """
-        rate = min(self.rate / scale, max(self.rate, MAX_RATE))
+        rate = min(max(self.rate / scale, self.rate), MAX_RATE)
         return replace(self, start=scaled(self.start, scale), rate=rate)
 
     def identity(self) -> dict[str, Any]:
@@ -58,6 +62,7 @@ class LaterExposure(ExposureConfig):
     """Of stages that begin with a trained model, and mostly with its exposures."""
 
     start: int = 0
+    rate: float = 1e-3
 
     def with_schedule(self, scale: float) -> LaterExposure:
         """The same settings: what was learned needs no larger steps in a short run."""
@@ -77,6 +82,7 @@ class Exposures:
         config: Settings.
         names: Training photographs.
         device: Where to compute.
+        span: First and last iteration of the run.
         initial: Exposures of an earlier stage by name, (2, 3) each; others begin with no change.
     """
 
@@ -85,14 +91,14 @@ class Exposures:
         config: ExposureConfig,
         names: Sequence[str],
         device: torch.device,
+        span: tuple[int, int],
         initial: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._config = config
+        self._start, self._last = max(config.start, span[0]), span[1]
         self._rows = {name: row for row, name in enumerate(names)}
         self.values = torch.zeros(len(self._rows), 2, 3, device=device)
-        self._moments = torch.zeros(2, *self.values.shape, device=device)
-        self._steps = 0
-        self._gradient: Tensor | None = None
+        self._adam = VisitedAdam(self.values.shape, self.values.dtype, device)
         for name, row in self._rows.items():
             if initial is not None and name in initial:
                 self.values[row] = initial[name].to(device)
@@ -107,35 +113,20 @@ class Exposures:
 
     def collect(self, name: str, leaf: Tensor | None) -> None:
         """Add the gradient of a view to the step's."""
-        if leaf is None or leaf.grad is None:
-            return
-        if self._gradient is None:
-            self._gradient = torch.zeros_like(self.values)
-        self._gradient[self._rows[name]] += leaf.grad
+        if leaf is not None and leaf.grad is not None:
+            self._adam.gradient[self._rows[name]] += leaf.grad
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """The step's gradient, to be summed over the processes."""
-        return () if self._gradient is None else (self._gradient,)
+        return (self._adam.gradient,)
 
-    def step(self, n_views: int) -> None:
-        """Step all photographs by the mean gradient of the step's views.
-
-        Those that the step did not show go on with what their moments remember: a photograph is
-        seen once in an epoch, and the rate is that of steps.
-        """
-        if self._gradient is None:
+    def step(self, iteration: int) -> None:
+        """Step the photographs that the step showed; before the start nothing changes."""
+        if iteration <= self._config.start:
             return
-        gradient, self._gradient = self._gradient / n_views, None
-        self._steps += 1
-        for moment, beta, value in zip(
-            self._moments, ADAM_BETAS, (gradient, gradient * gradient), strict=True
-        ):
-            moment.mul_(beta).add_(value, alpha=1.0 - beta)
-        first, second = (
-            moment / (1.0 - beta**self._steps)
-            for moment, beta in zip(self._moments, ADAM_BETAS, strict=True)
-        )
-        self.values -= self._config.rate * first / (second.sqrt() + ADAM_EPS)
+        config = self._config
+        rate = rate_at(config.rate, config.final_share, self._start, self._last, iteration)
+        self.values -= rate * self._adam.direction()
         self._anchor()
 
     def by_name(self) -> dict[str, Tensor]:
@@ -150,18 +141,20 @@ class Exposures:
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps: values and both moments by photograph, and steps made."""
-        together = torch.cat([self.values[None], self._moments]).cpu()
+        adam = self._adam
+        together = torch.stack([self.values, adam.first, adam.second]).cpu()
         entries = {f"{KEY}{name}": together[:, row] for name, row in self._rows.items()}
-        return {**entries, STEPS: torch.tensor([float(self._steps)], device="cpu")}
+        return {**entries, STEPS: adam.steps.cpu().clone()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take :meth:`state` back; photographs that it does not know stay as they are."""
+        adam, device = self._adam, self.values.device
         for name, row in self._rows.items():
             saved = state.get(f"{KEY}{name}")
             if saved is not None:
-                saved = saved.to(self.values.device)
-                self.values[row], self._moments[:, row] = saved[0], saved[1:]
-        self._steps = int(state[STEPS]) if STEPS in state else self._steps
+                self.values[row], adam.first[row], adam.second[row] = saved.to(device)
+        if STEPS in state and state[STEPS].shape == adam.steps.shape:
+            adam.steps = state[STEPS].to(device, copy=True)
 
     def _anchor(self) -> None:
         self.values -= self.values.mean(dim=0, dtype=torch.float64).to(self.values.dtype)
@@ -171,9 +164,10 @@ def exposures_of(
     config: ExposureConfig,
     names: Sequence[str],
     device: torch.device,
+    span: tuple[int, int],
     initial: Mapping[str, Tensor] | None = None,
 ) -> Exposures | None:
     """The exposures of a stage; None where nothing is compensated."""
     if not config.exposure_compensation:
         return None
-    return Exposures(config, names, device, initial)
+    return Exposures(config, names, device, span, initial)

@@ -17,6 +17,7 @@ from gaussian_splatting.data.colmap_poses import write_poses
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
 from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
 from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.observations import ObservationOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
     point_cloud_path,
@@ -60,6 +61,7 @@ class VanillaOptions:
     Attributes:
         size: Size of the training images by another rule, which replaces ``resolution``.
         mask_options: Masks of the photographs.
+        observation_options: Photographs to leave out.
         config: What decides the optimisation.
         log_interval: Iterations between log lines.
         memory: How the memory of one view is saved.
@@ -84,6 +86,7 @@ class VanillaOptions:
         False, "hold out every 8th view, as train.py does by default", action="store_true"
     )
     mask_options: MaskOptions = field(default_factory=MaskOptions)
+    observation_options: ObservationOptions = field(default_factory=ObservationOptions)
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
         None, "start from this PLY, Gaussians or coloured points, instead of the scene's points",
@@ -156,12 +159,13 @@ def _prepared(
         white_background=config.white_background,
         seed=config.random_seed,
         masks=options.mask_options,
+        observed=options.observation_options,
         notify=notices,
     )
 
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
-    exposures = exposures_of(config.exposure, names, device)
+    exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
     large = shell_test(scene.train_cameras, scene.extent, config.robustness)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:

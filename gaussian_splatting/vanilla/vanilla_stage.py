@@ -22,6 +22,7 @@ from gaussian_splatting.engine.masking import (
     target_of,
 )
 from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.pose_fit import fitted_pose
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
@@ -293,7 +294,7 @@ class VanillaStage(Stage):
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
-                self.exposures.step(optimizer.config.views_per_step)
+                self.exposures.step(iteration)
         else:
             optimizer.zero_grad()
 
@@ -305,6 +306,21 @@ class VanillaStage(Stage):
             white=self._config.white_background,
             geometry=geometry,
             sh_degree=self._config.sh_degree,
+            rasterizer=self._rasterizer,
+        )
+
+    def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
+        """Moved, where poses are learned."""
+        if self.poses is None:
+            return camera
+        background = plain_background(self._config.white_background, self.model.device)
+        return fitted_pose(
+            self.model.cloud.activate(),
+            camera,
+            photograph.to(background.device),
+            self.extent,
+            background,
+            exposed=self.exposures is not None,
             rasterizer=self._rasterizer,
         )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.visual_hull import VisualHull, hull_of
+from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.trainable import cloud_from_state
@@ -70,6 +71,8 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     checkpoint, scene = load_views(options, console.info, seed=options.random_seed)
+    poisson = options.poisson.resolved(shows_object(scene.train_cameras))
+    options = replace(options, poisson=poisson)
     jobs = {job: options.mesh_path(*job) for job in options.jobs}
     # Cameras and Gaussians; no photographs are read.
     inputs = {

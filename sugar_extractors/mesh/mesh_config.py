@@ -194,6 +194,7 @@ class MeshOptions(CaptureOptions):
             "mesh_output_dir",
             "compute",
             "mask_options",
+            "observation_options",
             "overwrite",
             "surface_levels",
             "decimation_targets",

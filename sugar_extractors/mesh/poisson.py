@@ -7,7 +7,7 @@ The steps and their order are those of SuGaR (Guédon & Lepetit, CVPR 2024, sect
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -31,6 +31,9 @@ MIN_POINTS = 64
 
 _QUERY_CHUNK = 1 << 20
 
+USUAL_QUANTILE = 0.1
+"""Of the original. Of an object inside of its masks it would cut thin parts away."""
+
 
 _flag = partial(flag, group="surface", idle="with --mesh_extractor tsdf")
 
@@ -48,9 +51,10 @@ class PoissonConfig:
     """
 
     solver: SolverConfig = SolverConfig()
-    vertices_density_quantile: float = _flag(
-        0.1, "share of badly supported Poisson vertices to cut away; 0 avoids holes", parse=share
-    )
+    vertices_density_quantile: float | None = _flag(
+        None, "share of badly supported Poisson vertices to cut away; 0 avoids holes; unset: 0.1, "
+        "or 0 where masks say what the object is and cut off the rest", parse=share,
+    )  # fmt: skip
     max_gap: float = _flag(
         4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
         "point; 0 keeps them", parse=non_negative_float, idle="with --mesh_extractor tsdf; with "
@@ -62,6 +66,12 @@ class PoissonConfig:
     outlier_ratio: float = _flag(
         20.0, "standard deviations beyond which it is one", parse=positive_float
     )
+
+    def resolved(self, has_hull: bool) -> PoissonConfig:
+        """The same with a number where the share was left open; a hull cuts off what is outside."""
+        if self.vertices_density_quantile is not None:
+            return self
+        return replace(self, vertices_density_quantile=0.0 if has_hull else USUAL_QUANTILE)
 
 
 def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarray:
@@ -93,12 +103,13 @@ def reconstruct_region(
 
     Args:
         samples: At least ``MIN_POINTS`` surface points with outward normals.
-        config: Constants.
+        config: Constants; a share left open is that of a scene without a hull.
         backend: Library to use.
 
     Returns:
         The surface without its least supported vertices; normals are not computed yet.
     """
+    config = config.resolved(has_hull=False)
     outliers = outlier_mask(samples.points, config.outlier_neighbors, config.outlier_ratio)
     if outliers.any():
         samples = samples.select(~outliers)

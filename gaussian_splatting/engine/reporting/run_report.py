@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.reporting.view_findings import FITTED
+from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED
 from gaussian_splatting.engine.reporting.view_pictures import WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_utils.charts import Chart, Point, Series
@@ -166,6 +166,7 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
         ("loss there", _TOTAL, "{:.4f}"),
         ("held-out PSNR", "Test/PSNR", "{:.2f} dB"),
         (f"held-out {FITTED}", f"Test/{FITTED}", "{:.2f} dB"),
+        (f"held-out {POSED}", f"Test/{POSED}", "{:.2f} dB"),
         ("training PSNR", "Training/PSNR", "{:.2f} dB"),
         (f"training {FITTED}", f"Training/{FITTED}", "{:.2f} dB"),
         ("held-out SSIM", "Test/SSIM", "{:.4f}"),
@@ -228,6 +229,7 @@ def _psnr_series(curves: Curves) -> list[Series]:
     shown = {
         "Test/PSNR": "held-out",
         f"Test/{FITTED}": "held-out after gain and offset",
+        f"Test/{POSED}": "held-out after fitted poses",
         "Training/PSNR": "training",
     }
     return [Series(label, curves[name]) for name, label in shown.items() if name in curves]

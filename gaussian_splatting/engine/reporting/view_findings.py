@@ -18,6 +18,7 @@ from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.losses.fog import fog_share
 
 FITTED = "PSNR after gain and offset"
+POSED = "PSNR after fitted poses"
 N_TRAINING_VIEWS = 8
 N_WORST = 3
 
@@ -39,19 +40,22 @@ class Findings:
             where no points are known.
         exposure_stops: Least and largest gain of a training photograph, in stops; None where
             exposures are not learned.
+        posed: Scores of the held-out views, each from the pose in which it fits best; None where
+            poses are not learned.
     """
 
     held_out: EvaluationResult | None
     training: EvaluationResult | None = None
     fog: float | None = None
     exposure_stops: tuple[float, float] | None = None
+    posed: EvaluationResult | None = None
 
     @property
     def gap(self) -> float | None:
         """Decibels by which training views are better than held-out ones."""
         if self.held_out is None or self.training is None:
             return None
-        return _best_known(self.training) - _best_known(self.held_out)
+        return _best_known(self.training) - _best_known(self.posed or self.held_out)
 
     def worst(self) -> list[ViewScore]:
         """The photographs that fit worst, of those that were measured; the worst one first."""
@@ -72,6 +76,8 @@ class Findings:
                     (f"{tag}/{FITTED}", f"{role} {FITTED}", found.fitted_psnr),
                     (f"{tag}/SSIM", f"{role} SSIM", found.ssim),
                 ]
+        if self.posed is not None:
+            rows.append((f"Test/{POSED}", f"held-out {POSED}", _best_known(self.posed)))
         counted = {} if self.held_out is None else self.held_out.counted
         for name, value in counted.items():
             rows.append((f"Test/{name.upper()}_counted", f"held-out {name} in masks", value))
@@ -104,6 +110,8 @@ class Findings:
                     f"of these only what the masks count, PSNR {counted['psnr']:.2f} dB, SSIM "
                     f"{counted['ssim']:.4f}"
                 )
+        if self.posed is not None:
+            lines.append(f"of these in the poses that fit best, {_scores(self.posed)}")
         if self.training is not None:
             lines.append(f"{len(self.training.per_view)} training views, {_scores(self.training)}")
         if self.fog is not None:
@@ -172,6 +180,10 @@ def find(
     fitted = exposures is not None
     if test_cameras:
         held_out = evaluate(render_held_out, test_cameras, load_image, quantise=True, fitted=fitted)
+    posed = None
+    if test_cameras and stage.poses is not None:
+        moved = [stage.fitted_pose(camera, load_image(camera)) for camera in test_cameras]
+        posed = evaluate(render, moved, load_image, quantise=True, fitted=fitted)
     n = len(train_cameras)
     shown = min(n, N_TRAINING_VIEWS)
     chosen = [train_cameras[i * n // shown] for i in range(shown)]
@@ -180,6 +192,7 @@ def find(
         evaluate(render, chosen, load_image, quantise=True, fitted=fitted),
         sum(foggy) / len(foggy) if foggy else None,
         None if exposures is None else exposures.range(),
+        posed,
     )
 
 
