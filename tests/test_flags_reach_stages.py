@@ -43,7 +43,9 @@ STAGES_OF_FLAGS = {
     "t": "square_size texture_atlas texture_source postprocess_mesh postprocess_density_threshold "
     "postprocess_iterations export_glb",
     # Where and by whom things are computed is tested in test_device.py.
-    "": "device gpu rasterizer neighbors stop_after export_obj gs_output_dir demo doctor",
+    # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
+    "": "frames camera extraction_size max_features matcher mapper "
+    "device gpu rasterizer neighbors stop_after export_obj gs_output_dir demo doctor",
 }
 """Stages, by their initials, and the flags that change what they do."""
 

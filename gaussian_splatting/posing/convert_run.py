@@ -111,6 +111,14 @@ class Converted:
     n_points: int
     reprojection_error: float
 
+    def figures(self) -> dict[str, object]:
+        """What a report says beside time and memory."""
+        return {
+            "photographs_with_a_place": f"{self.n_registered} of {self.n_photographs}",
+            "points": self.n_points,
+            "reprojection_error_px": self.reprojection_error,
+        }
+
 
 @dataclass
 class _Work:
