@@ -23,6 +23,7 @@ from sugar_extractors.quality.mesh_quality import (
     compare_surfaces,
     read_reference,
 )
+from sugar_extractors.texture.placed_export import placed_path
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline.pipeline_pictures import mesh_picture_rows
 from sugar_pipeline.pipeline_report import StageRecord, write_report
@@ -178,7 +179,8 @@ def file_record(name: str, path: Path) -> StageRecord:
     recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
     figures = dict(recorded.get("result", {}))
     seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
-    beside = sorted(p for p in path.parent.iterdir() if p.stem == path.stem and p != path)
+    names = (path.stem, placed_path(path).stem)
+    beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]
     return StageRecord(
         name=name,
