@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +248,12 @@ def test_masks_hide_features_and_are_made_flat(room):
     assert all(camera.mask is not None for camera in scene.train_cameras)
     # The photographs' own masks are meant by a second call, not the flat ones.
     assert convert(ConvertOptions(room, posing=SMALL), Heard()).seconds == 0
+    # Where the background stood still it may show where the cameras were; the masks stay.
+    everywhere = replace(SMALL, masked_features=False)
+    convert(ConvertOptions(room, posing=everywhere), Heard())
+    with pycolmap.Database.open(str(room / "distorted" / "database.db")) as database:
+        assert database.read_keypoints(1)[:, 0].min() < WIDTH // 4
+    assert len(list((room / "masks").iterdir())) == N
 
 
 def test_masks_of_another_shape_are_refused(room):

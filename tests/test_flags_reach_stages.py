@@ -44,7 +44,7 @@ STAGES_OF_FLAGS = {
     "postprocess_iterations export_glb orient scale_factor known_distance",
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
-    "": "frames camera extraction_size max_features matcher mapper "
+    "": "frames camera masked_features extraction_size max_features matcher mapper "
     "device gpu rasterizer neighbors stop_after export_obj gs_output_dir demo doctor",
 }
 """Stages, by their initials, and the flags that change what they do."""

@@ -57,6 +57,8 @@ def test_the_verdict_follows_from_the_evidence():
     assert ends.advice == ["add photographs before 01 and after 18"]
     assert verdict_of(evidence(missing=tuple(range(8)))).word == "poor"
     assert verdict_of(evidence(spread=0.01)).word == "poor"
+    masked = verdict_of(evidence(missing=tuple(range(8)), masked=True))
+    assert "--masked_features False" in masked.advice[0]
     assert "do not zoom" in verdict_of(evidence(error=3.0)).advice[0]
 
 

@@ -37,6 +37,10 @@ class PosingOptions:
         1600, "longest side in pixels at which features are looked for; larger takes time and "
         "memory with its square and hardly makes positions better", parse=positive_int,
     )  # fmt: skip
+    masked_features: bool = _posing(
+        True, "look for features only where masks count. False: everywhere, for an object that "
+        "stood still before a background that shows more than it does", idle="without masks",
+    )  # fmt: skip
     max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)
     matcher: Matcher = _posing(
         "auto", "which photographs are compared. exhaustive: all with all; sequential: neighbours "

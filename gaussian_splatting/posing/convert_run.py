@@ -196,10 +196,12 @@ def _convert(work: _Work) -> Converted:
     if options.skip_matching:
         models = _models_of_others(work, photographs)
     else:
-        _find_features(work, photographs, masks, keys)
+        seen = masks if options.posing.masked_features else [None] * len(masks)
+        _find_features(work, photographs, seen, keys)
         _match(work, photographs, keys)
         models = _map(work, photographs, keys)
-    evidence = _evidence(work, photographs, models)
+    masked = any(masks) and options.posing.masked_features and not options.skip_matching
+    evidence = replace(_evidence(work, photographs, models), masked=masked)
     verdict = verdict_of(evidence)
     by_name = originals(photographs, masks)
     if not work.noted("flattening", keys["flat"]):
@@ -280,10 +282,11 @@ def _keys(
     posing, seed = work.options.posing, work.options.random_seed
     files = [[p.name, file_digest(p.path)] for p in photographs]
     hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
-    features = _digest(files, hidden, posing.camera, posing.extraction_size, posing.max_features)
+    blind = hidden if posing.masked_features else []
+    features = _digest(files, blind, posing.camera, posing.extraction_size, posing.max_features)
     matches = _digest(features, _matcher(work, len(photographs)), seed)
     models = _digest(matches, chosen_mapper(posing.mapper, len(photographs)), seed)
-    flat = _digest(models, work.options.resize, work.options.skip_matching)
+    flat = _digest(models, hidden, work.options.resize, work.options.skip_matching)
     return {"features": features, "matches": matches, "models": models, "flat": flat}
 
 

@@ -30,6 +30,12 @@ NARROW = 0.05
 """Extent of the cameras' path, in distances to what they see, below which depth is a guess."""
 
 
+_LESS_MASKED = (
+    "the masks leave too little to go by; if the background stood still, pass --masked_features "
+    "False, which uses them for all but the cameras"
+)
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What is known of all photographs, in their order.
@@ -45,6 +51,7 @@ class Evidence:
         error: Its mean reprojection error, pixels of the size that features were looked for at.
         shared: For each photograph of the largest model most points that it shares with another.
         spread: Extent of its camera path in median distances to the points.
+        masked: Whether features were looked for only where masks count.
     """
 
     names: Sequence[str]
@@ -57,6 +64,7 @@ class Evidence:
     error: float = 0.0
     shared: Mapping[str, int] | None = None
     spread: float = 1.0
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,10 +129,12 @@ def _why_nothing(evidence: Evidence) -> str:
     bare = [x for x in evidence.n_features if x < FEW_FEATURES]
     if len(blurred) > n / 2:
         reason = f"{len(blurred)} of them are blurred; hold the camera still, with more light"
+    elif len(bare) > n / 2 and evidence.masked:
+        reason = _LESS_MASKED
     elif len(bare) > n / 2:
         reason = (
             f"{len(bare)} of them show too little texture (fewer than {FEW_FEATURES} features); "
-            "put something patterned below the object, such as a newspaper, or widen the masks"
+            "put something patterned below the object, such as a newspaper"
         )
     elif evidence.matches:
         reason = (
@@ -179,6 +189,8 @@ def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
 
 def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
     advice = []
+    if evidence.masked and len(registered) < USABLE_SHARE * len(evidence.names):
+        advice.append(_LESS_MASKED)
     if evidence.spread < NARROW:
         advice.append("the camera hardly moved: walk around the object, do not turn on the spot")
     gaps = [_gap_text(evidence.names, run) for run in _gaps(evidence.names, registered)]
