@@ -4,7 +4,8 @@
 Of a scene with a COLMAP model some photographs, evenly spaced by name, are trained on and the
 others held out, at the same budget and seed for every variant. Points that fewer than two of the
 training photographs observe are left out, as a reconstruction of those photographs would not have
-them. Variants are ``reference``, ``robust``, ``exposure``, or several joined by ``+``.
+them. Variants are ``reference``, ``robust`` and its parts ``shell`` and ``dense``, ``exposure``, or
+several joined by ``+``.
 
 Shown are the PSNR of held-out views, that of training views beside it, and the share of held-out
 pixels in front of every point that their photograph observes. Look at ``views.png`` of each run
@@ -56,16 +57,22 @@ REFERENCE_LENGTH = 7_000
 """Iterations that the schedule is made for; a shorter run scales it."""
 
 
-def variant(name: str) -> tuple[RobustConfig, ExposureConfig]:
+def variant(name: str) -> VanillaConfig:
     """Settings by name.
 
     Raises:
         UserError: It is unknown.
     """
-    parts = name.split("+")
-    if not set(parts) <= {"reference", "robust", "exposure"}:
-        raise UserError(f"--variants {name}: reference, robust or exposure, joined by +")
-    return RobustConfig(robust="robust" in parts), ExposureConfig("exposure" in parts)
+    parts = set(name.split("+"))
+    if not parts <= {"reference", "robust", "shell", "dense", "exposure"}:
+        raise UserError(
+            f"--variants {name}: reference, robust, shell, dense or exposure, joined by +"
+        )
+    return VanillaConfig(
+        robustness=RobustConfig(robust=bool(parts & {"robust", "shell"})),
+        init="dense" if parts & {"robust", "dense"} else "sparse",
+        exposure=ExposureConfig("exposure" in parts),
+    )
 
 
 def with_few(scene: Scene, n_training: int) -> Scene:
@@ -101,12 +108,10 @@ def with_few(scene: Scene, n_training: int) -> Scene:
 def train(args: argparse.Namespace, scene: Path, n_training: int, name: str) -> dict[str, float]:
     """One run; returns what it found."""
     scale = args.iterations / REFERENCE_LENGTH
-    robust, exposure = variant(name)
-    config = VanillaConfig(
+    config = replace(
+        variant(name),
         iterations=args.iterations,
         random_seed=args.seed,
-        robustness=robust,
-        exposure=exposure,
         densification=DensificationConfig(max_gaussians=args.max_gaussians),
     ).with_schedule(scale)
     # Resets need some hundred iterations to recover from, whatever the length of the run.

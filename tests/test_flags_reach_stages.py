@@ -27,7 +27,7 @@ STAGES_OF_FLAGS = {
     "exposure_compensation",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
-    "v": "max_gaussians init_ply refine_poses robust",
+    "v": "max_gaussians init_ply refine_poses robust init",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
@@ -54,6 +54,7 @@ VALUES = {
     "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
     "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
+    "vertices_density_quantile": "0.05",
     "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip

@@ -19,6 +19,7 @@ from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement, with_mot
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.reporting.view_findings import POSED
 from gaussian_splatting.optim.rigid_motion import pose_gradient, rotation_generators
+from gaussian_splatting.optim.visited_adam import rate_at
 from gaussian_splatting.rasterization.reference import rasterize_reference, sh_basis_reference
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at
@@ -118,6 +119,21 @@ def test_motions_have_no_mean_and_only_cameras_that_were_used_step():
     assert poses.motions[0, 0] < 0 < poses.motions[3, 0]
     assert torch.equal(poses.motions[1], poses.motions[2])
     assert not poses.statistics().any()
+
+
+def test_the_rate_follows_from_how_often_a_run_shows_a_camera():
+    def way(last: int, n_cameras: int, views: int = 1) -> float:
+        config = PoseConfig.of_run(0, last, n_cameras, views)
+        rates = [
+            rate_at(config.rate, config.final_share, 0, last, i)
+            for i in range(0, last, max(1, n_cameras // views))
+        ]
+        return sum(rates)
+
+    assert way(4_000, 50) == pytest.approx(0.03, rel=0.03)
+    assert way(4_000, 100, 2) == pytest.approx(0.03, rel=0.03)
+    assert PoseConfig.of_run(0, 100, 50, 1).rate == 3e-3
+    assert PoseConfig.of_run(0, 100_000, 10, 1).rate == 2e-4
 
 
 def test_poses_wait_for_their_first_iteration():

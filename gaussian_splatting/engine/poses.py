@@ -8,6 +8,7 @@ is, and are pulled back to zero by a little.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,12 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.rigid_motion import pose_gradient
 from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
 from sugar_utils.errors import UserError
+
+WAY = 0.03
+"""Radians, and extents: twice what is worth repairing; a reconstruction that is worse is wrong."""
+
+RATES = (2e-4, 3e-3)
+"""Least and largest learning rate to begin with."""
 
 _MOTIONS = "pose_motions"
 _KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_steps": "steps"}
@@ -42,6 +49,14 @@ class PoseConfig:
     start: int = 500
     last: int = 30_000
     anchor: float = 0.1
+
+    @classmethod
+    def of_run(cls, start: int, last: int, n_cameras: int, views_per_step: int) -> PoseConfig:
+        """Rates with which a camera can go ``WAY`` in a run, which shows it so many times."""
+        n_visits = max(1.0, (last - start) * views_per_step / n_cameras)
+        share = cls.final_share
+        rate = WAY * math.log(1 / share) / ((1 - share) * n_visits)
+        return cls(rate=min(max(rate, RATES[0]), RATES[1]), start=start, last=last)
 
 
 class PoseRefinement:

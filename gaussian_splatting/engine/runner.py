@@ -32,6 +32,8 @@ class StageRun(Generic[Model]):
         loop: When to do what.
         build: Makes the stage of the initial model; may plan memory, and say so.
         results: Files of a finished run, the one that the next stage reads first.
+        enrich: Makes more of the initial model by looking at the photographs; not called where a
+            checkpoint is continued.
     """
 
     title: str
@@ -40,6 +42,7 @@ class StageRun(Generic[Model]):
     loop: LoopConfig
     build: Callable[[Model, ImageStore, Console], Stage]
     results: Sequence[Path]
+    enrich: Callable[[Model, ImageStore, Console], Model] | None = None
 
 
 class StageConfig(Protocol):
@@ -98,6 +101,8 @@ def run_stage(
                 console.info(f"finished already: {run.results[0]}")
                 return run.results[0]
             with shared_or_own_store(images, white, group.size) as store:
+                if run.enrich is not None and plan.payload is None:
+                    initial = run.enrich(initial, store, console)
                 stage = run.build(initial, store, console)
                 # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
                 del initial

@@ -29,6 +29,11 @@ def rgb_to_sh(colors: Tensor) -> Tensor:
     return (colors - 0.5) / SH_C0
 
 
+def sh_to_rgb(sh_dc: Tensor) -> Tensor:
+    """Colours in [0, 1], or beyond, of coefficients of band 0. Any shape"""
+    return sh_dc * SH_C0 + 0.5
+
+
 @wp.func
 def sh_basis(d: wp.vec3, degree: int) -> vec16:
     """Values of the 16 basis functions; those above ``degree`` are zero."""

@@ -37,7 +37,7 @@ class RobustConfig:
 
     robust: bool = flag(
         False, "against fog and floaters: begin with a sphere of Gaussians far outside, a place "
-        "for the sky and all else that the reconstruction has no points of",
+        "for the sky and all else that the reconstruction has no points of, and with --init dense",
         group="vanilla stage", parse=boolean, nargs="?", const=True,
         idle="with --gs_output_dir; with --init_ply that holds Gaussians",
     )  # fmt: skip

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
+from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.robust import shell_test, with_shell
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
@@ -200,7 +202,8 @@ def _prepared(
         products=(options.model_path / "point_cloud",),
     )
     results = (point_cloud_path(options.model_path, config.iterations),)
-    run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results)
+    enrich = _dense_start(scene, options)
+    run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results, enrich)
     return run, cloud
 
 
@@ -244,6 +247,19 @@ def _start(
     return initial_cloud(points.to(device), colors.to(device))
 
 
+def _dense_start(
+    scene: Scene, options: VanillaOptions
+) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
+    """What adds dense points to the initial Gaussians; None where it is not asked for."""
+    given = options.init_ply is not None and holds_gaussians(options.init_ply)
+    if given or not options.config.starts_dense:
+        return None
+    limit = options.config.densification.max_gaussians
+    return lambda cloud, store, console: with_dense_points(
+        cloud, scene, store.shown, limit, console.info
+    )
+
+
 def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> torch.Tensor:
     """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
     if hull is None or len(points) == 0:
@@ -280,7 +296,9 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
             "--refine_poses needs photographs from different positions; all cameras stand in one"
         )
     start = min(POSES_START, config.iterations // 5)
-    rates = PoseConfig(start=start, last=config.iterations)
+    rates = PoseConfig.of_run(
+        start, config.iterations, len(scene.train_cameras), config.optimizer.views_per_step
+    )
     return PoseRefinement(scene.train_cameras, scene.extent, rates)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ from sugar_utils.settings import flag
 INITIAL_OPACITY = 0.1
 SH_DEGREE = 3
 
+Init = Literal["sparse", "dense"]
+
 _flag = partial(flag, group="vanilla trainer")
 
 
@@ -94,9 +96,20 @@ class VanillaConfig:
         "that were found are written beside the result, and later stages use them",
         group="vanilla stage", idle="with --gs_output_dir",
     )  # fmt: skip
+    init: Init | None = flag(
+        None, "sparse: start from the points of the reconstruction; dense: and from points that "
+        "neighbouring photographs agree on; unset: dense with --robust, else sparse",
+        group="vanilla stage", choices=get_args(Init),
+        idle="with --gs_output_dir; with --init_ply that holds Gaussians",
+    )  # fmt: skip
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
     random_seed: int = random_seed()
+
+    @property
+    def starts_dense(self) -> bool:
+        """Whether dense points are looked for."""
+        return self.init == "dense" or (self.init is None and self.robustness.robust)
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
@@ -106,6 +119,9 @@ class VanillaConfig:
         if not self.refine_poses:
             # Left out, so that runs of earlier versions can be continued.
             values.pop("refine_poses")
+        values.pop("init")
+        if self.starts_dense:
+            values["init"] = "dense"
         chosen = {**self.exposure.identity(), **self.robustness.identity()}
         return {**values, **chosen, **self.optimizer.identity()}
 
