@@ -183,6 +183,7 @@ def _shown() -> dict[str, Callable[[float | None], str]]:
     return {
         "held-out PSNR": decibels,
         FITTED: decibels,
+        "held-out psnr in masks": decibels,
         "training PSNR": decibels,
         "fog share": share,
         "seconds": lambda value: f"{value:.0f}",

@@ -257,6 +257,8 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
     config = from_args(
         VanillaConfig, args, iterations=iterations, optimizer=coarse.config.optimizer
     )
+    if config.robustness.robust is None:
+        config = replace(config, robustness=replace(config.robustness, robust=True))
     return from_args(
         VanillaOptions,
         args,

@@ -142,12 +142,23 @@ def test_pixels_that_do_not_count_give_no_points(wall):
 def test_there_are_never_more_gaussians_than_allowed(wall):
     cloud = initial_cloud(torch.from_numpy(wall.points), torch.from_numpy(wall.points_rgb))
     told = []
-    found = with_dense_points(cloud, wall, photograph, 100, told.append)
+    found = with_dense_points(cloud, wall, photograph, None, 100, told.append)
     assert len(found) == 100
     assert torch.equal(found.means[:40], cloud.means)
     assert torch.allclose(found.sh_dc[:40], cloud.sh_dc, atol=1e-5)
     assert "dense start: 60 of " in told[0]
-    assert with_dense_points(cloud, wall, photograph, 40, told.append) is cloud
+    assert with_dense_points(cloud, wall, photograph, None, 40, told.append) is cloud
+
+
+def test_nothing_is_added_outside_of_the_masks(wall):
+    class LeftHalf:
+        def contains(self, points):
+            return points[:, 0] < 0
+
+    cloud = initial_cloud(torch.from_numpy(wall.points), torch.from_numpy(wall.points_rgb))
+    found = with_dense_points(cloud, wall, photograph, LeftHalf(), None, lambda line: None)
+    assert len(found) > 500
+    assert (found.means[40:, 0] < 0).all()
 
 
 def test_without_sparse_points_there_are_none(wall):

@@ -54,7 +54,7 @@ VALUES = {
     "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
     "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
-    "vertices_density_quantile": "0.05",
+    "vertices_density_quantile": "0.05", "robust": "False",
     "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip

@@ -19,6 +19,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.visual_hull import VisualHull
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.vanilla.plane_sweep import (
@@ -62,6 +63,7 @@ def with_dense_points(
     cloud: GaussianCloud,
     scene: Scene,
     load_image: Callable[[Camera], Tensor],
+    hull: VisualHull | None,
     limit: int | None,
     notify: Callable[[str], None],
 ) -> GaussianCloud:
@@ -71,10 +73,14 @@ def with_dense_points(
         cloud: Gaussians to start from, as of :func:`initial_cloud`.
         scene: Training views, and the sparse points that say how deep to search.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        hull: What masks say of the object; nothing is added outside of it.
         limit: Most Gaussians that are allowed; None for any number.
         notify: Is told what was found.
     """
     points, colors = dense_points(scene, load_image, cloud.means.device)
+    if hull is not None:
+        inside = hull.contains(points.to(cloud.means)).cpu()
+        points, colors = points[inside], colors[inside]
     n_found = len(points)
     room = MAX_POINTS if limit is None else min(MAX_POINTS, limit - len(cloud))
     if n_found > max(room, 0):

@@ -202,7 +202,7 @@ def _prepared(
         products=(options.model_path / "point_cloud",),
     )
     results = (point_cloud_path(options.model_path, config.iterations),)
-    enrich = _dense_start(scene, options)
+    enrich = _dense_start(scene, options, hull)
     run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results, enrich)
     return run, cloud
 
@@ -241,14 +241,16 @@ def _start(
     inside = _carved(points, hull, notices)
     points, colors = points[inside], colors[inside]
     rows = _thinned(len(points), limit, notices)
-    points, colors = with_shell(
-        points[rows], colors[rows], scene.train_cameras, scene.extent, options.config.robustness
-    )
+    points, colors = points[rows], colors[rows]
+    if hull is None:  # Far outside of an object there is nothing.
+        points, colors = with_shell(
+            points, colors, scene.train_cameras, scene.extent, options.config.robustness
+        )
     return initial_cloud(points.to(device), colors.to(device))
 
 
 def _dense_start(
-    scene: Scene, options: VanillaOptions
+    scene: Scene, options: VanillaOptions, hull: VisualHull | None
 ) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
     """What adds dense points to the initial Gaussians; None where it is not asked for."""
     given = options.init_ply is not None and holds_gaussians(options.init_ply)
@@ -256,7 +258,7 @@ def _dense_start(
         return None
     limit = options.config.densification.max_gaussians
     return lambda cloud, store, console: with_dense_points(
-        cloud, scene, store.shown, limit, console.info
+        cloud, scene, store.shown, hull, limit, console.info
     )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -201,7 +201,8 @@ class MeshOptions(CaptureOptions):
         }
         skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
         skipped |= {"grid_resolution"} if self.mesh_extractor != "marching_cubes" else {"poisson"}
-        values = {name: v for name, v in asdict(self).items() if name not in skipped}
+        decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
+        values = {name: v for name, v in asdict(decided).items() if name not in skipped}
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
         return values
