@@ -152,7 +152,7 @@ def fitted_psnr(options: VanillaOptions, scene: Scene) -> float:
 
     with ImageStore() as images:
         return evaluate(
-            render, scene.test_cameras, images.get, quantise=True, fitted=True
+            render, scene.test_cameras, images.shown, quantise=True, fitted=True
         ).fitted_psnr
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from gaussian_splatting.posing.convert_options import convert_parser
 from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
 from sugar_extractors.mesh.mesh_options import mesh_parser
 from sugar_extractors.texture.texture_options import texture_parser
@@ -35,6 +36,7 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
     "extract_refined_mesh_with_texture.py": texture_parser,
     "metrics.py": metrics_parser,
     "gaussian_splatting/train.py": vanilla_parser,
+    "gaussian_splatting/convert.py": convert_parser,
 }
 """Every entry point and what makes its parser."""
 

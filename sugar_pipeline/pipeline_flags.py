@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gaussian_splatting.compute import BackendFlags, DeviceFlags
 from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.posing.convert_options import PosingOptions
 from gaussian_splatting.shared_flags import ScheduleFlags
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
@@ -149,6 +150,7 @@ def full_parser(description: str | None) -> argparse.ArgumentParser:
     _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",))
     for settings in (FullFlags, VanillaOptions):
         add_flags(parser, settings, _full, "vanilla stage")
+    add_flags(parser, PosingOptions)
     return parser
 
 

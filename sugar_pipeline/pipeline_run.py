@@ -13,6 +13,7 @@ import torch
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.posing.convert_run import convert
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.quality.any_mesh import read_any_mesh
@@ -22,6 +23,7 @@ from sugar_extractors.quality.mesh_quality import (
     compare_surfaces,
     read_reference,
 )
+from sugar_extractors.texture.placed_export import placed_path
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline.pipeline_pictures import mesh_picture_rows
 from sugar_pipeline.pipeline_report import StageRecord, write_report
@@ -121,6 +123,12 @@ def _stages(
     """Title of every stage that runs, whether it trains, and its function."""
     coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization_type}"
 
+    def cameras() -> StageRecord:
+        found = convert(plan.convert, console)
+        outputs = [path for path in (found.page, found.root / "sparse" / "0") if path is not None]
+        return StageRecord("camera positions", found.seconds, found.peak_bytes, outputs,
+                           figures=found.figures())  # fmt: skip
+
     def vanilla() -> StageRecord:
         ply = train_vanilla(plan.vanilla, images)
         return training_record("vanilla 3DGS", plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
@@ -143,6 +151,7 @@ def _stages(
         return file_record("textured mesh", result.textured)
 
     wanted = (
+        (plan.convert, "camera positions", False, cameras),
         (plan.vanilla, "vanilla 3DGS", True, vanilla),
         (plan.coarse, coarse_title, True, coarse),
         (plan.mesh, "coarse mesh", False, mesh),
@@ -170,7 +179,8 @@ def file_record(name: str, path: Path) -> StageRecord:
     recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
     figures = dict(recorded.get("result", {}))
     seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
-    beside = sorted(p for p in path.parent.iterdir() if p.stem == path.stem and p != path)
+    names = (path.stem, placed_path(path).stem)
+    beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]
     return StageRecord(
         name=name,

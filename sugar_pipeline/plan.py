@@ -14,6 +14,8 @@ from typing import Any
 
 from gaussian_splatting.engine.session import RunOptions
 from gaussian_splatting.optim.schedule import scaled
+from gaussian_splatting.posing.convert_options import ConvertOptions
+from gaussian_splatting.posing.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.vanilla.vanilla_options import budget_notices
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
@@ -31,6 +33,7 @@ from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_box
 from sugar_utils.settings import from_args, require_given
+from sugar_utils.torchrun import Launch
 
 MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
@@ -45,6 +48,7 @@ class PipelinePlan:
         refine: Refinement.
         texture: Texture baking.
         vanilla: Vanilla stage before all others; None where a checkpoint is given.
+        convert: Finding the cameras before that; None where the scene has some.
         notices: Lines to print at the start.
     """
 
@@ -53,12 +57,13 @@ class PipelinePlan:
     refine: RefineOptions | None = None
     texture: TextureOptions | None = None
     vanilla: VanillaOptions | None = None
+    convert: ConvertOptions | None = None
     notices: tuple[str, ...] = ()
 
     @property
     def n_stages(self) -> int:
         """Stages that run."""
-        stages = (self.vanilla, self.coarse, self.mesh, self.refine, self.texture)
+        stages = (self.convert, self.vanilla, self.coarse, self.mesh, self.refine, self.texture)
         return sum(stage is not None for stage in stages)
 
     def settings(self) -> dict[str, Any]:
@@ -114,11 +119,36 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
 def full_plan(args: argparse.Namespace) -> PipelinePlan:
     """Plan of ``train_full_pipeline.py``: a vanilla stage, if none is given, before the others.
 
+    Photographs without cameras, and videos, get a stage that finds them before all others.
+
     Raises:
         UserError: As :func:`train_plan`.
     """
     args = argparse.Namespace(**vars(args))
     require_given(args, CoarseOptions, "scene_path")
+    convert = _convert_options(args)
+    args.scene_path = scene_root(args.scene_path)
+    return replace(_trained_plan(args), convert=convert)
+
+
+def _convert_options(args: argparse.Namespace) -> ConvertOptions | None:
+    """How to find the cameras of photographs or of a video; None where there are some.
+
+    Raises:
+        UserError: Several processes were started, of which each would wait for one.
+    """
+    if not needs_cameras(args.scene_path):
+        return None
+    if Launch.read().size > 1:
+        raise UserError(
+            f"{args.scene_path}: has no cameras yet; let one process find them first: "
+            f"python gaussian_splatting/convert.py -s {args.scene_path}"
+        )
+    return from_args(ConvertOptions, args, source_path=args.scene_path, overwrite=False)
+
+
+def _trained_plan(args: argparse.Namespace) -> PipelinePlan:
+    """Plan of the stages that train, for a scene that has its cameras by then."""
     args.iteration_to_load = args.vanilla_iterations
     if args.gs_output_dir is not None:
         args.checkpoint_path = args.gs_output_dir

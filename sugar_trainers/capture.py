@@ -34,7 +34,8 @@ class CaptureOptions:
     """
 
     scene_path: Path = flag(
-        MISSING, "scene folder (images/ and sparse/0/); needed", group="input", short="-s",
+        MISSING, "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
+        "folder of photographs without cameras and a video, too", group="input", short="-s",
         parse=Path, idle="with --demo",
     )  # fmt: skip
     checkpoint_path: Path = flag(

@@ -43,9 +43,11 @@ STAGES_OF_FLAGS = {
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms",
     "t": "square_size texture_atlas texture_source postprocess_mesh postprocess_density_threshold "
-    "postprocess_iterations export_glb",
+    "postprocess_iterations export_glb orient scale_factor known_distance",
     # Where and by whom things are computed is tested in test_device.py.
-    "": "device gpu rasterizer neighbors stop_after export_obj gs_output_dir demo doctor",
+    # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
+    "": "frames camera masked_features extraction_size max_features matcher mapper "
+    "device gpu rasterizer neighbors stop_after export_obj gs_output_dir demo doctor",
 }
 """Stages, by their initials, and the flags that change what they do."""
 
@@ -56,7 +58,8 @@ VALUES = {
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
-    "high_poly": "True", "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
+    "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
+    "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip
 """Values that the general rule does not find."""
 
@@ -152,7 +155,7 @@ def test_a_flag_changes_the_settings_of_the_stages_it_is_for(script, action):
     flag = next(flag for flag in action.option_strings if flag.startswith("--"))
     # A box has two corners or none.
     before = plan_of(script, *([] if action.dest.startswith("bbox") else beside))
-    after = plan_of(script, *beside, flag, other_value(action))
+    after = plan_of(script, *beside, flag, *other_value(action).split(" "))
     changed = {
         initial
         for initial, stage in STAGES.items()
@@ -176,7 +179,7 @@ def fields_named(settings: object, name: str) -> Iterator[object]:
 def test_a_stage_that_has_the_field_of_a_flag_holds_its_value(script, action):
     flag = next(flag for flag in action.option_strings if flag.startswith("--"))
     make_parser, make_plan, inputs = SCRIPTS[script]
-    words = [*inputs, *BESIDE.get(action.dest, []), flag, other_value(action)]
+    words = [*inputs, *BESIDE.get(action.dest, []), flag, *other_value(action).split(" ")]
     args = make_parser(None).parse_args(words)
     plan, value = make_plan(args), getattr(args, action.dest)
     for stage in STAGES.values():

@@ -28,6 +28,8 @@ from tests.support.repository import (
 )
 
 RUNNERS = {
+    "gaussian_splatting.posing.convert_options",
+    "gaussian_splatting.posing.convert_run",
     "gaussian_splatting.vanilla.vanilla_options",
     "gaussian_splatting.vanilla.vanilla_run",
     "sugar_extractors.quality.mesh_report",

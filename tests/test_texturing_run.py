@@ -100,6 +100,22 @@ def test_a_finished_run_is_not_repeated_and_another_is_refused(inputs, tmp_path,
     assert (tmp_path / f"{NAME}.png").is_file()
 
 
+def test_a_copy_in_metres_is_made_of_the_finished_mesh(inputs, tmp_path, capsys):
+    assert texture(inputs, tmp_path) == 0
+    before = {path: path.read_bytes() for path in tmp_path.glob(f"{NAME}.*")}
+    first, second = inputs[0].cameras[1], inputs[0].cameras[2]
+    words = ("--orient", "up", "--known_distance", first.name, second.name, 3)
+    assert texture(inputs, tmp_path, *words) == 0
+    assert "exists already" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in tmp_path.glob(f"{NAME}.*")} == before
+    assert (tmp_path / f"{NAME}_placed.glb").is_file()
+    matrix = np.array(json.loads((tmp_path / f"{NAME}_placed.json").read_text())["matrix"])
+    apart = matrix[:3, :3] @ (first.center - second.center)
+    assert np.linalg.norm(apart) == pytest.approx(3)
+    assert texture(inputs, tmp_path, "--known_distance", first.name, "nobody.png", 3) == 2
+    assert "nobody.png: neither a photograph" in capsys.readouterr().err
+
+
 def test_a_stranger_is_not_replaced(inputs, tmp_path, capsys):
     (tmp_path / f"{NAME}.obj").write_text("mine")
     assert texture(inputs, tmp_path) == 2

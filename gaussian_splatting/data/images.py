@@ -231,8 +231,8 @@ class ImageFolder:
     def __init__(self, root: Path, recursive: bool = True) -> None:
         self.root = root
         self._recursive = recursive
-        self._folders: dict[str, _NameIndex] = {}
-        self._tree: tuple[_NameIndex, _NameIndex] | None = None
+        self._folders: dict[str, NameIndex] = {}
+        self._tree: tuple[NameIndex, NameIndex] | None = None
 
     def find(self, name: str) -> Path | None:
         """Path of the image called ``name``; None if there is none or the choice is unclear."""
@@ -247,15 +247,15 @@ class ImageFolder:
                 match = by_basename.find(name, unique=True)
         return None if match is None else self.root / match
 
-    def _folder(self, parent: PurePosixPath) -> _NameIndex:
+    def _folder(self, parent: PurePosixPath) -> NameIndex:
         key = parent.as_posix()
         if key not in self._folders:
             folder = self.root / parent
             found = folder.iterdir() if folder.is_dir() else ()
-            self._folders[key] = _NameIndex([(parent / path.name).as_posix() for path in found])
+            self._folders[key] = NameIndex([(parent / path.name).as_posix() for path in found])
         return self._folders[key]
 
-    def _whole_tree(self) -> tuple[_NameIndex, _NameIndex]:
+    def _whole_tree(self) -> tuple[NameIndex, NameIndex]:
         """All images below the root, by path and by name alone."""
         if self._tree is None:
             found = self.root.rglob("*") if self.root.is_dir() else ()
@@ -266,11 +266,11 @@ class ImageFolder:
                     "photographs with --images"
                 )
             paths = [path.relative_to(self.root).as_posix() for path in found]
-            self._tree = _NameIndex(paths), _NameIndex(paths, lambda path: path.rpartition("/")[2])
+            self._tree = NameIndex(paths), NameIndex(paths, lambda path: path.rpartition("/")[2])
         return self._tree
 
 
-class _NameIndex:
+class NameIndex:
     """Image paths by the names they may be asked for under, without regard to case."""
 
     def __init__(self, paths: Iterable[str], name_of: Callable[[str], str] = str) -> None:

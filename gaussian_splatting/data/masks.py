@@ -228,7 +228,8 @@ def _check(camera: Camera) -> None:
     if mask is None:
         return
     width, height = image_size(mask.path)
-    source = camera.source_path or camera.image_path
+    # Of an undistorted copy the mask may be that of the original, which has another size.
+    source = camera.source_path
     expected = (camera.width, camera.height) if source is None else image_size(source)
     # Each side of a scaled image is off by less than one pixel of the scaled size.
     slack = max(sum(expected), width + height)

@@ -244,7 +244,7 @@ def _nothing_found(root: Path) -> UserError:
     return UserError(
         f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
         "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
-        "transforms.json; run COLMAP first or check -s"
+        "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
     )
 
 

@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -63,7 +63,9 @@ def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
     return [obj_path.with_suffix(suffix) for suffix in suffixes]
 
 
-def write_textured_mesh(obj_path: Path, mesh: TexturedMesh, *, glb: bool = True) -> list[Path]:
+def write_textured_mesh(
+    obj_path: Path, mesh: TexturedMesh, *, glb: bool = True, y_up: bool = False
+) -> list[Path]:
     """Write OBJ, MTL, PNG and, if wanted, GLB.
 
     Nothing is replaced before everything is written, and the OBJ comes last: it never refers to a
@@ -73,6 +75,7 @@ def write_textured_mesh(obj_path: Path, mesh: TexturedMesh, *, glb: bool = True)
         obj_path: File to write; the others lie beside it.
         mesh: What to write.
         glb: Whether to write the one-file form, too.
+        y_up: Whether the mesh stands upright already, as :func:`glb_chunks` wants to know.
 
     Returns:
         The files, the OBJ last.
@@ -84,16 +87,17 @@ def write_textured_mesh(obj_path: Path, mesh: TexturedMesh, *, glb: bool = True)
     with ExitStack() as stack:
         # The last one to be entered takes its final name first.
         targets = {path: stack.enter_context(atomic_path(path)) for path in reversed(paths)}
-        write_mesh_files(targets, mesh)
+        write_mesh_files(targets, mesh, y_up)
     return paths
 
 
-def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh) -> None:
+def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: bool = False) -> None:
     """Write the files of a textured mesh under other names than they will have.
 
     Args:
         targets: For each of :func:`mesh_files` where to write it.
         mesh: What to write.
+        y_up: As in :func:`glb_chunks`.
 
     Raises:
         UserError: The GLB would be larger than the format can hold.
@@ -107,7 +111,7 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh) -> None:
         _write_chunks(file, obj_chunks(mesh, names[".mtl"].name))
     if ".glb" in names:
         with targets[names[".glb"]].open("wb") as file:
-            _write_chunks(file, glb_chunks(mesh, png, names[".glb"]))
+            _write_chunks(file, glb_chunks(mesh, png, names[".glb"], y_up))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -139,7 +143,7 @@ def _lines(pattern: str, rows: np.ndarray) -> Iterator[bytes]:
         yield (pattern * len(chunk) % tuple(chunk.ravel().tolist())).encode()
 
 
-def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path) -> Iterator[bytes]:
+def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path, y_up: bool = False) -> Iterator[bytes]:
     """A binary glTF 2.0 file in parts: one mesh, its picture inside, no lighting.
 
     glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward:
@@ -151,10 +155,13 @@ def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path) -> Iterator[bytes]:
         mesh: What to write.
         png: Its picture as a file.
         path: Named in the error.
+        y_up: Whether the mesh has the axes of glTF already, and is not turned.
 
     Raises:
         UserError: Past the 4 GiB that the format can hold.
     """
+    if not y_up:
+        mesh = replace(mesh, vertices=_upright(mesh.vertices))
     n_corners = 3 * mesh.n_faces
     sizes = [12 * n_corners, 8 * n_corners, len(png)]
     padding = b"\0" * (-sizes[-1] % 4)
@@ -167,7 +174,7 @@ def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path) -> Iterator[bytes]:
     yield struct.pack("<4sII", b"glTF", 2, total)
     yield struct.pack("<I4s", len(header), b"JSON") + header
     yield struct.pack("<I4s", n_binary, b"BIN\0")
-    vertices = _upright(mesh.vertices).cpu()
+    vertices = mesh.vertices.float().cpu()
     faces, uvs = mesh.faces.cpu(), mesh.uvs.cpu()
     for first in range(0, mesh.n_faces, _CHUNK_ROWS):
         yield vertices[faces[first : first + _CHUNK_ROWS]].numpy().astype("<f4").tobytes()
@@ -191,7 +198,7 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], n_binary: int) -> dict[str, Any]
     ]
     for view in views[:2]:
         view["target"] = _ARRAY_BUFFER
-    corners = _upright(mesh.vertices[mesh.faces.unique()])
+    corners = mesh.vertices[mesh.faces.unique()].float()
     accessor = {"componentType": _FLOAT32, "count": 3 * mesh.n_faces}
     bounds = {"min": corners.amin(dim=0).tolist(), "max": corners.amax(dim=0).tolist()}
     return {

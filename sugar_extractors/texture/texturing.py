@@ -25,6 +25,7 @@ from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish
+from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
 from sugar_extractors.texture.postprocess import (
     DENSITY_THRESHOLD,
     ITERATIONS,
@@ -69,6 +70,7 @@ class TextureOptions(CaptureOptions):
 
     Attributes:
         baking: How colours are gathered.
+        placement: How a copy for other programs is turned and scaled.
     """
 
     refined_model_path: Path = _alone(
@@ -103,6 +105,7 @@ class TextureOptions(CaptureOptions):
         ITERATIONS, "rings of border triangles to peel off", parse=non_negative_int
     )
     export_glb: bool = _flag(True, "write the textured mesh as one .glb file, too")
+    placement: PlacementOptions = PlacementOptions()
     white_background: bool = white_background()
     random_seed: int = _alone(
         0, "seed of the initial points of a scene without points; textures do not depend on it"
@@ -186,15 +189,22 @@ def extract_textured_mesh(
     identity = Identity(options.identity(), options.inputs(scene), options.sources())
     # Read before the output's folder is touched, unless there is a result that makes it needless.
     cloud = None if options.obj_path.exists() else _read_model(options, model, console)
+    # Photographs that are named wrong are told of before the work.
+    scale_of([*scene.original_train_cameras, *scene.original_test_cameras], options.placement)
     with alone_with(options.obj_path, OUTPUT_FLAG):
         files = mesh_files(options.obj_path, options.export_glb)
         if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
             console.info(f"exists already: {options.obj_path}")
-            return options.obj_path
-        remove_stale_temporaries(options.obj_path.parent)
-        cloud = cloud or _read_model(options, model, console)
-        with shared_or_own_store(images, options.white_background) as store:
-            _texture(options, identity, cloud.to(options.compute.device), scene, store, console)
+        else:
+            remove_stale_temporaries(options.obj_path.parent)
+            cloud = cloud or _read_model(options, model, console)
+            with shared_or_own_store(images, options.white_background) as store:
+                cloud = cloud.to(options.compute.device)
+                _texture(options, identity, cloud, scene, store, console)
+        if options.placement.wanted:
+            write_placed(
+                options.obj_path, scene, options.placement, options.export_glb, console.info
+            )
     return options.obj_path
 
 

@@ -24,7 +24,8 @@ FLOORS = (
 
 def entry_points() -> list[Path]:
     """All scripts that a user starts."""
-    return [*sorted(ROOT.glob("*.py")), ROOT / "gaussian_splatting" / "train.py"]
+    inside = [ROOT / "gaussian_splatting" / name for name in ("convert.py", "train.py")]
+    return [*sorted(ROOT.glob("*.py")), *inside]
 
 
 def production_files() -> list[Path]:

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well ``convert.py`` finds cameras that are known, in which time and memory.
+
+``python benchmarks/convert.py SCENE ... [--case photographs|video|masks]`` copies the photographs
+of COLMAP scenes into a bare folder, or makes a video of them (H.264, one frame per photograph),
+finds the cameras anew, and compares them with those of the scene after the best similarity
+transform.
+
+Positions are in % of the extent of the known cameras (1.1 times the largest distance from their
+mean), rotations in degrees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from PIL import Image
+
+from gaussian_splatting.data.cameras import Camera, camera_extent
+from gaussian_splatting.data.colmap import find_model, read_colmap
+from gaussian_splatting.data.images import ImageFolder
+from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
+from gaussian_splatting.posing.convert_run import Converted, convert
+from gaussian_splatting.posing.photographs import natural_order
+from sugar_utils.console import Console
+from sugar_utils.memory import format_bytes
+
+CASES = ("photographs", "video", "masks")
+FRAMES_PER_SECOND = 10
+_HEADER = ("case", "placed", "rotation median", "max", "position median", "max", "error px",
+           "points", "time", "peak memory")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far found cameras are from known ones.
+
+    Attributes:
+        rotation: Degrees. (N,)
+        position: Percent of the extent of the known cameras. (N,)
+    """
+
+    rotation: np.ndarray
+    position: np.ndarray
+
+
+def cameras_of(root: Path) -> dict[str, Camera]:
+    """Cameras of a COLMAP scene by the stems of their names."""
+    model = read_colmap(
+        find_model(root), ImageFolder(root / "images"), missing_ok=True, notify=lambda _: None
+    )
+    return {Path(camera.name).stem: camera for camera in model.cameras}
+
+
+def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
+    """Errors of found cameras after the similarity that brings their centres together best.
+
+    The similarity is that of Umeyama (1991).
+    """
+    names = sorted(set(found) & set(known))
+    a = np.stack([found[name].center for name in names])
+    b = np.stack([known[name].center for name in names])
+    a0, b0 = a.mean(axis=0), b.mean(axis=0)
+    u, s, vt = np.linalg.svd((b - b0).T @ (a - a0))
+    sign = np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt))])
+    rotation = u @ sign @ vt
+    scale = float((s * np.diag(sign)).sum() / ((a - a0) ** 2).sum())
+    moved = scale * (a - a0) @ rotation.T + b0
+    extent = camera_extent([known[name] for name in names])
+    angles = []
+    for name in names:
+        turned = found[name].rotation @ rotation.T @ known[name].rotation.T
+        angles.append(np.degrees(np.arccos(np.clip((np.trace(turned) - 1) / 2, -1, 1))))
+    return Errors(np.array(angles), 100 * np.linalg.norm(moved - b, axis=1) / extent)
+
+
+def write_video(files: list[Path], path: Path) -> None:
+    """A video with one frame per file, H.264 where this build of PyAV has it."""
+    import av
+
+    with av.open(str(path), "w") as container, Image.open(files[0]) as first:
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        stream = container.add_stream(codec, rate=FRAMES_PER_SECOND)
+        # The format wants even sides.
+        stream.width, stream.height = first.width // 2 * 2, first.height // 2 * 2
+        stream.pix_fmt = "yuv420p"
+        stream.bit_rate = 8_000_000
+        for file in files:
+            with Image.open(file) as picture:
+                box = (0, 0, stream.width, stream.height)
+                frame = av.VideoFrame.from_image(picture.convert("RGB").crop(box))
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def run_case(scene: Path, case: str, folder: Path, args: argparse.Namespace) -> list[str]:
+    """One row of the table."""
+    files = sorted((scene / "images").iterdir(), key=lambda path: natural_order(path.name))
+    target = folder / f"{scene.name}_{case}"
+    source = target
+    if case == "video":
+        source = target.with_suffix(".mp4")
+        write_video(files, source)
+    else:
+        shutil.copytree(scene / "images", target / "images")
+    if case == "masks":
+        shutil.copytree(scene / "masks", target / "masks")
+    options = ConvertOptions(
+        source,
+        posing=PosingOptions(camera=args.camera, matcher=args.matcher, mapper=args.mapper),
+        masks=MaskOptions(masks=None if case == "masks" else "none"),
+    )
+    result = convert(options, Console())
+    found = cameras_of(result.root)
+    if case == "video":
+        found = {files[int(name.rpartition("_")[2])].stem: c for name, c in found.items()}
+    return row(f"{scene.name}, {case}", result, pose_errors(found, cameras_of(scene)))
+
+
+def row(title: str, result: Converted, errors: Errors) -> list[str]:
+    """The figures of one case."""
+    return [
+        title,
+        f"{result.n_registered} of {result.n_photographs}",
+        f"{np.median(errors.rotation):.3f}",
+        f"{errors.rotation.max():.3f}",
+        f"{np.median(errors.position):.3f} %",
+        f"{errors.position.max():.3f} %",
+        f"{result.reprojection_error:.2f}",
+        f"{result.n_points:,}",
+        f"{result.seconds:.0f} s",
+        format_bytes(result.peak_bytes),
+    ]
+
+
+def main() -> None:
+    """Run the cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenes", nargs="+", type=Path)
+    parser.add_argument("--case", action="append", choices=CASES)
+    parser.add_argument("--camera")
+    parser.add_argument("--matcher", default="auto")
+    parser.add_argument("--mapper", default="auto")
+    parser.add_argument("--keep", type=Path, help="folder to leave the scenes in")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [
+            run_case(scene, case, folder, args)
+            for scene in args.scenes
+            for case in args.case or ["photographs"]
+        ]
+    print(f"| {' | '.join(_HEADER)} |\n|{' --- |' * len(_HEADER)}")
+    for cells in rows:
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

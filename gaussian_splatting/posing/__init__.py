@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From photographs or a video to cameras: what ``convert.py`` does."""

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of ``convert.py``, and what they mean together."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import MISSING, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.posing.mapping import Mapper
+from gaussian_splatting.posing.matching import MAX_EXHAUSTIVE, Matcher
+from sugar_utils.flags import non_negative_int, optional_str, positive_int
+from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
+
+_posing = partial(flag, group="camera positions")
+_convert = partial(flag, group="scene")
+_inert = partial(flag, group="accepted for old commands", idle="always; it says so")
+_COLMAP = "COLMAP's Python edition does the work"
+
+
+@dataclass(frozen=True)
+class PosingOptions:
+    """How camera positions are found."""
+
+    frames: int = _posing(
+        150, "frames to take of a video at most: the sharpest of as many intervals, without those "
+        "in which nothing has moved", parse=positive_int, idle="with photographs",
+    )  # fmt: skip
+    camera: str | None = _posing(
+        None, "COLMAP's model of the lens; unset: OPENCV, and SIMPLE_RADIAL for cameras that took "
+        "fewer than 10 of the photographs", parse=optional_str,
+    )  # fmt: skip
+    extraction_size: int = _posing(
+        1600, "longest side in pixels at which features are looked for; larger takes time and "
+        "memory with its square and hardly makes positions better", parse=positive_int,
+    )  # fmt: skip
+    masked_features: bool = _posing(
+        True, "look for features only where masks count. False: everywhere, for an object that "
+        "stood still before a background that shows more than it does", idle="without masks",
+    )  # fmt: skip
+    max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)
+    matcher: Matcher = _posing(
+        "auto", "which photographs are compared. exhaustive: all with all; sequential: neighbours "
+        "in order, and similar ones; similar: each with the 30 that show most of the same; auto: "
+        f"exhaustive up to {MAX_EXHAUSTIVE}, beyond that sequential for videos, else similar",
+        choices=get_args(Matcher),
+    )  # fmt: skip
+    mapper: Mapper = _posing(
+        "auto", "incremental: one photograph after the other; global: all at once, for thousands; "
+        "auto: incremental up to 500", choices=get_args(Mapper),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InertConvertFlags:
+    """Flags of the original that old commands carry; using one says that it does nothing."""
+
+    no_gpu: bool = _inert(False, "it runs on the processor anyway", action="store_true")
+    colmap_executable: str | None = _inert(None, _COLMAP)
+    magick_executable: str | None = _inert(None, "Pillow does the resizing")
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What ``convert.py`` is asked for.
+
+    Attributes:
+        notices: Lines to print at the start.
+    """
+
+    source_path: Path = _convert(
+        MISSING, "folder with photographs in input/, images/ or the folder itself, or a video; the "
+        "scene of VIDEO.mp4 is the folder VIDEO", short="-s", parse=Path,
+        missing="name a folder with photographs, or a video",
+    )  # fmt: skip
+    resize: bool = _convert(
+        False, "write images_2, images_4 and images_8 as well, at a half, a quarter, an eighth",
+        action="store_true",
+    )  # fmt: skip
+    skip_matching: bool = _convert(
+        False, "take the cameras from distorted/sparse/0, by COLMAP or an earlier call",
+        action="store_true",
+    )  # fmt: skip
+    overwrite: bool = _convert(
+        False, "find cameras anew where the scene has some; old ones of other programs are kept "
+        "in distorted/"
+    )  # fmt: skip
+    random_seed: int = _convert(0, "of what is drawn while matching and mapping",
+                                parse=non_negative_int)  # fmt: skip
+    posing: PosingOptions = field(default_factory=PosingOptions)
+    masks: MaskOptions = field(default_factory=MaskOptions)
+    notices: tuple[str, ...] = ()
+
+
+def convert_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of ``gaussian_splatting/convert.py``, spelled as in the original."""
+    parser = parser_of(description)
+    # What masks hide gives no features, whatever the training makes of it.
+    add_flags(parser, ConvertOptions, "scene", "camera positions")
+    add_flags(parser, MaskOptions)
+    add_flags(parser, InertConvertFlags)
+    return parser
+
+
+def convert_options(args: argparse.Namespace) -> ConvertOptions:
+    """What was asked for.
+
+    Raises:
+        UserError: A flag that is needed is missing.
+    """
+    notices = tuple(
+        f"--{inert.name} has no effect: {inert.help}"
+        for inert in flags_of(InertConvertFlags)
+        if getattr(args, inert.name) not in (None, False)
+    )
+    return from_args(ConvertOptions, args, notices=notices)

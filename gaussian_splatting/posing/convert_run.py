@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From photographs or a video to a scene with cameras, step by step; a second call goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera, ViewMask
+from gaussian_splatting.data.masks import with_masks
+from gaussian_splatting.posing.convert_options import ConvertOptions
+from gaussian_splatting.posing.convert_page import camera_map, convert_page
+from gaussian_splatting.posing.features import create_database, extract_features
+from gaussian_splatting.posing.flat_scene import (
+    Original,
+    originals,
+    write_flat_model,
+    write_flat_pictures,
+)
+from gaussian_splatting.posing.mapping import (
+    Models,
+    chosen_mapper,
+    map_photographs,
+    read_models,
+)
+from gaussian_splatting.posing.matching import (
+    chosen_matcher,
+    match_pairs,
+    pairs_to_match,
+    verified_matches,
+)
+from gaussian_splatting.posing.photographs import (
+    Photograph,
+    described_photographs,
+    read_grey,
+    sharpness,
+    told_photographs,
+)
+from gaussian_splatting.posing.scene_folder import (
+    PAGE,
+    WORK,
+    Source,
+    find_source,
+    note,
+    original_masks,
+    publish,
+    read_record,
+    require_free,
+)
+from gaussian_splatting.posing.verdict import Evidence, Verdict, model_facts, verdict_of
+from gaussian_splatting.posing.video_frames import extract_frames
+from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, file_digest, write_json_atomic
+from sugar_utils.html import write_page
+from sugar_utils.locks import exclusive
+from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.schemas import Coordinate, Count, read_checked
+
+OUTCOME = "outcome.json"
+"""What came out, for programs, in the folder of work."""
+
+_SHARPNESS_SIDE = 800
+_FEWEST = 3
+
+
+class Outcome(msgspec.Struct):
+    """``outcome.json``, as far as it is read again."""
+
+    line: str
+    registered: Count
+    photographs: Count
+    points: Count
+    reprojection_error: Coordinate
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A scene with cameras.
+
+    Attributes:
+        root: Scene folder.
+        page: The page about it; None if it could not be written.
+        line: What came out.
+        seconds: Time of all steps of this call.
+        peak_bytes: Most memory in use.
+        n_registered: Photographs with a place.
+        n_photographs: Photographs in all.
+        n_points: Points of the model.
+        reprojection_error: Mean, in pixels of the size that features were looked for at.
+    """
+
+    root: Path
+    page: Path | None
+    line: str
+    seconds: float
+    peak_bytes: int
+    n_registered: int
+    n_photographs: int
+    n_points: int
+    reprojection_error: float
+
+    def figures(self) -> dict[str, object]:
+        """What a report says beside time and memory."""
+        return {
+            "photographs_with_a_place": f"{self.n_registered} of {self.n_photographs}",
+            "points": self.n_points,
+            "reprojection_error_px": self.reprojection_error,
+        }
+
+
+@dataclass
+class _Work:
+    """A call under way."""
+
+    source: Source
+    options: ConvertOptions
+    console: Console
+    steps: list[tuple[str, float, int]] = field(default_factory=list)
+
+    @property
+    def database(self) -> Path:
+        return self.source.work / "database.db"
+
+    @property
+    def models(self) -> Path:
+        return self.source.work / "sparse"
+
+    @property
+    def flat(self) -> Path:
+        return self.source.work / "flat"
+
+    def noted(self, name: str, key: str) -> bool:
+        """Whether an earlier call noted a step with these settings and inputs."""
+        return read_record(self.source.root).get(name) == key
+
+    @contextlib.contextmanager
+    def step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show how far a step has come, with the time that is left; and note what it took."""
+        began = time.monotonic()
+        reset_peak("cpu")
+        with self.console.progress(title, 1, total) as progress:
+            # Of a step that goes on, what was done before says nothing about its speed.
+            yield lambda done: progress.update(min(done, total)) if done else None
+        self.steps.append((title, time.monotonic() - began, memory_usage("cpu").peak))
+
+
+def convert(options: ConvertOptions, console: Console | None = None) -> Converted:
+    """Find the cameras of photographs or of a video, and write a scene that 3DGS programs read.
+
+    Killed at any moment, the same call goes on where it was.
+
+    Raises:
+        UserError: For anything the user can fix.
+    """
+    source = find_source(options.source_path)
+    require_free(source, options.overwrite)
+    check_writable(source.work)
+    with exclusive(source.work, "wait for it"), contextlib.ExitStack() as stack:
+        if console is None:
+            console = stack.enter_context(Console(source.work / "log.txt"))
+        for notice in options.notices:
+            console.info(notice)
+        note(source)
+        return _convert(_Work(source, options, console))
+
+
+def _convert(work: _Work) -> Converted:
+    source, options, console = work.source, work.options, work.console
+    if source.video is not None:
+        _take_frames(work)
+    photographs = described_photographs(source.folder, source.recursive)
+    if len(photographs) < _FEWEST:
+        raise UserError(
+            f"{source.folder}: {len(photographs)} photographs; at least {_FEWEST} are needed, and "
+            "some dozens make a good model"
+        )
+    masks, moving = _masks_of(work, photographs)
+    keys = _keys(work, photographs, masks)
+    if work.noted("finished", keys["flat"]) and not work.flat.is_dir():
+        result = _finished_before(source)
+        console.info(f"finished before: {result.line}")
+        return result
+    told_photographs(photographs, console.info)
+    if options.skip_matching:
+        models = _models_of_others(work, photographs)
+    else:
+        seen = masks if options.posing.masked_features else [None] * len(masks)
+        _find_features(work, photographs, seen, keys)
+        _match(work, photographs, keys)
+        models = _map(work, photographs, keys)
+    masked = any(masks) and options.posing.masked_features and not options.skip_matching
+    evidence = replace(_evidence(work, photographs, models), masked=masked)
+    verdict = verdict_of(evidence)
+    by_name = originals(photographs, masks)
+    if not work.noted("flattening", keys["flat"]):
+        shutil.rmtree(work.flat, ignore_errors=True)
+        note(source, flattening=keys["flat"], finished=None)
+    if not work.noted("flattened", keys["flat"]):
+        with work.step("undistorting photographs", verdict.n_registered) as advance:
+            write_flat_pictures(models.largest, by_name, work.flat, options.resize, advance)
+            write_flat_model(work.models / "0", by_name, work.flat)
+        note(source, flattened=keys["flat"])
+    result = _report(work, evidence, verdict, by_name)
+    if work.flat.is_dir():
+        now = publish(source, work.flat, moving)
+        shutil.rmtree(work.flat, ignore_errors=True)
+        if now.folder != source.folder:
+            console.info(
+                f"{source.folder}: the photographs as taken are in {now.folder.name}/ now, "
+                f"{source.folder.name}/ has undistorted copies"
+            )
+        note(now, published=True, finished=keys["flat"])
+    console.info(result.line)
+    if result.page is not None:
+        console.info(f"map and details: {result.page}")
+    return result
+
+
+def _finished_before(source: Source) -> Converted:
+    """What a call before this one found."""
+    told = read_checked(source.work / OUTCOME, Outcome)
+    return Converted(
+        source.root, source.root / PAGE, told["line"], 0.0, 0, told["registered"],
+        told["photographs"], told["points"], told["reprojection_error"],
+    )  # fmt: skip
+
+
+def _take_frames(work: _Work) -> None:
+    source = work.source
+    choice = extract_frames(source.video, source.folder, work.options.posing.frames, work.step)
+    repeated = f"; in {choice.n_repeated} intervals nothing moved" if choice.n_repeated else ""
+    work.console.info(
+        f"{source.video.name}: {len(choice.chosen)} of {choice.n_frames} frames{repeated}"
+    )
+
+
+def _masks_of(
+    work: _Work, photographs: Sequence[Photograph]
+) -> tuple[list[ViewMask | None], Path | None]:
+    """The mask of each photograph, and the folder of masks that has to make room for flat ones."""
+    asked, moving = original_masks(work.source, work.options.masks.masks)
+    cameras = [_unposed(photograph) for photograph in photographs]
+    wanted = replace(work.options.masks, masks=asked)
+    found = with_masks(cameras, work.source.root, wanted, work.console.info)
+    masks = [camera.mask for camera in found]
+    return masks, moving if any(masks) else None
+
+
+def _unposed(photograph: Photograph) -> Camera:
+    """A photograph as a camera without a place, to look its mask up."""
+    size = float(max(photograph.width, photograph.height))
+    return Camera(
+        name=photograph.name,
+        width=photograph.width,
+        height=photograph.height,
+        fx=size,
+        fy=size,
+        cx=photograph.width / 2,
+        cy=photograph.height / 2,
+        rotation=np.eye(3),
+        translation=np.zeros(3),
+        image_path=photograph.path,
+    )
+
+
+def _keys(
+    work: _Work, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+) -> dict[str, str]:
+    """What each step's result depends on, as one short text for each step."""
+    posing, seed = work.options.posing, work.options.random_seed
+    files = [[p.name, file_digest(p.path)] for p in photographs]
+    hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
+    blind = hidden if posing.masked_features else []
+    features = _digest(files, blind, posing.camera, posing.extraction_size, posing.max_features)
+    matches = _digest(features, _matcher(work, len(photographs)), seed)
+    models = _digest(matches, chosen_mapper(posing.mapper, len(photographs)), seed)
+    flat = _digest(models, hidden, work.options.resize, work.options.skip_matching)
+    return {"features": features, "matches": matches, "models": models, "flat": flat}
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+
+
+def _matcher(work: _Work, n_photographs: int) -> str:
+    return chosen_matcher(work.options.posing.matcher, n_photographs, work.source.video is not None)
+
+
+def _find_features(
+    work: _Work,
+    photographs: Sequence[Photograph],
+    masks: Sequence[ViewMask | None],
+    keys: dict[str, str],
+) -> None:
+    posing = work.options.posing
+    if not work.noted("features", keys["features"]) or not work.database.is_file():
+        for path in work.source.work.glob("database.db*"):
+            path.unlink()
+        create_database(work.database, photographs, posing.camera)
+        note(work.source, features=keys["features"], found=None, matches=None, matched=None)
+    if work.noted("found", keys["features"]):
+        return
+    with work.step("looking for features", len(photographs)) as advance:
+        extract_features(
+            work.database, photographs, masks, posing.extraction_size, posing.max_features, advance
+        )
+    note(work.source, found=keys["features"])
+
+
+def _match(work: _Work, photographs: Sequence[Photograph], keys: dict[str, str]) -> None:
+    if work.noted("matched", keys["matches"]):
+        return
+    if not work.noted("matches", keys["matches"]):
+        with load_pycolmap().Database.open(str(work.database)) as database:
+            database.clear_two_view_geometries()
+            database.clear_matches()
+        note(work.source, matches=keys["matches"], matched=None)
+    pairs = pairs_to_match(work.database, len(photographs), _matcher(work, len(photographs)))
+    with work.step("comparing pairs", len(pairs)) as advance:
+        match_pairs(work.database, pairs, work.options.random_seed, advance)
+    note(work.source, matched=keys["matches"])
+
+
+def _map(work: _Work, photographs: Sequence[Photograph], keys: dict[str, str]) -> Models:
+    if work.noted("models", keys["models"]) and work.models.is_dir():
+        return read_models(work.models)
+    n = len(photographs)
+    mapper = chosen_mapper(work.options.posing.mapper, n)
+    if mapper == "global":
+        work.console.info(f"placing {n} photographs at once, which shows no progress")
+    note(work.source, models=None)
+    with work.step("placing photographs", n) as advance:
+        models = map_photographs(
+            work.database,
+            [photograph.name for photograph in photographs],
+            work.models,
+            mapper,
+            work.options.random_seed,
+            advance,
+        )
+    note(work.source, models=keys["models"])
+    return models
+
+
+def _models_of_others(work: _Work, photographs: Sequence[Photograph]) -> Models:
+    """The models that lie in the folder of work already."""
+    models = read_models(work.models) if work.models.is_dir() else Models(None, [])
+    if models.largest is None:
+        raise UserError(f"--skip_matching: no model in {work.models / '0'}; leave the flag out")
+    known = {photograph.name for photograph in photographs}
+    missing = [name for name in models.registered[0] if name not in known]
+    if missing:
+        raise UserError(
+            f"--skip_matching: {len(missing)} photographs of {work.models / '0'} are not in "
+            f"{work.source.folder} ({missing[0]}, ...); put them there"
+        )
+    return models
+
+
+def _evidence(work: _Work, photographs: Sequence[Photograph], models: Models) -> Evidence:
+    names = [photograph.name for photograph in photographs]
+    sharp = []
+    with work.step("judging", len(photographs)) as advance:
+        for done, photograph in enumerate(photographs, start=1):
+            sharp.append(sharpness(read_grey(photograph.path, _SHARPNESS_SIDE)))
+            advance(done)
+    n_features, matches = [0] * len(names), {}
+    if work.database.is_file() and not work.options.skip_matching:
+        with load_pycolmap().Database.open(str(work.database)) as database:
+            n_features = [database.num_keypoints_for_image(k + 1) for k in range(len(names))]
+        matches = verified_matches(work.database)
+    evidence = Evidence(names, sharp, n_features, matches, models.registered)
+    if models.largest is None:
+        return evidence
+    model = models.largest
+    shared, spread = model_facts(model)
+    longest = max(max(photograph.width, photograph.height) for photograph in photographs)
+    scale = min(1.0, work.options.posing.extraction_size / longest)
+    return replace(
+        evidence,
+        n_points=model.num_points3D(),
+        track_length=model.compute_mean_track_length(),
+        error=model.compute_mean_reprojection_error() * scale,
+        shared=shared,
+        spread=spread,
+    )
+
+
+def _report(
+    work: _Work, evidence: Evidence, verdict: Verdict, by_name: dict[str, Original]
+) -> Converted:
+    """Write the page and the figures; they are there before the scene counts as complete."""
+    root = work.source.root
+    line = verdict.line(evidence)
+    posing = work.options.posing
+    settings = {**asdict(posing), "masks": work.options.masks.masks,
+                "random_seed": work.options.random_seed}  # fmt: skip
+    files = {name: original.photograph.path for name, original in by_name.items()}
+    page = write_page(
+        root / PAGE,
+        lambda: convert_page(
+            f"Cameras of {root.resolve().name}", evidence, verdict, _map_of(work, by_name), files,
+            work.steps, settings,
+        ),
+        work.console.warn,
+    )  # fmt: skip
+    write_json_atomic(
+        root / WORK / OUTCOME,
+        {
+            "line": line,
+            "verdict": verdict.word,
+            "photographs": len(evidence.names),
+            "registered": verdict.n_registered,
+            "left_out": dict(verdict.left_out),
+            "other_models": verdict.other_models,
+            "advice": verdict.advice,
+            "reprojection_error": evidence.error,
+            "points": evidence.n_points,
+            "track_length": evidence.track_length,
+            "steps": [
+                {"name": name, "seconds": seconds, "peak_bytes": peak}
+                for name, seconds, peak in work.steps
+            ],
+        },
+    )
+    return Converted(
+        root, page, line,
+        sum(seconds for _, seconds, _ in work.steps),
+        max((peak for _, _, peak in work.steps), default=0),
+        verdict.n_registered, len(evidence.names), evidence.n_points, evidence.error,
+    )  # fmt: skip
+
+
+def _map_of(work: _Work, by_name: dict[str, Original]) -> np.ndarray:
+    """The flat model from above; its points have the colours of the photographs."""
+    made = [folder / "sparse" / "0" for folder in (work.flat, work.source.root)]
+    folder = next(path for path in made if path.is_dir())
+    names = [original.flat_name for original in by_name.values()]
+    return camera_map(load_pycolmap().Reconstruction(str(folder)), names)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From matches to models: where every photograph was taken, as far as they hang together."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.errors import UserError
+
+Mapper = Literal["auto", "incremental", "global"]
+
+MAX_INCREMENTAL = 500
+"""Photographs up to which one is added after the other; the time of that grows with the square."""
+
+SMALLEST_MODEL = 3
+
+WELL_KNOWN = 20
+"""Photographs of one camera from which the middle of its lens is found, too."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """What hangs together.
+
+    Attributes:
+        largest: pycolmap's reconstruction with most photographs; None if there is no model.
+        registered: Photographs of each model by their names, the largest model first.
+    """
+
+    largest: Any | None
+    registered: list[list[str]]
+
+
+def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
+    """What ``auto`` means for so many photographs."""
+    if mapper != "auto":
+        return mapper
+    return "incremental" if n_photographs <= MAX_INCREMENTAL else "global"
+
+
+def map_photographs(
+    database: Path,
+    names: Sequence[str],
+    folder: Path,
+    mapper: Mapper,
+    seed: int,
+    advance: Callable[[int], None],
+) -> Models:
+    """Find the models and keep the largest one; on one core, because only then bits repeat.
+
+    Args:
+        database: With matches.
+        names: Of the photographs in their order; the model gets them.
+        folder: Gets the models as ``0``, ``1``, ..., the largest first; replaced as a whole.
+        mapper: Not ``auto``.
+        seed: Of what the mapper draws.
+        advance: Told how many photographs have a place.
+    """
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    scratch = fresh / "scratch"
+    scratch.mkdir(parents=True)
+    run = _incremental if mapper == "incremental" else _global
+    found = list(run(database, scratch, seed, advance).values())
+    found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+    for model in found[:1]:
+        refine_principal_points(model)
+    shutil.rmtree(scratch)
+    for number, model in enumerate(found):
+        for image in model.images.values():
+            image.name = names[image.image_id - 1]
+        (fresh / str(number)).mkdir()
+        model.write_binary(str(fresh / str(number)))
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+    return _models(found)
+
+
+def read_models(folder: Path) -> Models:
+    """The models of an earlier call.
+
+    Raises:
+        UserError: One cannot be read.
+    """
+    pycolmap = load_pycolmap()
+    found = []
+    for path in sorted(folder.glob("[0-9]*"), key=lambda p: (len(p.name), p.name)):
+        try:
+            found.append(pycolmap.Reconstruction(str(path)))
+        except Exception as error:  # pycolmap raises what its C++ threw
+            raise UserError(f"{path}: the model cannot be read ({error}); remove it") from error
+    return _models(found)
+
+
+def _models(found: Sequence[Any]) -> Models:
+    registered = [
+        sorted(model.images[number].name for number in model.reg_image_ids()) for model in found
+    ]
+    return Models(found[0] if found else None, registered)
+
+
+def refine_principal_points(model: Any) -> None:
+    """Adjust a finished model once more, with the middle of the lens free where it can be known.
+
+    No lens sits exactly before the middle of its sensor. While a model grows this cannot be told
+    from a turned camera, so the mappers assume the middle; many photographs from all around can
+    tell. Cameras that took few photographs keep theirs.
+    """
+    pycolmap = load_pycolmap()
+    images = [model.images[number] for number in model.reg_image_ids()]
+    counts = Counter(image.camera_id for image in images)
+    if max(counts.values()) < WELL_KNOWN:
+        return
+    config = pycolmap.BundleAdjustmentConfig()
+    for image in images:
+        config.add_image(image.image_id)
+    for camera_id, count in counts.items():
+        if count < WELL_KNOWN:
+            config.set_constant_cam_intrinsics(camera_id)
+    config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+    options = pycolmap.BundleAdjustmentOptions()
+    options.refine_principal_point = True
+    options.ceres.use_gpu = False
+    options.ceres.solver_options.num_threads = 1
+    pycolmap.create_default_bundle_adjuster(options, config, model).solve()
+    model.update_point_3d_errors()
+
+
+def _incremental(
+    database: Path, folder: Path, seed: int, advance: Callable[[int], None]
+) -> dict[int, Any]:
+    pycolmap = load_pycolmap()
+    options = pycolmap.IncrementalPipelineOptions()
+    options.random_seed, options.num_threads = seed, 1
+    options.min_model_size = SMALLEST_MODEL
+    # Colours come from the undistorted photographs, which are read anyway.
+    options.extract_colors = False
+    placed = 0
+
+    def one_more() -> None:
+        nonlocal placed
+        placed += 1
+        advance(placed)
+
+    def two_more() -> None:
+        one_more()
+        one_more()
+
+    return pycolmap.incremental_mapping(
+        str(database), str(folder), str(folder), options,
+        initial_image_pair_callback=two_more, next_image_callback=one_more,
+    )  # fmt: skip
+
+
+def _global(
+    database: Path, folder: Path, seed: int, advance: Callable[[int], None]
+) -> dict[int, Any]:
+    pycolmap = load_pycolmap()
+    if not hasattr(pycolmap, "global_mapping"):
+        raise UserError(
+            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
+        )
+    options = pycolmap.GlobalPipelineOptions()
+    options.random_seed, options.num_threads = seed, 1
+    options.min_model_size = SMALLEST_MODEL
+    return pycolmap.global_mapping(str(database), str(folder), str(folder), options)

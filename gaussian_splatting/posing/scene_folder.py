@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where photographs come from and results go in a scene folder, and what was done there before.
+
+Photographs and masks as they were taken end up in ``input`` and ``input_masks`` (those that lie in
+the scene folder itself stay), flat copies in ``images`` and ``masks``, the model in ``sparse/0``.
+Until all is done everything new lies in ``distorted``; then it takes its place by renames, and what
+was there before under those names is moved, never changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gaussian_splatting.data.colmap import find_model
+from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
+from gaussian_splatting.data.transforms_json import find_transforms
+from gaussian_splatting.posing.photographs import (
+    VIDEO_SUFFIXES,
+    picture_files,
+    raw_files,
+    video_files,
+)
+from sugar_utils.errors import UserError
+from sugar_utils.files import write_json_atomic
+from sugar_utils.schemas import FileName, read_checked
+
+WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
+RECORD = "convert.json"
+PAGE = "convert.html"
+
+
+class ConvertRecord(msgspec.Struct):
+    """``convert.json``: where the photographs are, and for each step what its result is made of."""
+
+    source: FileName = INPUT
+    features: str = ""
+    found: str = ""
+    matches: str = ""
+    matched: str = ""
+    models: str = ""
+    flattening: str = ""
+    flattened: str = ""
+    finished: str = ""
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the photographs are.
+
+    Attributes:
+        root: Scene folder.
+        folder: Folder of the photographs; of a video, that of its frames.
+        video: The video, if it is one.
+    """
+
+    root: Path
+    folder: Path
+    video: Path | None = None
+
+    @property
+    def work(self) -> Path:
+        """Folder of all that is made on the way."""
+        return self.root / WORK
+
+    @property
+    def recursive(self) -> bool:
+        """Whether folders in the folder hold photographs, too."""
+        return self.folder != self.root
+
+
+def scene_root(path: Path) -> Path:
+    """The scene folder of what ``-s`` names: itself, or for a video the folder beside it."""
+    is_video = path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir()
+    return path.with_suffix("") if is_video else path
+
+
+def needs_cameras(path: Path) -> bool:
+    """Whether ``-s`` names a video, or a folder with photographs and no cameras of any kind."""
+    root = scene_root(path)
+    if root != path:
+        return path.is_file() and not _has_cameras(root)
+    if not root.is_dir() or _has_cameras(root):
+        return False
+    return any(_pictures_in(root, name) for name in (INPUT, IMAGES, ".")) or bool(_videos_of(root))
+
+
+def find_source(path: Path) -> Source:
+    """Photographs or a video of what ``-s`` names, where an earlier call found them first.
+
+    Raises:
+        UserError: There are none.
+    """
+    root = scene_root(path)
+    if root != path:
+        if not path.is_file():
+            raise UserError(f"{path}: no such video; check -s")
+        return Source(root, root / INPUT, path)
+    if not root.exists():
+        raise UserError(f"{root}: no such folder; check -s")
+    if not root.is_dir():
+        raise UserError(
+            f"{root}: neither a folder of photographs nor a video ({' '.join(VIDEO_SUFFIXES)})"
+        )
+    began = read_record(root).get("source")
+    if isinstance(began, str) and began not in ("", INPUT, IMAGES):
+        if began == ".":
+            return Source(root, root)
+        return Source(root, root / INPUT, Path(began))
+    for name in (INPUT, IMAGES, "."):
+        if _pictures_in(root, name):
+            return Source(root, root if name == "." else root / name)
+    videos = _videos_of(root)
+    if len(videos) > 1:
+        names = ", ".join(video.name for video in videos[:3])
+        raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
+    if videos:
+        return Source(root, root / INPUT, videos[0])
+    raise _nothing_found(root)
+
+
+def _nothing_found(root: Path) -> UserError:
+    raw = [path for name in (INPUT, IMAGES, ".") for path in raw_files(root / name)]
+    if raw:
+        return UserError(
+            f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
+            "to JPEG first"
+        )
+    return UserError(
+        f"{root}: no photographs; put them, or a video, into {root / INPUT}, or name a video "
+        "with -s"
+    )
+
+
+def _pictures_in(root: Path, name: str) -> bool:
+    return bool(picture_files(root / name, recursive=name != "."))
+
+
+def _videos_of(root: Path) -> list[Path]:
+    return video_files(root / INPUT) or video_files(root)
+
+
+def _has_cameras(root: Path) -> bool:
+    return find_model(root) is not None or bool(find_transforms(root))
+
+
+def original_masks(source: Source, asked: str | None) -> tuple[str | None, Path | None]:
+    """Where the masks of the photographs as they were taken are.
+
+    Args:
+        source: Where the photographs are.
+        asked: ``--masks``.
+
+    Returns:
+        ``--masks`` for them: masks that an earlier call moved aside are meant. And the folder that
+        has to make room for flat ones, if it is theirs.
+    """
+    if asked not in (None, *MASK_FOLDERS):
+        return asked, None
+    if (source.root / INPUT_MASKS).is_dir():
+        return INPUT_MASKS, None
+    for name in (asked,) if asked else MASK_FOLDERS:
+        if (source.root / name).is_dir():
+            return name, source.root / name
+    return asked, None
+
+
+def read_record(root: Path) -> dict[str, Any]:
+    """What earlier calls noted; empty where there is nothing to go by."""
+    with contextlib.suppress(UserError):
+        return read_checked(root / WORK / RECORD, ConvertRecord)
+    return {}
+
+
+def note(source: Source, **facts: Any) -> None:
+    """Add to the record; None takes something out of it."""
+    began = "." if source.folder == source.root else source.folder.name
+    if source.video is not None:
+        began = str(source.video.resolve())
+    record = {**read_record(source.root), "source": began, **facts}
+    kept = {name: value for name, value in record.items() if value is not None}
+    write_json_atomic(source.work / RECORD, kept)
+
+
+def require_free(source: Source, overwrite: bool) -> None:
+    """Refuse to put results where there is a model of somebody else.
+
+    Raises:
+        UserError: There is one, and it was not said that it may go.
+    """
+    if overwrite or read_record(source.root) or not _has_cameras(source.root):
+        return
+    raise UserError(
+        f"{source.root}: has cameras already; train on them, or pass --overwrite True to find "
+        "them anew"
+    )
+
+
+def publish(source: Source, flat: Path, masks: Path | None) -> Source:
+    """Give all results their places; called again after a kill it goes on.
+
+    What a call before this one made is replaced. Whatever else is in the way is kept in
+    ``distorted`` as ``old_images`` and so on.
+
+    Args:
+        source: Where the photographs are.
+        flat: Folder with ``images``, ``sparse`` and perhaps ``masks`` and ``images_2`` and so on.
+        masks: Masks of the photographs as they were taken that have to make room.
+
+    Returns:
+        Where the photographs are now.
+    """
+    root, ours = source.root, bool(read_record(source.root).get("published"))
+    if source.folder == root / IMAGES and (flat / IMAGES).is_dir():
+        source.folder.rename(root / INPUT)
+        source = Source(root, root / INPUT)
+    if masks is not None and masks.is_dir() and not (root / INPUT_MASKS).exists():
+        masks.rename(root / INPUT_MASKS)
+    # The model comes last: with it the scene counts as complete.
+    names = sorted(path.name for path in flat.iterdir() if not path.name.startswith("."))
+    for name in sorted(names, key=lambda name: name == "sparse"):
+        old = source.work / f"old_{name}"
+        if (root / name).exists():
+            shutil.rmtree(old, ignore_errors=True)
+            (root / name).rename(old)
+        (flat / name).rename(root / name)
+        if ours:
+            shutil.rmtree(old, ignore_errors=True)
+    return source

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Textured meshes upright and in metres: a copy beside the mesh, and the matrix that moved it.
+
+Everything else stays in the world of the capture, which has no up and no unit: cameras, Gaussians
+and meshes fit each other there, and other programs expect them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gaussian_splatting.data.cameras import Camera, middle_of
+from gaussian_splatting.data.images import NameIndex
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.upright import up_direction, upright_rotation
+from sugar_extractors.texture.textured_mesh_io import (
+    mesh_files,
+    read_textured_mesh,
+    write_textured_mesh,
+)
+from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest, read_json, write_json_atomic
+from sugar_utils.flags import positive_float
+from sugar_utils.settings import flag
+
+ORIENTATIONS = ("none", "up")
+_LOWEST = 0.01
+_flag = partial(flag, group="texture")
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """How the copy for other programs is turned and scaled."""
+
+    orient: str = _flag(
+        "none", "up: also write the textured mesh upright, y up and standing on 0, as NAME_placed, "
+        "with the matrix in NAME_placed.json", choices=ORIENTATIONS,
+    )  # fmt: skip
+    scale_factor: float | None = _flag(
+        None, "also write it so many times as large, as NAME_placed", parse=positive_float
+    )
+    known_distance: tuple[str, ...] | None = _flag(
+        None, "also write it in metres, as NAME_placed: two photographs or two points x,y,z of the "
+        "capture, and how many metres lie between the cameras or points", parse=str, nargs=3,
+        metavar=("A", "B", "METRES"), idle="with --scale_factor it is an error",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.scale_factor is not None and self.known_distance is not None:
+            raise UserError("--scale_factor and --known_distance both give a scale; leave one out")
+        if self.known_distance is not None:
+            _metres(self.known_distance[2])
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to write."""
+        scaled = self.scale_factor is not None or self.known_distance is not None
+        return scaled or self.orient != "none"
+
+
+def placed_path(obj_path: Path) -> Path:
+    """The OBJ of the copy."""
+    return obj_path.with_name(f"{obj_path.stem}_placed.obj")
+
+
+def write_placed(
+    obj_path: Path,
+    scene: Scene,
+    options: PlacementOptions,
+    glb: bool,
+    notify: Callable[[str], None],
+) -> None:
+    """Write the copy of a textured mesh, unless it is there as asked for.
+
+    Args:
+        obj_path: The mesh in the world of the capture.
+        scene: The capture.
+        options: How to place it.
+        glb: Whether to write the one-file form, too.
+        notify: Told where it is and how large.
+
+    Raises:
+        UserError: A photograph is unknown, the distance is nothing, or a file cannot be written.
+    """
+    mesh = read_textured_mesh(obj_path)
+    cameras = [*scene.original_train_cameras, *scene.original_test_cameras]
+    vertices = mesh.vertices.numpy().astype(np.float64)
+    matrix = placement(cameras, scene.points, vertices, options)
+    target = placed_path(obj_path)
+    upright = options.orient == "up"
+    size = np.ptp(_moved(vertices, matrix), axis=0)
+    note: dict[str, Any] = {
+        "matrix": matrix.tolist(),
+        "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4",
+        "up": "+y" if upright else None,
+        "unit": "metre" if options.known_distance is not None else None,
+        "size": size.tolist(),
+        "source": obj_path.name,
+        "source_digest": file_digest(obj_path),
+    }
+    files = mesh_files(target, glb)
+    if not (all(path.is_file() for path in files) and _noted(target) == note):
+        moved = torch.from_numpy(_moved(vertices, matrix).astype(np.float32))
+        target.with_suffix(".json").unlink(missing_ok=True)
+        write_textured_mesh(target, replace(mesh, vertices=moved), glb=glb, y_up=upright)
+        write_json_atomic(target.with_suffix(".json"), note)
+    unit = " m" if options.known_distance is not None else ""
+    notify(f"placed mesh, {' x '.join(f'{side:.3g}' for side in size)}{unit}: {target}")
+
+
+def _noted(target: Path) -> Any:
+    note = target.with_suffix(".json")
+    return read_json(note) if note.is_file() else None
+
+
+def placement(
+    cameras: Sequence[Camera], points: np.ndarray, vertices: np.ndarray, options: PlacementOptions
+) -> np.ndarray:
+    """The matrix from the world of the capture to where the copy stands.
+
+    Upright meshes stand on y = 0, the middle of their base at the origin, and face the first camera
+    (+z). Others stay where they are, but for the scale.
+
+    Args:
+        cameras: All of the capture.
+        points: Of its reconstruction. (P, 3)
+        vertices: Of the mesh. (V, 3)
+        options: What was asked for.
+
+    Returns:
+        (4, 4) float64, to be multiplied with columns (x, y, z, 1).
+
+    Raises:
+        UserError: A photograph is unknown, or the known distance is nothing in the capture.
+    """
+    matrix = np.eye(4)
+    if options.orient == "up":
+        up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
+        rotation = upright_rotation(up, cameras[0].center - middle_of(cameras))
+        turned = vertices @ rotation.T
+        low, high = np.quantile(turned, (_LOWEST, 1 - _LOWEST), axis=0)
+        base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])
+        matrix[:3, :3], matrix[:3, 3] = rotation, -base
+    matrix[:3] *= scale_of(cameras, options)
+    return matrix
+
+
+def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
+    """How many times larger the copy is.
+
+    Raises:
+        UserError: As :func:`placement`.
+    """
+    if options.scale_factor is not None:
+        return options.scale_factor
+    if options.known_distance is None:
+        return 1.0
+    a, b, metres = options.known_distance
+    distance = float(np.linalg.norm(_place_of(a, cameras) - _place_of(b, cameras)))
+    if not distance > 0:
+        raise UserError(f"--known_distance {a} {b}: both are the same place; name two others")
+    return _metres(metres) / distance
+
+
+def _metres(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (np.isfinite(value) and value > 0):
+        raise UserError(f"--known_distance ... {text}: the distance must be a number of metres")
+    return value
+
+
+def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
+    """A point ``x,y,z``, or where a photograph was taken. (3,)"""
+    parts = text.strip("()").split(",")
+    if len(parts) == 3:
+        try:
+            point = np.array([float(part) for part in parts])
+        except ValueError:
+            point = np.full(3, np.nan)
+        if np.isfinite(point).all():
+            return point
+    by_name = {camera.name: camera for camera in cameras}
+    name = text if text in by_name else NameIndex(sorted(by_name)).find(text)
+    if name is None:
+        raise UserError(
+            f"--known_distance {text}: neither a photograph of the capture (as "
+            f"{cameras[0].name}) nor a point x,y,z"
+        )
+    return by_name[name].center
+
+
+def _moved(vertices: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    return vertices @ matrix[:3, :3].T + matrix[:3, 3]

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photographs become a scene with cameras: right, resumable, and said in words when they cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+import pytest
+from PIL import Image, ImageFilter
+
+from benchmarks.convert import pose_errors
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.posing import convert_run, matching
+from gaussian_splatting.posing.convert_options import (
+    ConvertOptions,
+    PosingOptions,
+    convert_options,
+    convert_parser,
+)
+from gaussian_splatting.posing.convert_run import convert
+from gaussian_splatting.posing.features import create_database, extract_features
+from gaussian_splatting.posing.photographs import (
+    described_photographs,
+)
+from gaussian_splatting.posing.scene_folder import needs_cameras
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from tests.support.photographed_room import (
+    FOCAL,
+    HEIGHT,
+    WIDTH,
+    camera_poses,
+    photograph,
+    write_photographs,
+)
+from tests.support.tiny_scene import finish, start
+
+N = 7
+SMALL = PosingOptions(extraction_size=WIDTH, max_features=1000)
+
+
+class Heard(Console):
+    """A console that remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(stream=Console.silent()._stream, terminal=False)
+        self.lines: list[str] = []
+
+    def info(self, message: str) -> None:
+        self.lines.append(message)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> Path:
+    """A scene made of photographs in ``images``, whose names have spaces."""
+    root = tmp_path_factory.mktemp("room") / "my room"
+    write_photographs(root / "images", N)
+    convert(ConvertOptions(root, resize=True, posing=SMALL), Heard())
+    return root
+
+
+@pytest.fixture
+def room(converted, tmp_path) -> Path:
+    """The photographs alone, in ``input``."""
+    root = tmp_path / "scene"
+    shutil.copytree(converted / "input", root / "input")
+    return root
+
+
+def known_cameras(names: list[str]) -> dict[str, Camera]:
+    return {
+        name: Camera(name, WIDTH, HEIGHT, FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, r, -r @ c)
+        for name, (r, c) in zip(names, camera_poses(len(names)), strict=True)
+    }
+
+
+def model_bytes(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (root / "sparse" / "0").iterdir()}
+
+
+def test_cameras_are_found_where_the_photographs_were_taken(converted):
+    scene = load_scene(
+        converted, size_rule=_AsTheyAre(), eval_split=False, notify=lambda line: None
+    )
+    found = {camera.name: camera for camera in scene.train_cameras}
+    names = [f"IMG {k}.png" for k in range(1, N + 1)]
+    assert sorted(found) == sorted(names)
+    errors = pose_errors(found, known_cameras(names))
+    assert errors.rotation.max() < 0.3
+    assert errors.position.max() < 0.5
+    # Colours of the points are those of the posters, not black.
+    assert scene.points_rgb.std() > 20
+
+
+class _AsTheyAre:
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        return width, height
+
+
+def test_photographs_as_taken_are_kept_and_flat_ones_take_their_place(converted):
+    flat = sorted(path.name for path in (converted / "images").iterdir())
+    assert flat == sorted(path.name for path in (converted / "input").iterdir())
+    cameras = pycolmap.Reconstruction(str(converted / "sparse" / "0")).cameras.values()
+    for camera in cameras:
+        assert camera.model_name == "PINHOLE"
+        for divisor in (1, 2, 4, 8):
+            folder = "images" if divisor == 1 else f"images_{divisor}"
+            with Image.open(converted / folder / flat[0]) as picture:
+                expected = round(camera.width / divisor), round(camera.height / divisor)
+                assert picture.size == expected
+
+
+def test_the_page_and_the_figures_say_what_came_out(converted):
+    page = (converted / "convert.html").read_text(encoding="utf-8")
+    assert f"{N} of {N}" in page
+    assert "fine" in page
+    outcome = json.loads((converted / "distorted" / "outcome.json").read_text())
+    assert outcome["registered"] == N
+    assert outcome["left_out"] == {}
+
+
+def test_points_lie_where_the_flat_photographs_show_them(converted):
+    model = pycolmap.Reconstruction(str(converted / "sparse" / "0"))
+    before = model.compute_mean_reprojection_error()
+    model.update_point_3d_errors()
+    assert model.compute_mean_reprojection_error() == pytest.approx(before, rel=0.05)
+    assert before < 0.5
+
+
+def test_a_second_call_has_nothing_to_do(converted):
+    before, console = model_bytes(converted), Heard()
+    result = convert(ConvertOptions(converted, resize=True, posing=SMALL), console)
+    assert result.seconds == 0
+    assert console.lines[-1].startswith(f"finished before: {N} of {N}")
+    assert model_bytes(converted) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (convert_run, "extract_features"),
+        (convert_run, "match_pairs"),
+        pytest.param(convert_run, "map_photographs", marks=pytest.mark.slow),
+        pytest.param(convert_run, "write_flat_pictures", marks=pytest.mark.slow),
+        pytest.param(convert_run, "write_flat_model", marks=pytest.mark.slow),
+        (convert_run, "publish"),
+    ],
+)
+def test_what_was_cut_short_goes_on_to_the_same_bits(place, name, room, converted, monkeypatch):
+    real, left = getattr(place, name), [3]
+
+    def dies(*args, **kwargs):
+        advance = args[-1] if callable(args[-1]) else None
+
+        def counts(done: int) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            advance(done)
+
+        real(*args[:-1], counts) if advance else None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, name, dies)
+    monkeypatch.setattr(matching, "_PART", 5)
+    options = ConvertOptions(room, resize=True, posing=SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        convert(options, Heard())
+    assert not (room / "sparse").exists()
+    monkeypatch.undo()
+    convert(options, Heard())
+    assert model_bytes(room) == model_bytes(converted)
+
+
+def test_results_take_their_places_also_after_a_kill_between_two_renames(tmp_path, monkeypatch):
+    from gaussian_splatting.posing.scene_folder import Source, note, publish
+
+    for stop in range(1, 5):
+        root = tmp_path / str(stop)
+        flat = root / "distorted" / "flat"
+        for folder in (root / "images", root / "masks", flat / "images", flat / "masks"):
+            folder.mkdir(parents=True)
+        (root / "images" / "a.jpg").write_text("as taken")
+        (root / "masks" / "a.png").write_text("as taken")
+        for name in ("images", "masks"):
+            (flat / name / "flat").write_text("flat")
+        (flat / "sparse" / "0").mkdir(parents=True)
+        source = Source(root, root / "images")
+        note(source)
+        real, left = Path.rename, [stop]
+
+        def rename(self, target, real=real, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return real(self, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            publish(source, flat, root / "masks")
+        monkeypatch.undo()
+        again = Source(root, root / ("input" if (root / "input").is_dir() else "images"))
+        masks = None if (root / "input_masks").is_dir() else root / "masks"
+        publish(again, flat, masks)
+        assert (root / "input" / "a.jpg").read_text() == "as taken"
+        assert (root / "input_masks" / "a.png").read_text() == "as taken"
+        assert (root / "images" / "flat").is_file()
+        assert (root / "masks" / "flat").is_file()
+        assert (root / "sparse" / "0").is_dir()
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on(room, converted):
+    words = ("-s", room, "--resize", "--extraction_size", WIDTH, "--max_features", 1000)
+    process = start("gaussian_splatting/convert.py", *words)
+    database = room / "distorted" / "database.db"
+    while not database.is_file():
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    code, out, err = finish(start("gaussian_splatting/convert.py", *words))
+    assert code == 0, err
+    assert f"{N} of {N} photographs have a place" in out
+    assert model_bytes(room) == model_bytes(converted)
+
+
+def test_masks_hide_features_and_are_made_flat(room):
+    (room / "masks").mkdir()
+    for path in (room / "input").iterdir():
+        mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+        mask[:, WIDTH // 3 :] = 255
+        Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
+    convert(ConvertOptions(room, posing=SMALL), Heard())
+    with pycolmap.Database.open(str(room / "distorted" / "database.db")) as database:
+        for number in range(1, N + 1):
+            assert database.read_keypoints(number)[:, 0].min() >= WIDTH // 3
+    kept = sorted(path.name for path in (room / "input_masks").iterdir())
+    assert kept == sorted(path.name for path in (room / "masks").iterdir())
+    scene = load_scene(room, size_rule=_AsTheyAre(), masks=MaskOptions(), notify=lambda _: None)
+    assert all(camera.mask is not None for camera in scene.train_cameras)
+    # The photographs' own masks are meant by a second call, not the flat ones.
+    assert convert(ConvertOptions(room, posing=SMALL), Heard()).seconds == 0
+    # Where the background stood still it may show where the cameras were; the masks stay.
+    everywhere = replace(SMALL, masked_features=False)
+    convert(ConvertOptions(room, posing=everywhere), Heard())
+    with pycolmap.Database.open(str(room / "distorted" / "database.db")) as database:
+        assert database.read_keypoints(1)[:, 0].min() < WIDTH // 4
+    assert len(list((room / "masks").iterdir())) == N
+
+
+def test_masks_of_another_shape_are_refused(room):
+    (room / "masks").mkdir()
+    for path in (room / "input").iterdir():
+        Image.new("L", (200, 200), 255).save(room / "masks" / path.name)
+    with pytest.raises(UserError, match="another aspect ratio"):
+        convert(ConvertOptions(room, posing=SMALL), Heard())
+    assert (room / "masks").is_dir()
+
+
+@pytest.mark.slow
+def test_two_unrelated_sets_are_told_apart(room):
+    write_photographs(room / "input", N, seed=5, name="other {}.png")
+    with pytest.raises(UserError, match="fall into sets that share nothing: 7 from .* and 7 from"):
+        convert(ConvertOptions(room, posing=SMALL), Heard())
+    assert not (room / "sparse").exists()
+
+
+def test_a_blurred_photograph_is_named_with_the_reason(room):
+    path = room / "input" / "IMG 4.png"
+    with Image.open(path) as picture:
+        blurred = picture.filter(ImageFilter.GaussianBlur(6))
+    blurred.save(path)
+    result = convert(ConvertOptions(room, posing=SMALL), Heard())
+    assert result.n_registered == N - 1
+    assert "IMG 4.png (blurred)" in result.line
+    assert "add photographs between IMG 3.png and IMG 5.png" in result.line
+
+
+def test_blurred_photographs_alone_are_refused_with_advice(room):
+    for path in (room / "input").iterdir():
+        with Image.open(path) as picture:
+            blurred = picture.filter(ImageFilter.GaussianBlur(8))
+        blurred.save(path)
+    with pytest.raises(UserError, match="7 of them are blurred; hold the camera still"):
+        convert(ConvertOptions(room, posing=SMALL), Heard())
+
+
+def test_nothing_to_work_with_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        convert(ConvertOptions(tmp_path / "gone"), Heard())
+    with pytest.raises(UserError, match="no photographs; put them"):
+        convert(ConvertOptions(tmp_path), Heard())
+    (tmp_path / "a.NEF").write_bytes(b"raw")
+    with pytest.raises(UserError, match="1 raw photographs"):
+        convert(ConvertOptions(tmp_path), Heard())
+    write_photographs(tmp_path / "input", 2)
+    with pytest.raises(UserError, match="2 photographs; at least 3 are needed"):
+        convert(ConvertOptions(tmp_path), Heard())
+    (tmp_path / "input" / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"cannot read the image .*broken\.jpg"):
+        convert(ConvertOptions(tmp_path), Heard())
+
+
+@pytest.mark.slow
+def test_cameras_of_others_are_not_replaced_unasked(converted, tmp_path):
+    root = tmp_path / "theirs"
+    shutil.copytree(converted / "input", root / "images")
+    shutil.copytree(converted / "sparse", root / "sparse")
+    with pytest.raises(UserError, match="has cameras already"):
+        convert(ConvertOptions(root, posing=SMALL), Heard())
+    assert not needs_cameras(root)
+    convert(ConvertOptions(root, overwrite=True, posing=SMALL), Heard())
+    assert (root / "distorted" / "old_sparse" / "0").is_dir()
+    assert len(list((root / "input").iterdir())) == N
+
+
+def test_skip_matching_takes_the_model_that_is_there(converted, tmp_path):
+    root = tmp_path / "scene"
+    shutil.copytree(converted / "input", root / "input")
+    with pytest.raises(UserError, match="--skip_matching: no model in"):
+        convert(ConvertOptions(root, skip_matching=True), Heard())
+    shutil.copytree(converted / "distorted" / "sparse", root / "distorted" / "sparse")
+    convert(ConvertOptions(root, skip_matching=True), Heard())
+    assert model_bytes(root) == model_bytes(converted)
+
+
+@pytest.mark.slow
+def test_photographs_in_the_folder_itself_stay_there(converted, tmp_path):
+    root = tmp_path / "phone"
+    shutil.copytree(converted / "input", root)
+    assert needs_cameras(root)
+    convert(ConvertOptions(root, posing=SMALL), Heard())
+    assert len(list(root.glob("*.png"))) == N
+    assert len(list((root / "images").iterdir())) == N
+    assert not needs_cameras(root)
+    assert convert(ConvertOptions(root, posing=SMALL), Heard()).seconds == 0
+
+
+def test_features_do_not_depend_on_the_size_they_are_looked_for_at(tmp_path):
+    pose = camera_poses(1)[0]
+    Image.fromarray(photograph(*pose, width=480, height=360)).save(tmp_path / "a.png")
+    photographs = described_photographs(tmp_path, True)
+    places = []
+    for size in (480, 240):
+        path = tmp_path / f"{size}.db"
+        create_database(path, photographs, None)
+        extract_features(path, photographs, [None], size, 500, lambda done: None)
+        with pycolmap.Database.open(str(path)) as database:
+            places.append(database.read_keypoints(1)[:, :2])
+    # Half of what is found in the small picture is found in the large one at the same place.
+    apart = np.linalg.norm(places[1][:, None] - places[0][None], axis=2).min(axis=1)
+    assert np.median(apart) < 1.5
+
+
+def test_flags_of_the_original_are_accepted(tmp_path):
+    words = "--no_gpu --camera PINHOLE --colmap_executable colmap --resize --magick_executable m"
+    args = convert_parser(None).parse_args(["-s", str(tmp_path), *words.split()])
+    options = convert_options(args)
+    assert options.posing.camera == "PINHOLE"
+    assert options.resize
+    assert len(options.notices) == 3
+    with pytest.raises(UserError, match="-s/--source_path is missing"):
+        convert_options(convert_parser(None).parse_args([]))
+    with pytest.raises(UserError, match="--camera FISH is unknown; choose one of"):
+        create_database(tmp_path / "a.db", [], "FISH")

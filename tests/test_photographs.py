@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photographs are read as they are meant to be seen, whatever format and camera they come from."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from gaussian_splatting.posing.photographs import (
+    camera_groups,
+    described_photographs,
+    natural_order,
+    output_names,
+    read_upright,
+    sharpness,
+)
+from gaussian_splatting.posing.verdict import BLURRED
+from sugar_utils.errors import UserError
+from tests.support.photographed_room import camera_poses, photograph
+
+
+def test_order_counts_numbers():
+    names = ["IMG_10.jpg", "IMG_9.jpg", "b/1.jpg", "IMG_1.jpg"]
+    assert sorted(names, key=natural_order) == ["b/1.jpg", "IMG_1.jpg", "IMG_9.jpg", "IMG_10.jpg"]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_are_turned_as_exif_says(tmp_path, orientation):
+    upright = np.zeros((20, 30, 3), np.uint8)
+    upright[:5, :5] = (255, 0, 0)
+    upright[-5:, -5:] = (0, 0, 255)
+    undo = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]
+    image = Image.fromarray(upright)
+    stored = image if undo is None else image.transpose(Image.Transpose(undo))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "a.png", exif=exif)
+    (found,) = described_photographs(tmp_path, True)
+    assert (found.width, found.height) == (30, 20)
+    np.testing.assert_array_equal(np.asarray(read_upright(found.path)), upright)
+
+
+def test_focal_length_comes_from_exif_in_pixels_of_the_upright_picture(tmp_path):
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0xA405] = 26
+    exif[0x0112] = 6
+    exif[0x0110] = "Phone 7"
+    Image.new("RGB", (400, 300)).save(tmp_path / "a.jpg", exif=exif)
+    Image.new("RGB", (400, 300)).save(tmp_path / "b.jpg")
+    with_focal, without = described_photographs(tmp_path, True)
+    assert with_focal.focal == pytest.approx(26 / np.hypot(36, 24) * 500)
+    assert with_focal.device == "Phone 7"
+    assert without.focal is None
+    assert camera_groups([with_focal, without]) == [[0], [1]]
+
+
+def test_unusual_pixels_are_converted_and_named(tmp_path):
+    Image.fromarray(np.full((8, 8), 257 * 200, np.uint16)).save(tmp_path / "deep.png")
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "print.jpg")
+    deep, printed = described_photographs(tmp_path, True)
+    assert (deep.depth, printed.depth) == ("16-bit", "CMYK")
+    assert np.asarray(read_upright(deep.path)).max() == 200
+    red = np.asarray(read_upright(printed.path))[4, 4]
+    assert red[0] > 200
+    assert red[1] < 60
+
+
+def test_heic_is_read_or_the_package_is_named(tmp_path, monkeypatch):
+    heif = pytest.importorskip("pillow_heif")
+    pixels = photograph(*camera_poses(1)[0])
+    heif.register_heif_opener()
+    Image.fromarray(pixels).save(tmp_path / "IMG_1.HEIC", quality=95)
+    (found,) = described_photographs(tmp_path, True)
+    difference = np.asarray(read_upright(found.path)).astype(int) - pixels
+    assert np.abs(difference).mean() < 12
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(UserError, match="pip install pillow-heif"):
+        described_photographs(tmp_path, True)
+
+
+def test_sharpness_falls_with_blur_and_not_with_the_subject():
+    for pose in camera_poses(3):
+        picture = Image.fromarray(photograph(*pose)).convert("L")
+        values = [
+            sharpness(np.asarray(picture.filter(ImageFilter.GaussianBlur(r)))) for r in (0, 1, 3, 9)
+        ]
+        assert values == sorted(values, reverse=True)
+        assert values[0] > BLURRED > values[2]
+    assert sharpness(np.zeros((20, 20), np.uint8)) == 0
+    assert sharpness(np.zeros((2, 2), np.uint8)) == 0
+
+
+def test_flat_copies_have_names_of_their_own(tmp_path):
+    names = ["a.heic.png", "b.bmp", "b.jpg", "c.bmp", "d.JPG"]
+    for name in names:
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    found = described_photographs(tmp_path, True)
+    expected = ["a.heic.png", "b.bmp.jpg", "b.jpg", "c.jpg", "d.JPG"]
+    assert list(output_names(found)) == expected

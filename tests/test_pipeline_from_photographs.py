@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photographs without cameras, or a video, are all that the full pipeline needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sugar_pipeline.commands import run_full
+from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.plan import PipelinePlan, full_plan
+from sugar_utils.errors import UserError
+from tests.support.photographed_room import WIDTH, write_photographs
+from tests.support.tiny_scene import SHORT_PIPELINE
+
+
+def plan_of(*words: object) -> PipelinePlan:
+    return full_plan(full_parser(None).parse_args([*map(str, words), "-r", "density"]))
+
+
+@pytest.fixture
+def room(tmp_path) -> Path:
+    write_photographs(tmp_path / "room" / "images", 3)
+    return tmp_path / "room"
+
+
+def test_cameras_are_found_where_there_are_none(room):
+    plan = plan_of("-s", room, "--matcher", "similar", "--frames", 7, "--masks", "none")
+    assert plan.convert.source_path == room
+    assert plan.convert.posing.matcher == "similar"
+    assert plan.convert.posing.frames == 7
+    assert plan.convert.masks.masks == "none"
+    assert plan.n_stages == 6
+    assert plan.vanilla.source_path == room
+
+
+def test_a_video_gives_its_name_to_the_scene(tmp_path):
+    (tmp_path / "walk.mov").write_bytes(b"")
+    plan = plan_of("-s", tmp_path / "walk.mov")
+    assert plan.convert.source_path == tmp_path / "walk.mov"
+    assert plan.vanilla.source_path == tmp_path / "walk"
+    assert plan.vanilla.model_path.name == "walk"
+
+
+def test_cameras_that_are_there_are_taken(room):
+    (room / "transforms.json").write_text("{}")
+    assert plan_of("-s", room).convert is None
+    assert plan_of("-s", room / "nothing").convert is None
+
+
+def test_several_processes_are_asked_to_let_one_find_the_cameras(room, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "localhost",
+                        "MASTER_PORT": 1}.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match="let one process find them first"):
+        plan_of("-s", room)
+
+
+@pytest.mark.slow
+def test_from_photographs_to_gaussians_on_a_surface_in_one_command(tmp_path, capsys):
+    write_photographs(tmp_path / "room" / "images", 7)
+    words = [
+        *("-s", tmp_path / "room", "--output_dir", tmp_path / "output", "--stop_after", "coarse"),
+        *("--extraction_size", WIDTH, "--max_features", 1000),
+        *(*SHORT_PIPELINE, "--vanilla_iterations", 60_000),
+    ]
+    args = full_parser(None).parse_args(list(map(str, words)))
+    result = run_full(args)
+    assert [record.name for record in result.records][:2] == ["camera positions", "vanilla 3DGS"]
+    assert "stage 1 of 3: camera positions" in capsys.readouterr().out
+    page = result.report.read_text(encoding="utf-8")
+    assert "7 of 7" in page
+    # The same command has nothing left to do.
+    again = run_full(args)
+    assert [record.name for record in again.records][0] == "vanilla 3DGS"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports stand upright and in metres where that is asked for, and nothing else moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.upright import up_direction, upright_rotation
+from sugar_extractors.texture.placed_export import (
+    PlacementOptions,
+    placed_path,
+    placement,
+    write_placed,
+)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_utils.errors import UserError
+from tests.support.photographed_room import camera_poses
+
+
+def cameras_in(world: np.ndarray, n: int = 12, reach: float = 5.0) -> list[Camera]:
+    """Cameras on an arc around z, in a world that is turned."""
+    return [
+        Camera(f"IMG {k}.jpg", 64, 48, 50, 50, 32, 24, r @ world.T, -r @ c)
+        for k, (r, c) in enumerate(camera_poses(n, reach))
+    ]
+
+
+def ground(n: int = 400) -> np.ndarray:
+    """Points of a floor z = 0, and some above it."""
+    rng = np.random.default_rng(0)
+    flat = np.concatenate([rng.uniform(-2, 2, (n, 2)), np.zeros((n, 1))], axis=1)
+    return np.concatenate([flat, rng.uniform(-0.5, 0.5, (n, 3)) + [0, 0, 0.6]])
+
+
+@pytest.fixture(params=[0, 1, 2])
+def world(request) -> np.ndarray:
+    q, r = np.linalg.qr(np.random.default_rng(request.param).normal(size=(3, 3)))
+    q = q * np.sign(np.diag(r))
+    return q * np.sign(np.linalg.det(q))
+
+
+def angle_to(direction: np.ndarray, up: np.ndarray) -> float:
+    return float(np.degrees(np.arccos(np.clip(direction @ up, -1, 1))))
+
+
+def test_up_is_found_in_any_world(world):
+    cameras = cameras_in(world)
+    rotations = np.stack([camera.rotation for camera in cameras])
+    up = world @ [0.0, 0.0, 1.0]
+    assert angle_to(up_direction(rotations, np.zeros((0, 3))), up) < 1e-3
+    assert angle_to(up_direction(rotations, ground() @ world.T), up) < 0.1
+
+
+def test_the_ground_corrects_cameras_that_were_all_held_askew(world):
+    roll = np.radians(8)
+    turn = np.array([[np.cos(roll), -np.sin(roll), 0], [np.sin(roll), np.cos(roll), 0], [0, 0, 1]])
+    # On a short arc a roll that all have looks like another vertical.
+    rotations = np.stack([turn @ camera.rotation for camera in cameras_in(world, 6, 0.3)])
+    up = world @ [0.0, 0.0, 1.0]
+    assert angle_to(up_direction(rotations, np.zeros((0, 3))), up) > 3
+    assert angle_to(up_direction(rotations, ground() @ world.T), up) < 0.1
+
+
+def test_a_wall_is_no_ground(world):
+    rng = np.random.default_rng(1)
+    wall = np.concatenate([rng.uniform(-2, 2, (800, 2)), np.zeros((800, 1))], axis=1)[:, [2, 0, 1]]
+    rotations = np.stack([camera.rotation for camera in cameras_in(world)])
+    assert angle_to(up_direction(rotations, wall @ world.T), world @ [0.0, 0.0, 1.0]) < 1e-3
+
+
+def test_the_rotation_is_one_and_brings_up_to_y(world):
+    up, front = world[:, 2], world[:, 0] + 0.7 * world[:, 2]
+    rotation = upright_rotation(up, front)
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-12)
+    assert np.linalg.det(rotation) == pytest.approx(1)
+    np.testing.assert_allclose(rotation @ up, [0, 1, 0], atol=1e-12)
+    np.testing.assert_allclose(rotation @ world[:, 0], [0, 0, 1], atol=1e-12)
+    above = upright_rotation(up, up)
+    np.testing.assert_allclose(above @ up, [0, 1, 0], atol=1e-12)
+
+
+def test_a_known_distance_gives_metres(world):
+    cameras = cameras_in(world)
+    vertices = ground() @ world.T
+    for a, b in (("IMG 2.jpg", "IMG 7"), ("1,0,0", "(1, 0, 2.5)")):
+        options = PlacementOptions(known_distance=(a, b, "1.25"))
+        matrix = placement(cameras, ground(), vertices, options)
+        apart = 2.5
+        if a == "IMG 2.jpg":
+            apart = np.linalg.norm(cameras[2].center - cameras[7].center)
+        np.testing.assert_allclose(matrix, np.diag([*[1.25 / apart] * 3, 1.0]))
+
+
+def test_upright_meshes_stand_on_zero(world):
+    vertices = ground() @ world.T + 3
+    options = PlacementOptions(orient="up", scale_factor=2.0)
+    matrix = placement(cameras_in(world), ground() @ world.T + 3, vertices, options)
+    moved = vertices @ matrix[:3, :3].T + matrix[:3, 3]
+    assert moved[:, 1].min() == pytest.approx(0, abs=1e-9)
+    assert np.ptp(moved[:, 1]) == pytest.approx(2 * 1.1, abs=0.1)
+    assert np.abs(np.median(moved[:, [0, 2]], axis=0)).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"known_distance": ("IMG 1.jpg", "IMG 99.jpg", "1")}, "IMG 99.jpg: neither a photograph"),
+        ({"known_distance": ("IMG 1.jpg", "IMG 1", "1")}, "both are the same place"),
+        ({"known_distance": ("a", "b", "far")}, "must be a number of metres"),
+        ({"known_distance": ("a", "b", "-1")}, "must be a number of metres"),
+        ({"known_distance": ("a", "b", "1"), "scale_factor": 2.0}, "both give a scale"),
+    ],
+)
+def test_what_gives_no_scale_is_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        placement(cameras_in(np.eye(3)), ground(), ground(), PlacementOptions(**options))
+
+
+def test_the_copy_opens_upright_in_another_program(tmp_path, world):
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 2.0]])
+    faces = [[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]]
+    mesh = TexturedMesh(
+        torch.tensor(corners @ world.T, dtype=torch.float32),
+        torch.tensor(faces),
+        torch.rand(4, 3, 2),
+        torch.zeros(4, 4, 3, dtype=torch.uint8),
+    )
+    obj = tmp_path / "mesh.obj"
+    write_textured_mesh(obj, mesh)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    scene = object.__new__(Scene)
+    for field in dataclasses.fields(Scene):
+        object.__setattr__(scene, field.name, None)
+    object.__setattr__(scene, "original_train_cameras", cameras_in(world))
+    object.__setattr__(scene, "original_test_cameras", [])
+    object.__setattr__(scene, "points", np.zeros((0, 3)))
+    options = PlacementOptions(orient="up", known_distance=("0,0,0", "0,0,1", "0.5"))
+    lines: list[str] = []
+    write_placed(obj, scene, options, True, lines.append)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    note = json.loads((tmp_path / "mesh_placed.json").read_text())
+    assert (note["up"], note["unit"]) == ("+y", "metre")
+    matrix = np.array(note["matrix"])
+    expected = mesh.vertices.numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+    for suffix in (".obj", ".glb"):
+        loaded = trimesh.load(placed_path(obj).with_suffix(suffix), force="mesh", process=False)
+        assert np.ptp(loaded.vertices[:, 1]) == pytest.approx(1.0, abs=1e-5)
+        assert loaded.vertices[:, 1].min() == pytest.approx(0.0, abs=1e-5)
+        found = np.unique(loaded.vertices.round(4), axis=0)
+        np.testing.assert_allclose(found, np.unique(expected.round(4), axis=0), atol=2e-4)
+    times = placed_path(obj).stat().st_mtime_ns
+    write_placed(obj, scene, options, True, lines.append)
+    assert placed_path(obj).stat().st_mtime_ns == times
+    assert all("m: " in line for line in lines)
+
+
+def test_paths_of_the_copy_lie_beside_the_mesh():
+    assert placed_path(Path("a/b.obj")) == Path("a/b_placed.obj")

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a reconstruction follows from the evidence, and so does what to compare."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gaussian_splatting.posing import mapping, matching
+from gaussian_splatting.posing.pairs import all_pairs, neighbour_pairs, similar_pairs
+from gaussian_splatting.posing.verdict import Evidence, verdict_of
+
+
+def test_pairs_grow_as_they_should():
+    assert len(all_pairs(6)) == 15
+    pairs = neighbour_pairs(100, reach=3)
+    assert {(0, 1), (0, 3), (0, 64), (96, 99)} <= pairs
+    assert (0, 5) not in pairs
+    assert all(0 <= i < j < 100 for i, j in pairs)
+
+
+def test_similar_photographs_find_each_other():
+    rng = np.random.default_rng(0)
+    subjects = rng.integers(0, 255, (3, 40, 128)).astype(np.uint8)
+    noise = rng.integers(0, 4, (9, 40, 128)).astype(np.uint8)
+    shown = [subjects[k % 3] // 2 + noise[k] for k in range(9)]
+    expected = {(i, j) for i, j in all_pairs(9) if i % 3 == j % 3}
+    assert similar_pairs(shown, n_each=5) == expected
+    assert similar_pairs([*shown, np.zeros((0, 128), np.uint8)], n_each=5) == expected
+    assert similar_pairs([], n_each=5) == set()
+
+
+def test_the_matcher_and_the_mapper_follow_the_number_of_photographs():
+    assert matching.chosen_matcher("auto", 150, False) == "exhaustive"
+    assert matching.chosen_matcher("auto", 151, False) == "similar"
+    assert matching.chosen_matcher("auto", 151, True) == "sequential"
+    assert matching.chosen_matcher("similar", 5, False) == "similar"
+    assert mapping.chosen_mapper("auto", 500) == "incremental"
+    assert mapping.chosen_mapper("auto", 501) == "global"
+
+
+def evidence(n: int = 20, missing: tuple[int, ...] = (), **changes) -> Evidence:
+    names = [f"{k:02}" for k in range(n)]
+    placed = [name for k, name in enumerate(names) if k not in missing]
+    matches = {(k, k + 1): 200 for k in range(n - 1)}
+    facts = {"sharpness": [0.6] * n, "n_features": [2000] * n, "matches": matches,
+             "models": [placed], "n_points": 5000, "error": 0.5}  # fmt: skip
+    return Evidence(names, **{**facts, **changes})
+
+
+def test_the_verdict_follows_from_the_evidence():
+    fine = verdict_of(evidence())
+    assert (fine.word, fine.left_out, fine.advice) == ("fine", [], [])
+    usable = verdict_of(evidence(missing=(5, 6, 12)))
+    assert usable.word == "usable"
+    assert usable.advice == ["add photographs between 04 and 07 and between 11 and 13"]
+    ends = verdict_of(evidence(missing=(0, 19)))
+    assert ends.advice == ["add photographs before 01 and after 18"]
+    assert verdict_of(evidence(missing=tuple(range(8)))).word == "poor"
+    assert verdict_of(evidence(spread=0.01)).word == "poor"
+    masked = verdict_of(evidence(missing=tuple(range(8)), masked=True))
+    assert "--masked_features False" in masked.advice[0]
+    assert "do not zoom" in verdict_of(evidence(error=3.0)).advice[0]
+
+
+def test_each_photograph_that_is_left_out_has_its_own_reason():
+    sharp, features = [0.6] * 20, [2000] * 20
+    sharp[3], features[6] = 0.2, 50
+    matches = {(k, k + 1): 200 for k in range(19) if 9 not in (k, k + 1)}
+    matches |= {(12, 13): 17}
+    models = [[f"{k:02}" for k in range(20) if k not in (3, 6, 9, 12, 15)], ["15", "14", "16"]]
+    left_out = dict(
+        verdict_of(
+            evidence(sharpness=sharp, n_features=features, matches=matches, models=models)
+        ).left_out
+    )
+    assert left_out == {
+        "03": "blurred",
+        "06": "too little texture, 50 features",
+        "09": "matches no other photograph",
+        "12": "too few matches, 200 at most",
+        "15": "belongs to part 2, which shares too little with the rest",
+    }
