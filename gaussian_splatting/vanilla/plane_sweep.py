@@ -59,7 +59,9 @@ def sweep(
     Returns:
         Depth along the view axis in world units, and agreement in [-1, 1]. (H, W) each
     """
-    inverse = torch.linspace(1 / far, 1 / near, N_DEPTHS, dtype=torch.float64).to(view.grey)
+    inverse = torch.linspace(1 / far, 1 / near, N_DEPTHS, dtype=torch.float64, device="cpu").to(
+        view.grey
+    )
     mean, deviation = _moments(view.grey)
     agreements = torch.stack([_agreement(view, n, inverse, mean, deviation) for n in neighbors])
     n_best = min(BEST, len(neighbors))
@@ -131,8 +133,12 @@ def consistent(
 
 def pixel_rays(camera: Camera) -> Tensor:
     """Directions through the middles of the pixels, of depth one. (H, W, 3) float64"""
-    x = (torch.arange(camera.width, dtype=torch.float64) + 0.5 - camera.cx) / camera.fx
-    y = (torch.arange(camera.height, dtype=torch.float64) + 0.5 - camera.cy) / camera.fy
+    x = (
+        torch.arange(camera.width, dtype=torch.float64, device="cpu") + 0.5 - camera.cx
+    ) / camera.fx
+    y = (
+        torch.arange(camera.height, dtype=torch.float64, device="cpu") + 0.5 - camera.cy
+    ) / camera.fy
     rows, columns = torch.meshgrid(y, x, indexing="ij")
     return torch.stack([columns, rows, torch.ones_like(rows)], dim=-1)
 
