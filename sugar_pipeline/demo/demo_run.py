@@ -61,5 +61,6 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
         ),
         optimizer=plan.vanilla.config.optimizer,
         random_seed=args.random_seed,
+        robustness=plan.vanilla.config.robustness,
     )
     return replace(plan, vanilla=replace(plan.vanilla, config=config))
