@@ -38,7 +38,9 @@ LONG_SIDE = 240
 MAX_VIEWS = 64
 """Photographs whose depth is found; of more, evenly spaced ones."""
 
-MAX_POINTS = 50_000
+SHARE, FEWEST, MOST = 2, 5_000, 50_000
+"""Dense points for each point that is there already, and the least and largest number of them. They
+show where the surface is; how fine it has to be is for densification to find out."""
 
 MIN_SEEN = 10
 """Sparse points in a view from which its range of depths is taken."""
@@ -81,11 +83,12 @@ def with_dense_points(
     if hull is not None:
         inside = hull.contains(points.to(cloud.means)).cpu()
         points, colors = points[inside], colors[inside]
-    n_found = len(points)
-    room = MAX_POINTS if limit is None else min(MAX_POINTS, limit - len(cloud))
-    if n_found > max(room, 0):
-        rows = torch.linspace(0, n_found - 1, max(room, 0), dtype=torch.float64, device="cpu")
-        points, colors = points[rows.long()], colors[rows.long()]
+    n_found, room = len(points), min(max(SHARE * len(cloud), FEWEST), MOST)
+    if limit is not None:
+        room = min(room, max(0, limit - len(cloud)))
+    if n_found > room:
+        rows = torch.linspace(0, n_found - 1, room, dtype=torch.float64, device="cpu").long()
+        points, colors = points[rows], colors[rows]
     notify(f"dense start: {len(points):,} of {n_found:,} points that photographs agree on")
     if len(points) == 0:
         return cloud
