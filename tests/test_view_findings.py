@@ -65,6 +65,7 @@ class Wall:
     """A stage that renders a plane at one depth."""
 
     exposures = None
+    poses = None
 
     def __init__(self, depth: float) -> None:
         self.depth = depth
