@@ -230,6 +230,14 @@ class Parser(argparse.ArgumentParser):
         line = printable(" ".join(message.split()))
         self.exit(2, None if is_follower() else f"error: {line}\n")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """As in argparse, but ``--flag=--`` is a value; Pythons before 3.13 make an empty list."""
+        if action.option_strings and arg_strings == ["--"] and action.nargs in (None, "?"):
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
     def _underscored(self, word: str) -> str:
         if not word.startswith("--") or word == "--":
             return word

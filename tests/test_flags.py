@@ -141,6 +141,19 @@ def test_abbreviations_dashes_and_negative_vectors_are_accepted():
     assert make_parser().parse_args(["-s", "x", "--bboxmin=-1,2,3"]).bboxmin == (-1.0, 2.0, 3.0)
 
 
+def test_two_dashes_after_an_equals_sign_are_a_value(capsys):
+    parser = Parser(prog="x")
+    parser.add_argument("--stop", choices=("a", "b"))
+    parser.add_argument("--number", type=int)
+    parser.add_argument("--name")
+    for flag in ("--stop=--", "--number=--"):
+        with pytest.raises(SystemExit) as caught:
+            parser.parse_args([flag])
+        assert caught.value.code == 2
+        assert "--'" in capsys.readouterr().err
+    assert parser.parse_args(["--name=--"]).name == "--"
+
+
 def test_unknown_flag_gets_the_nearest_name(capsys):
     assert "--scene_pat; did you mean" not in fails(capsys, "-s", "x", "--zzzz", "1")
     assert "unknown flag --test_iteratoins; did you mean --test_iterations?" in fails(
