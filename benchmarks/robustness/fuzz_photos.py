@@ -50,7 +50,7 @@ def _encoded(path: Path, name: str, mode: str, draw: Random) -> bytes:
     if mode == "I;16":
         image = Image.fromarray((deep * 65535).astype(np.uint16))
     elif mode == "I":
-        image = Image.fromarray((deep * 2**31).astype(np.int32))
+        image = Image.fromarray((deep * (2**31 - 1)).astype(np.int32))
     elif mode == "F":
         values = (deep * draw.choice((1, 1e30))).astype(np.float32)
         values[0, 0] = draw.choice((0.5, np.nan, np.inf))
