@@ -9,6 +9,7 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.densification import (
+    FINEST_ANGLE,
     SPLIT_SHRINK,
     DensificationConfig,
     DensificationStats,
@@ -55,12 +56,15 @@ def stats(gradients: list[float], views: float = 2.0) -> DensificationStats:
     return DensificationStats(torch.tensor(gradients) * views, torch.full((len(gradients),), views))
 
 
-def densify(adam, gradients, *, remove_large=False, seed=0, **rules) -> DensificationStats:
+def densify(
+    adam, gradients, *, remove_large=False, seed=0, shell_distance=None, **rules
+) -> DensificationStats:
     config = DensificationConfig(**rules)
     rng = torch.Generator().manual_seed(seed)
     return densify_and_prune(
-        adam, stats(gradients), config, extent=EXTENT, remove_large=remove_large, generator=rng
-    )
+        adam, stats(gradients), config, extent=EXTENT, remove_large=remove_large, generator=rng,
+        shell_distance=shell_distance,
+    )  # fmt: skip
 
 
 def moments(adam: GroupedAdam) -> list[torch.Tensor]:
@@ -155,6 +159,20 @@ def test_oversized_gaussians_are_removed_once_it_is_time(remove_large, expected)
     adam = make([LARGE, HUGE])
     densify(adam, [0.0, 0.0], remove_large=remove_large)
     assert adam.parameters["sh_dc"].detach()[:, 0, 0].tolist() == expected
+
+
+def test_what_is_infinitely_far_grows_and_stays_by_its_angle():
+    """A shell at distance 100: two degrees are split, half a degree is left, none is too large."""
+    adam = make([200 * FINEST_ANGLE, 50 * FINEST_ANGLE, 200 * FINEST_ANGLE])
+    adam.parameters["means"].data[2] = 0.0
+
+    def far(means: torch.Tensor) -> torch.Tensor:
+        return torch.where(means.abs().amax(dim=1) > 0, 100.0, 0.0)
+
+    adam.parameters["means"].data[:2] = 100.0
+    densify(adam, [1.0, 1.0, 0.0], remove_large=True, shell_distance=far)
+    sizes = adam.parameters["log_scales"].detach().amax(dim=1).exp() / FINEST_ANGLE
+    torch.testing.assert_close(sizes, torch.tensor([50.0, 125.0, 125.0]))
 
 
 def test_number_never_exceeds_the_budget_and_the_strongest_grow_first():

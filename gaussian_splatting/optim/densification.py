@@ -28,6 +28,10 @@ SPLIT_SHRINK = 0.8 * SPLIT_CHILDREN
 RESET_OPACITY = 0.01
 LARGE_SHARE = 0.1
 
+FINEST_ANGLE = 0.02
+"""Radians, a degree: a Gaussian of the shell that is smaller has no children. By their size in the
+world, which is that of a hundredth of a pixel, they would have hundreds of thousands."""
+
 _iterations = partial(flag, group="vanilla trainer", parse=positive_int)
 
 
@@ -120,7 +124,7 @@ def densify_and_prune(
     extent: float,
     remove_large: bool,
     generator: torch.Generator,
-    may_be_large: Callable[[Tensor], Tensor] | None = None,
+    shell_distance: Callable[[Tensor], Tensor] | None = None,
 ) -> DensificationStats:
     """One round of clone, split and prune; returns fresh statistics.
 
@@ -134,10 +138,16 @@ def densify_and_prune(
         extent: Camera extent in world units.
         remove_large: Also remove Gaussians larger than a tenth of the extent.
         generator: Source of the positions of split children, on the parameters' device.
-        may_be_large: Says of centres, (N, 3) in world units, which are not too large at any size.
+        shell_distance: Says of centres, (N, 3) in world units, how far those are that stand for
+            what is infinitely far, 0 for others. Their size counts as an angle: they are not too
+            large at any size, and stay as they are below FINEST_ANGLE.
     """
-    grow = _within_budget(stats.mean(), config)
+    gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
+    if shell_distance is not None:
+        far = shell_distance(optimizer.parameters["means"].detach())
+        gradient = torch.where(largest < FINEST_ANGLE * far, 0.0, gradient)
+    grow = _within_budget(gradient, config)
     small = largest <= config.percent_dense * extent
     clone, split = grow & small, grow & ~small
     rows = {name: p.detach() for name, p in optimizer.parameters.items()}
@@ -149,7 +159,7 @@ def densify_and_prune(
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
     if remove_large:
         fits = parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
-        keep &= fits if may_be_large is None else fits | may_be_large(parameters["means"])
+        keep &= fits if shell_distance is None else fits | (shell_distance(parameters["means"]) > 0)
     optimizer.keep_rows(keep)
     means = optimizer.parameters["means"]
     return DensificationStats.zeros(means.shape[0], means.device)

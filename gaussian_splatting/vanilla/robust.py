@@ -3,8 +3,8 @@
 
 A reconstruction has no points of the sky. Where no Gaussian is, none can be moved to, so what is
 infinitely far is explained by fog near the cameras, a different one for each photograph. A sphere
-of Gaussians far outside takes it. Other parts that were tried, and what they did, stand in
-DOCS/BENCHMARKS.md.
+of Gaussians far outside takes it; densification keeps them at the size of a piece of sky. Other
+parts that were tried, and what they did, stand in DOCS/BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -77,18 +77,20 @@ def with_shell(
     return torch.cat([points, shell]), torch.cat([colors, shade])
 
 
-def shell_test(
+def shell_distance(
     cameras: Sequence[Camera], extent: float, config: RobustConfig
 ) -> Callable[[Tensor], Tensor] | None:
-    """What tells centres of the shell, (N, 3) in world units -> (N,) bool; None without a shell.
+    """What tells how far Gaussians of the shell are, from their centres; None without a shell.
 
-    The Gaussians of the shell may be large, others are removed then.
+    Centres are (N, 3) in world units. Distances are (N,) world units from the middle of the
+    cameras, 0 for Gaussians that are not of the shell.
     """
     if not config.robust:
         return None
     middle = middle_of(cameras)
 
-    def belongs(means: Tensor) -> Tensor:
-        return (means - means.new_tensor(middle)).norm(dim=-1) > 0.5 * SHELL_RADIUS * extent
+    def distance(means: Tensor) -> Tensor:
+        away = (means - means.new_tensor(middle)).norm(dim=-1)
+        return torch.where(away > 0.5 * SHELL_RADIUS * extent, away, 0.0)
 
-    return belongs
+    return distance

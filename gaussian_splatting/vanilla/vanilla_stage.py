@@ -191,7 +191,7 @@ class VanillaStage(Stage):
         poses: Poses that are learned, too.
         hull: Where Gaussians may be; None for anywhere.
         exposures: Those of the photographs, to be learned as well.
-        may_be_large: Says of centres, (N, 3), which Gaussians are not removed for their size.
+        shell_distance: Says of centres, (N, 3), how far those of the shell are, 0 for others.
     """
 
     name = "vanilla"
@@ -207,12 +207,12 @@ class VanillaStage(Stage):
         poses: PoseRefinement | None = None,
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
-        may_be_large: Callable[[Tensor], Tensor] | None = None,
+        shell_distance: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.extent = extent
         self.exposures = exposures
         self._hull = hull
-        self._may_be_large = may_be_large
+        self._shell_distance = shell_distance
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -300,7 +300,7 @@ class VanillaStage(Stage):
                 generator=generator(
                     self._config.random_seed, "split", iteration, device=self.model.device
                 ),
-                may_be_large=self._may_be_large,
+                shell_distance=self._shell_distance,
             )
             self._carve()
             check_population(len(self.model), iteration, "densification")
