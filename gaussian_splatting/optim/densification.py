@@ -137,7 +137,7 @@ def densify_and_prune(
         config: Thresholds.
         extent: Camera extent in world units.
         remove_large: Also remove Gaussians larger than a tenth of the extent.
-        generator: Source of the positions of split children, on the parameters' device.
+        generator: Source of the positions of split children, on the CPU.
         shell_distance: Says of centres, (N, 3) in world units, how far those are that stand for
             what is infinitely far, 0 for others. Their size counts as an angle: they are not too
             large at any size, and stay as they are below FINEST_ANGLE.
@@ -191,7 +191,8 @@ def _split(rows: dict[str, Tensor], split: Tensor, generator: torch.Generator) -
         name: p[split].repeat(SPLIT_CHILDREN, *([1] * (p.dim() - 1))) for name, p in rows.items()
     }
     scales = parents["log_scales"].exp()
-    noise = torch.randn(scales.shape, generator=generator, device=scales.device)
+    # Drawn on the CPU: a GPU's generator gives other numbers on another model.
+    noise = torch.randn(scales.shape, generator=generator, device="cpu").to(scales.device)
     rotations = rotation_matrices(torch.nn.functional.normalize(parents["quats"], dim=-1))
     offsets = (rotations @ (scales * noise)[..., None]).squeeze(-1)
     return {

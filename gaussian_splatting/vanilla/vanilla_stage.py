@@ -297,9 +297,7 @@ class VanillaStage(Stage):
                 extent=self.extent,
                 # Without an extent every Gaussian would be large.
                 remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
-                generator=generator(
-                    self._config.random_seed, "split", iteration, device=self.model.device
-                ),
+                generator=generator(self._config.random_seed, "split", iteration),
                 shell_distance=self._shell_distance,
             )
             self._carve()
