@@ -203,6 +203,13 @@ def test_same_generator_gives_the_same_children():
     assert torch.equal(first.parameters["means"], second.parameters["means"])
 
 
+def test_opacity_reset_leaves_what_is_infinitely_far():
+    adam = make([SMALL] * 3, opacities=[0.9, 0.9, 0.9])
+    reset_opacity(adam, lambda means: torch.where(means[:, 0] == 1, 100.0, 0.0))
+    opacities = adam.parameters["opacity_logits"].detach().sigmoid().flatten()
+    torch.testing.assert_close(opacities, torch.tensor([0.01, 0.9, 0.01]))
+
+
 def test_opacity_reset_lowers_to_a_hundredth_and_clears_those_moments_only():
     adam = make([SMALL] * 3, opacities=[0.9, 0.01, 0.002])
     reset_opacity(adam)

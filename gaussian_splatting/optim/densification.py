@@ -165,10 +165,19 @@ def densify_and_prune(
     return DensificationStats.zeros(means.shape[0], means.device)
 
 
-def reset_opacity(optimizer: GroupedAdam) -> None:
-    """Lower all opacities to at most 0.01 and clear their moments."""
+def reset_opacity(
+    optimizer: GroupedAdam, shell_distance: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """Lower all opacities to at most 0.01 and clear their moments.
+
+    Those of a shell stay: nothing else is behind what is to fade (see :func:`densify_and_prune`).
+    """
     logits = optimizer.parameters["opacity_logits"].detach()
-    optimizer.replace("opacity_logits", logits.clamp_max(_logit(RESET_OPACITY)))
+    lowered = logits.clamp_max(_logit(RESET_OPACITY))
+    if shell_distance is not None:
+        far = shell_distance(optimizer.parameters["means"].detach())[:, None] > 0
+        lowered = torch.where(far, logits, lowered)
+    optimizer.replace("opacity_logits", lowered)
 
 
 def _within_budget(gradient: Tensor, config: DensificationConfig) -> Tensor:

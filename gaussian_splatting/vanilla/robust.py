@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
@@ -25,6 +26,9 @@ SHELL_RADIUS = 20.0
 """In camera extents: beyond all that a reconstruction places, and what mesh extraction looks at."""
 
 SHELL_GREY = 128
+
+SHELL_OPACITY = 0.9
+"""From the start, and resets leave it: what shines through is explained by fog before it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,22 @@ def with_shell(
     shell = (center + SHELL_RADIUS * extent * sphere).to(points)
     shade = torch.full_like(colors[:1], SHELL_GREY).expand(n, 3)
     return torch.cat([points, shell]), torch.cat([colors, shade])
+
+
+def opaque_shell(
+    cloud: GaussianCloud, distance: Callable[[Tensor], Tensor] | None
+) -> GaussianCloud:
+    """The Gaussians, those of the shell opaque.
+
+    Args:
+        cloud: Gaussians to start from.
+        distance: As of :func:`shell_distance`.
+    """
+    if distance is None:
+        return cloud
+    opaque = torch.full_like(cloud.opacity_logits, math.log(SHELL_OPACITY / (1 - SHELL_OPACITY)))
+    belongs = (distance(cloud.means) > 0)[:, None]
+    return replace(cloud, opacity_logits=torch.where(belongs, opaque, cloud.opacity_logits))
 
 
 def shell_distance(

@@ -304,7 +304,7 @@ class VanillaStage(Stage):
             check_population(len(self.model), iteration, "densification")
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
-            reset_opacity(optimizer)
+            reset_opacity(optimizer, self._shell_distance)
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
