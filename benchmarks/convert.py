@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well ``convert.py`` finds cameras that are known, in which time and memory.
 
-``python benchmarks/convert.py SCENE ... [--case photographs|video|masks]`` copies the photographs
+``python benchmarks/convert.py SCENE ... [--case photographs|video|masks] [--widen PIXELS]`` copies the photographs
 of COLMAP scenes into a bare folder, or makes a video of them (H.264, one frame per photograph),
 finds the cameras anew, and compares them with those of the scene after the best similarity
 transform.
@@ -22,13 +22,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.images import ImageFolder
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
+from gaussian_splatting.posing.convert_options import (
+    ConvertOptions,
+    PosingOptions,
+    auto_or_boolean,
+)
 from gaussian_splatting.posing.convert_run import Converted, convert
 from gaussian_splatting.posing.photographs import natural_order
 from sugar_utils.console import Console
@@ -102,6 +106,15 @@ def write_video(files: list[Path], path: Path) -> None:
         container.mux(stream.encode())
 
 
+def copy_masks(source: Path, target: Path, widened: int) -> None:
+    """Copy masks, the part that counts grown by so many pixels on all sides."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        with Image.open(path) as mask:
+            wide = mask.convert("L").filter(ImageFilter.MaxFilter(2 * widened + 1))
+        wide.save(target / path.name)
+
+
 def run_case(scene: Path, case: str, folder: Path, args: argparse.Namespace) -> list[str]:
     """One row of the table."""
     files = sorted((scene / "images").iterdir(), key=lambda path: natural_order(path.name))
@@ -113,10 +126,15 @@ def run_case(scene: Path, case: str, folder: Path, args: argparse.Namespace) -> 
     else:
         shutil.copytree(scene / "images", target / "images")
     if case == "masks":
-        shutil.copytree(scene / "masks", target / "masks")
+        copy_masks(scene / "masks", target / "masks", args.widen)
     options = ConvertOptions(
         source,
-        posing=PosingOptions(camera=args.camera, matcher=args.matcher, mapper=args.mapper),
+        posing=PosingOptions(
+            camera=args.camera,
+            matcher=args.matcher,
+            mapper=args.mapper,
+            masked_features=args.masked_features,
+        ),
         masks=MaskOptions(masks=None if case == "masks" else "none"),
     )
     result = convert(options, Console())
@@ -150,6 +168,8 @@ def main() -> None:
     parser.add_argument("--camera")
     parser.add_argument("--matcher", default="auto")
     parser.add_argument("--mapper", default="auto")
+    parser.add_argument("--masked_features", type=auto_or_boolean, default="auto")
+    parser.add_argument("--widen", type=int, default=0, help="pixels to grow the masks by")
     parser.add_argument("--keep", type=Path, help="folder to leave the scenes in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -21,7 +21,8 @@ _inert = partial(flag, group="accepted for old commands", idle="always; it says 
 _COLMAP = "COLMAP's Python edition does the work"
 
 
-def _auto_or_boolean(text: str) -> bool | str:
+def auto_or_boolean(text: str) -> bool | str:
+    """The word ``auto``, or what :func:`boolean` makes of the text."""
     return "auto" if text.strip().lower() == "auto" else boolean(text)
 
 
@@ -44,7 +45,7 @@ class PosingOptions:
     masked_features: bool | Literal["auto"] = _posing(
         "auto", "True: look for features only where masks count; False: everywhere, for an object "
         "that stood still before a background that shows more than it does; auto: where masks "
-        "count, and everywhere if that places more photographs", parse=_auto_or_boolean,
+        "count, and everywhere if that places more photographs", parse=auto_or_boolean,
         metavar="{auto,True,False}", idle="without masks",
     )  # fmt: skip
     max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)
