@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well ``convert.py`` finds cameras that are known, in which time and memory.
 
-``python benchmarks/convert.py SCENE ... [--case photographs|video|masks] [--widen PIXELS]`` copies the photographs
+``python benchmarks/convert.py SCENE ... [--case photographs|video|masks]`` copies the photographs
 of COLMAP scenes into a bare folder, or makes a video of them (H.264, one frame per photograph),
 finds the cameras anew, and compares them with those of the scene after the best similarity
-transform.
+transform. With the case masks, ``--widen 24`` grows their white part by so many pixels.
 
 Positions are in % of the extent of the known cameras (1.1 times the largest distance from their
 mean), rotations in degrees.
