@@ -35,6 +35,7 @@ from gaussian_splatting.posing.convert_options import (
 )
 from gaussian_splatting.posing.convert_run import Converted, convert
 from gaussian_splatting.posing.photographs import natural_order
+from sugar_pipeline.filming.film_files import write_video
 from sugar_utils.console import Console
 from sugar_utils.memory import format_bytes
 
@@ -87,23 +88,10 @@ def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
     return Errors(np.array(angles), 100 * np.linalg.norm(moved - b, axis=1) / extent)
 
 
-def write_video(files: list[Path], path: Path) -> None:
-    """A video with one frame per file, H.264 where this build of PyAV has it."""
-    import av
-
-    with av.open(str(path), "w") as container, Image.open(files[0]) as first:
-        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-        stream = container.add_stream(codec, rate=FRAMES_PER_SECOND)
-        # The format wants even sides.
-        stream.width, stream.height = first.width // 2 * 2, first.height // 2 * 2
-        stream.pix_fmt = "yuv420p"
-        stream.bit_rate = 8_000_000
-        for file in files:
-            with Image.open(file) as picture:
-                box = (0, 0, stream.width, stream.height)
-                frame = av.VideoFrame.from_image(picture.convert("RGB").crop(box))
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+def read_picture(path: Path) -> np.ndarray:
+    """A photograph. (H, W, 3) uint8"""
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
 
 
 def copy_masks(source: Path, target: Path, widened: int) -> None:
@@ -122,7 +110,7 @@ def run_case(scene: Path, case: str, folder: Path, args: argparse.Namespace) -> 
     source = target
     if case == "video":
         source = target.with_suffix(".mp4")
-        write_video(files, source)
+        write_video(source, map(read_picture, files), FRAMES_PER_SECOND)
     else:
         shutil.copytree(scene / "images", target / "images")
     if case == "masks":

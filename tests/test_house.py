@@ -36,6 +36,8 @@ RUNNERS = {
     "sugar_extractors.mesh.mesh_options",
     "sugar_extractors.texture.texture_options",
     "sugar_pipeline.commands",
+    "sugar_pipeline.filming.film_options",
+    "sugar_pipeline.filming.film_run",
     "sugar_pipeline.pipeline_flags",
     "sugar_pipeline.model_metrics",
     "sugar_pipeline.metrics_options",
@@ -55,7 +57,7 @@ DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
 
 TRAINING = ROOT / "DOCS" / "TRAINING.md"
-SHARED_NAMES = {"__init__.py", "train.py", "metrics.py"}
+SHARED_NAMES = {"__init__.py", "train.py", "metrics.py", "render.py"}
 """Entry points are named by the original."""
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]

@@ -104,7 +104,8 @@ def _add_photographs(page: Page, evidence: Evidence) -> None:
         partners[j] += 1
     page.pairs(
         [
-            (f"{number}  {name}", f"sharpness {sharp:.2f}{' (blurred)' if sharp < BLURRED else ''}, "
+            (f"{number}  {name}",
+             f"sharpness {sharp:.2f}{' (blurred)' if sharp < BLURRED else ''}, "
              f"{features:,} features, matches {count} others"
              + (f", shares {shared[name]:,} points with its nearest" if name in shared
                 else ", no place"))
