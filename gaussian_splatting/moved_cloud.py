@@ -49,10 +49,12 @@ def sh_rotation(rotation: np.ndarray) -> Tensor:
     The bands do not mix: each turns in a space of its own, of 3, 5 and 7 dimensions.
 
     Args:
-        rotation: (3, 3)
+        rotation: One or several. (..., 3, 3)
 
     Returns:
-        To be multiplied with columns of coefficients. (15, 15) float64 on the CPU
+        To be multiplied with columns of coefficients. (..., 15, 15) float64 on the CPU
     """
-    angle = torch.as_tensor(Rotation.from_matrix(rotation).as_rotvec(), device="cpu")
-    return torch.linalg.matrix_exp((rotation_generators() * angle[:, None, None]).sum(dim=0))
+    flat = Rotation.from_matrix(rotation.reshape(-1, 3, 3)).as_rotvec()
+    generators = rotation_generators().reshape(3, -1)
+    total = torch.as_tensor(flat, device="cpu") @ generators
+    return torch.linalg.matrix_exp(total.reshape(*rotation.shape[:-2], 15, 15))

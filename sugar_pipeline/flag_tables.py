@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gaussian_splatting.posing.convert_options import convert_parser
 from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
+from sugar_extractors.export.export_options import export_parser
 from sugar_extractors.mesh.mesh_options import mesh_parser
 from sugar_extractors.texture.texture_options import texture_parser
 from sugar_pipeline.filming.film_options import film_parser
@@ -37,6 +38,7 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
     "extract_refined_mesh_with_texture.py": texture_parser,
     "metrics.py": metrics_parser,
     "render.py": film_parser,
+    "export.py": export_parser,
     "gaussian_splatting/train.py": vanilla_parser,
     "gaussian_splatting/convert.py": convert_parser,
 }

@@ -32,6 +32,8 @@ RUNNERS = {
     "gaussian_splatting.posing.convert_run",
     "gaussian_splatting.vanilla.vanilla_options",
     "gaussian_splatting.vanilla.vanilla_run",
+    "sugar_extractors.export.export_options",
+    "sugar_extractors.export.export_run",
     "sugar_extractors.quality.mesh_report",
     "sugar_extractors.mesh.mesh_options",
     "sugar_extractors.texture.texture_options",

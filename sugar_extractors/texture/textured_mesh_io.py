@@ -117,6 +117,21 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
             _write_chunks(file, glb_chunks(mesh, png, names[".glb"], y_up))
 
 
+def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
+    """Write the one-file form alone, complete or not at all.
+
+    Args:
+        path: File to write.
+        mesh: What to write.
+        y_up: As in :func:`glb_chunks`.
+
+    Raises:
+        UserError: It would be larger than the format can hold, or cannot be written.
+    """
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        _write_chunks(file, glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
+
+
 def png_bytes(texture: Tensor) -> bytes:
     """A picture as PNG. (H, W, 3) uint8"""
     buffer = BytesIO()

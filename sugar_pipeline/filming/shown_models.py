@@ -13,10 +13,9 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.reporting.image_metrics import to_uint8
-from sugar_extractors.export.any_gaussians import read_any_gaussians
+from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.quality.any_mesh import read_any_mesh
 from sugar_extractors.quality.mesh_pictures import shaded_views
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
@@ -71,13 +70,15 @@ def open_model(
     if suffix == ".obj":
         mesh = read_textured_mesh(path).to(device)
         return _textured(path, mesh, plain_background(white, device))
-    if suffix == ".ply" and not holds_gaussians(path):
-        return _plain(path, read_any_mesh(path), device)
-    if suffix in ("", ".ply", ".pt") or path.is_dir():
+    if has_gaussians(path):
         cloud = read_any_gaussians(path, notify).to(device)
         return _of_gaussians(path, cloud.activate(), white)
-    raise UserError(f"{path}: cannot be shown; pass Gaussians (.ply, .pt, a folder), a mesh .ply, "
-                    "or a textured .obj")  # fmt: skip
+    if suffix == ".ply":
+        return _plain(path, read_any_mesh(path), device)
+    raise UserError(
+        f"{path}: cannot be shown; pass Gaussians (.ply, .spz, .splat, .pt, a folder), a mesh "
+        ".ply, or a textured .obj"
+    )
 
 
 def _of_gaussians(path: Path, gaussians: Gaussians, white: bool) -> ShownModel:

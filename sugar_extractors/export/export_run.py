@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a result in the format of another program, upright and in metres if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.moved_cloud import moved_cloud
+from sugar_extractors.export.any_gaussians import (
+    has_gaussians,
+    read_any_gaussians,
+    read_bound_gaussians,
+)
+from sugar_extractors.export.compressed_ply import write_compressed_ply
+from sugar_extractors.export.export_options import GAUSSIANS, ExportOptions
+from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
+from sugar_extractors.export.splat_file import write_splat
+from sugar_extractors.export.spz_file import write_spz
+from sugar_extractors.texture.placed_export import PlacementOptions, placement
+from sugar_extractors.texture.textured_mesh_io import (
+    GLB_AXES,
+    mesh_files,
+    read_textured_mesh,
+    write_glb,
+    write_textured_mesh,
+)
+from sugar_trainers.image_size import SugarSize
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, write_json_atomic
+from sugar_utils.memory import format_bytes
+
+
+def _write_ply(path: Path, cloud: GaussianCloud) -> np.ndarray:
+    write_gaussian_ply(path, cloud)
+    return np.arange(len(cloud))
+
+
+_WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray]] = {
+    "spz": write_spz,
+    "splat": write_splat,
+    "ply": _write_ply,
+    "compressed.ply": write_compressed_ply,
+}
+
+
+def export(options: ExportOptions, console: Console | None = None) -> Path:
+    """Write what was asked for, and say what it is like.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: For anything the user can fix; nothing is replaced unasked or half-written.
+    """
+    console = console or Console()
+    if not options.result.exists():
+        raise UserError(f"{options.result}: no such file or folder; check the path of the result")
+    target = options.target
+    gaussians = options.to in GAUSSIANS
+    files = [target] if gaussians or options.to == "glb" else mesh_files(target, glb=False)
+    present = [path for path in files if path.exists()]
+    if present and not options.overwrite:
+        raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
+    check_writable(target.parent)
+    matrix = _export_gaussians(options, console) if gaussians else _export_mesh(options, console)
+    if options.placement.wanted:
+        meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
+        note = {"matrix": matrix.tolist(), "meaning": meaning}
+        write_json_atomic(target.with_name(f"{target.name}.json"), note)
+    console.info(f"{format_bytes(sum(path.stat().st_size for path in files))}: {target}")
+    return target
+
+
+def _export_gaussians(options: ExportOptions, console: Console) -> np.ndarray:
+    cloud = _gaussians(options, console)
+    matrix = _matrix(options, cloud.means.double().numpy(), console)
+    cloud = moved_cloud(cloud, matrix) if options.placement.wanted else cloud
+    order = _WRITERS[options.to](options.target, cloud)
+    found = read_any_gaussians(options.target, console.info)
+    if len(found) == len(cloud):
+        rows = torch.from_numpy(order)
+        console.info(f"{len(cloud):,} Gaussians; {fidelity(cloud.select(rows), found).line()}")
+    return matrix
+
+
+def _gaussians(options: ExportOptions, console: Console) -> GaussianCloud:
+    if options.repose is not None:
+        bound = read_bound_gaussians(options.result)
+        moved = reposed_cloud(bound, read_edited(options.repose, bound))
+        path = options.target.with_name(f"{options.target.name}.binding.npz")
+        write_binding(path, bound)
+        console.info(f"where each Gaussian sits on the mesh: {path}")
+        return moved
+    if not has_gaussians(options.result):
+        raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
+    return read_any_gaussians(options.result, console.info)
+
+
+def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
+    """Returns the matrix from the capture to the file, whose format may want axes of its own."""
+    if options.result.suffix.lower() != ".obj":
+        raise UserError(
+            f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
+        )
+    mesh = read_textured_mesh(options.result)
+    vertices = mesh.vertices.double().numpy()
+    matrix = _matrix(options, vertices, console)
+    moved = (vertices @ matrix[:3, :3].T + matrix[:3, 3]).astype(np.float32)
+    mesh = replace(mesh, vertices=torch.from_numpy(moved))
+    upright = options.placement.orient == "up"
+    if options.to == "glb":
+        write_glb(options.target, mesh, y_up=upright)
+    else:
+        write_textured_mesh(options.target, mesh, glb=False)
+    console.info(f"{mesh.n_faces:,} triangles, picture of {mesh.texture.shape[1]} pixels a side")
+    return matrix if upright or options.to == "obj" else GLB_AXES @ matrix
+
+
+def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
+    """From the world of the capture to that of the file. (4, 4) float64"""
+    if options.scene_path is None:
+        if _needs_cameras(options.placement):
+            raise UserError(
+                "--orient up, and photographs of --known_distance, need -s/--scene_path"
+            )
+        return placement([], np.zeros((0, 3)), points, options.placement)
+    scene = load_scene(options.scene_path, size_rule=SugarSize(), notify=console.info)
+    cameras: list[Camera] = [*scene.original_train_cameras, *scene.original_test_cameras]
+    return placement(cameras, scene.points, points, options.placement)
+
+
+def _needs_cameras(options: PlacementOptions) -> bool:
+    names = (options.known_distance or ())[:2]
+    return options.orient == "up" or any(text.count(",") != 2 for text in names)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports open, stand where it was asked for, and edited meshes take their Gaussians along."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trimesh
+from scipy.spatial.transform import Rotation
+
+import export
+from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.moved_cloud import moved_cloud
+from gaussian_splatting.rasterization.reference import rasterize_reference
+from sugar_extractors.export.any_gaussians import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.export.reposing import reposed_cloud
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.trainable_bound import bound_cloud_from_state
+from tests.support.refined_models import NAME, refined_state, save_model
+from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.test_moved_cloud import VIEW, moved_camera, similarity
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> dict:
+    root = tmp_path_factory.mktemp("export")
+    scene = make_tiny_scene(root / "scene")
+    cloud = bound_cloud_from_state(refined_state())
+    mesh = TexturedMesh(
+        cloud.vertices, cloud.faces, torch.rand(20, 3, 2), torch.full((8, 8, 3), 90).byte()
+    )
+    write_textured_mesh(root / f"{NAME}.obj", mesh)
+    return {
+        "scene": scene,
+        "vanilla": make_tiny_checkpoint(root / "vanilla", scene),
+        "refined": save_model(root, refined_state()),
+        "obj": root / f"{NAME}.obj",
+    }
+
+
+def bound(seed: int = 0) -> BoundCloud:
+    """Bound Gaussians of all sizes, turns and colours, in double precision."""
+    rng = torch.Generator().manual_seed(seed)
+    cloud = bound_cloud_from_state(refined_state(opacity=0.5))
+    changed = {
+        name: torch.randn(getattr(cloud, name).shape, generator=rng).double()
+        for name in ("sh_dc", "sh_rest", "rotations")
+    }
+    sizes = cloud.log_scales.double() + 0.3 * torch.randn(cloud.log_scales.shape, generator=rng)
+    return replace(
+        cloud, vertices=cloud.vertices.double(), opacity_logits=cloud.opacity_logits.double(),
+        thickness=torch.tensor(0.01).double(), log_scales=sizes, sh_dc=0.2 * changed["sh_dc"],
+        sh_rest=0.2 * changed["sh_rest"], rotations=changed["rotations"],
+    )  # fmt: skip
+
+
+def moved(points: torch.Tensor, matrix: np.ndarray) -> torch.Tensor:
+    return points @ torch.from_numpy(matrix[:3, :3]).T + torch.from_numpy(matrix[:3, 3])
+
+
+@pytest.mark.parametrize("to", ["spz", "splat", "ply", "compressed.ply"])
+def test_gaussians_of_any_stage_are_written_and_their_errors_told(to, inputs, tmp_path, capsys):
+    for name, n in (("vanilla", 200), ("refined", 60)):
+        target = tmp_path / f"{name}.{to}"
+        assert run_cli(export.main, inputs[name], "--to", to, "-o", target) == 0
+        told = capsys.readouterr().out
+        assert f"{n} Gaussians; largest errors: position" in told
+        assert len(read_any_gaussians(target, lambda _: None)) == n
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"refined.{to}", f"vanilla.{to}"]
+
+
+def test_names_follow_from_the_result(inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_cli(export.main, inputs["refined"], "--to", "spz") == 0
+    assert run_cli(export.main, inputs["obj"], "--to", "glb") == 0
+    names = sorted(path.name for path in (tmp_path / "output" / "exports").iterdir())
+    assert names == [f"{NAME}.glb", f"{NAME}.spz"]
+
+
+def test_a_mesh_stands_upright_in_metres_with_its_matrix(inputs, tmp_path):
+    names = [camera.name for camera in inputs["scene"].cameras[:2]]
+    words = ("-s", inputs["scene"].root, "--orient", "up", "--known_distance", *names, 2)
+    for to in ("glb", "obj"):
+        target = tmp_path / f"a.{to}"
+        assert run_cli(export.main, inputs["obj"], "--to", to, "-o", target, *words) == 0
+        matrix = np.array(json.loads((tmp_path / f"a.{to}.json").read_text())["matrix"])
+        loaded = trimesh.load(target, force="mesh", process=False)
+        assert loaded.vertices[:, 1].min() == pytest.approx(0, abs=1e-5)
+        corners = trimesh.load(inputs["obj"], force="mesh", process=False).vertices
+        expected = corners @ matrix[:3, :3].T + matrix[:3, 3]
+        low, high = expected.min(axis=0), expected.max(axis=0)
+        np.testing.assert_allclose(loaded.bounds, [low, high], atol=1e-4)
+    a, b = (camera.center for camera in inputs["scene"].cameras[:2])
+    assert np.linalg.norm(matrix[:3, :3] @ (a - b)) == pytest.approx(2)
+
+
+def test_a_glb_that_is_not_turned_has_its_own_axes_in_the_matrix(inputs, tmp_path):
+    target = tmp_path / "a.glb"
+    words = ("--to", "glb", "-o", target, "--known_distance", "0,0,0", "0,0,1", 3)
+    assert run_cli(export.main, inputs["obj"], *words) == 0
+    matrix = np.array(json.loads((tmp_path / "a.glb.json").read_text())["matrix"])
+    np.testing.assert_allclose(matrix, np.diag([3.0, -3.0, -3.0, 1.0]))
+
+
+def test_what_cannot_be_exported_is_one_line(inputs, tmp_path, capsys):
+    target = tmp_path / "a.spz"
+    cases = [
+        ((tmp_path / "gone.ply", "--to", "spz"), "no such file or folder"),
+        ((inputs["obj"], "--to", "spz"), "holds no Gaussians"),
+        ((inputs["refined"], "--to", "glb"), "needs a textured .obj"),
+        ((inputs["refined"], "--to", "spz", "--orient", "up"), "need -s/--scene_path"),
+        ((inputs["obj"], "--to", "glb", "--repose", inputs["obj"]), "--repose makes Gaussians"),
+        ((inputs["vanilla"], "--to", "ply", "--repose", inputs["obj"]), "no .pt file"),
+        ((inputs["refined"],), "--to is missing"),
+    ]
+    for words, message in cases:
+        assert run_cli(export.main, *words, "-o", target) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+    target.write_text("mine")
+    assert run_cli(export.main, inputs["refined"], "--to", "spz", "-o", target) == 2
+    assert "is there already; pass --overwrite True" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    words = ("--to", "spz", "-o", target, "--overwrite", "True")
+    assert run_cli(export.main, inputs["refined"], *words) == 0
+
+
+def test_an_unedited_mesh_leaves_its_gaussians_alone():
+    cloud = bound()
+    same = reposed_cloud(cloud, cloud.vertices)
+    for name, tensor in cloud.freed().tensors().items():
+        torch.testing.assert_close(same.tensors()[name], tensor, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("seed", "scale"), [(0, 1.0), (1, 1.7)])
+def test_a_mesh_that_moves_as_a_whole_looks_the_same_to_a_camera_that_moves_along(seed, scale):
+    cloud, matrix = bound(seed), similarity(seed, scale)
+    # How thin Gaussians are does not follow the scale.
+    cloud = replace(cloud, thickness=cloud.thickness * 1e-3)
+    before = rasterize_reference(cloud.freed().activate(), VIEW).image
+    edited = reposed_cloud(cloud, moved(cloud.vertices, matrix))
+    after = rasterize_reference(edited.activate(), moved_camera(VIEW, matrix)).image
+    assert before.std() > 0.05
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
+
+
+def test_covariances_follow_the_stretch_within_the_plane():
+    cloud = bound(3)
+    stretch = torch.tensor([[1.5, 0.2, 0.0], [0.0, 0.8, 0.3], [0.1, 0.0, 1.2]]).double()
+    edited = reposed_cloud(cloud, cloud.vertices @ stretch.T).activate()
+    start = cloud.freed().activate()
+
+    def in_plane(gaussians) -> torch.Tensor:
+        turn = Rotation.from_quat(gaussians.quats[:, [1, 2, 3, 0]].numpy()).as_matrix()
+        sizes = gaussians.scales.clone()
+        sizes[:, 0] = 0
+        axes = torch.from_numpy(turn) * sizes[:, None]
+        return axes @ axes.transpose(1, 2)
+
+    expected = stretch @ in_plane(start) @ stretch.T
+    torch.testing.assert_close(in_plane(edited), expected, rtol=0, atol=1e-9)
+
+
+def test_a_bent_mesh_takes_its_gaussians_along(inputs, tmp_path, capsys):
+    """The upper half of the ball is bent by 30 degrees; what is below stays to the last bit."""
+    lines = []
+    turn = Rotation.from_euler("x", 30, degrees=True).as_matrix()
+    for line in inputs["obj"].read_text().splitlines():
+        if line.startswith("v "):
+            place = np.array([float(word) for word in line.split()[1:]])
+            place = turn @ place if place[2] > 0.1 else place
+            line = "v {} {} {}".format(*place)
+        lines.append(line)
+    edited = tmp_path / "bent.obj"
+    edited.write_text("\n".join(lines))
+    target = tmp_path / "bent.ply"
+    words = ("--to", "ply", "-o", target, "--repose", edited)
+    assert run_cli(export.main, inputs["refined"], *words) == 0
+    cloud = read_bound_gaussians(inputs["refined"])
+    start, found = cloud.freed(), read_gaussian_ply(target)
+    high = (cloud.vertices[cloud.faces][..., 2] > 0.1).all(dim=1).repeat_interleave(3)
+    low = (cloud.vertices[cloud.faces][..., 2] <= 0.1).all(dim=1).repeat_interleave(3)
+    assert high.any()
+    assert low.any()
+    torch.testing.assert_close(found.means[low], start.means[low], rtol=0, atol=1e-6)
+    matrix = np.eye(4)
+    matrix[:3, :3] = turn
+    turned = moved_cloud(start, matrix)
+    torch.testing.assert_close(found.means[high], turned.means[high], rtol=0, atol=1e-5)
+    axes = (found.quats[high] * turned.quats[high]).sum(dim=1).abs()
+    torch.testing.assert_close(axes, torch.ones_like(axes), rtol=0, atol=1e-4)
+    # What other programs need to do the same.
+    binding = np.load(f"{target}.binding.npz")
+    corners = binding["vertices"][binding["faces"][binding["triangle"]]]
+    means = (binding["barycentric"][..., None] * corners).sum(axis=1)
+    np.testing.assert_allclose(means, start.means.numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        binding["scale"], start.log_scales.exp().numpy(), rtol=1e-5, atol=1e-9
+    )
+
+
+def test_a_mesh_of_other_triangles_is_refused(inputs, tmp_path, capsys):
+    lines = inputs["obj"].read_text().splitlines()
+    rows = [k for k, line in enumerate(lines) if line.startswith("f ")]
+    swapped = list(lines)
+    swapped[rows[0]], swapped[rows[1]] = lines[rows[1]], lines[rows[0]]
+    cases = {
+        "fewer.obj": ("\n".join(lines[:-1]), "only move vertices"),
+        "swapped.obj": ("\n".join(swapped), "join other vertices"),
+    }
+    for name, (text, message) in cases.items():
+        Path(tmp_path / name).write_text(text)
+        words = ("--to", "ply", "-o", tmp_path / "a.ply", "--repose", tmp_path / name)
+        assert run_cli(export.main, inputs["refined"], *words) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "a.ply").exists()
