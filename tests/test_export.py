@@ -113,7 +113,7 @@ def test_what_cannot_be_exported_is_one_line(inputs, tmp_path, capsys):
     cases = [
         ((tmp_path / "gone.ply", "--to", "spz"), "no such file or folder"),
         ((inputs["obj"], "--to", "spz"), "holds no Gaussians"),
-        ((inputs["refined"], "--to", "glb"), "needs a textured .obj"),
+        ((inputs["refined"], "--to", "glb"), "needs the textured .obj"),
         ((inputs["refined"], "--to", "spz", "--orient", "up"), "need -s/--scene_path"),
         ((inputs["obj"], "--to", "glb", "--repose", inputs["obj"]), "--repose makes Gaussians"),
         ((inputs["vanilla"], "--to", "ply", "--repose", inputs["obj"]), "no .pt file"),

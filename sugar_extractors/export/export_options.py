@@ -28,7 +28,7 @@ _PLACEMENT = {
         "metres lie between the cameras or points",
     },
 }
-"""The flags of the texture stage, where they are about a copy beside the mesh, said of an export."""
+"""What flags of the texture stage mean here, where they are not about a copy beside the mesh."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class ExportOptions:
         "meshes: a textured .obj", positional=True, parse=Path,
     )  # fmt: skip
     to: str = _flag(
-        MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; splat, for "
-        "web pages, without view-dependent colour; compressed.ply, for SuperSplat and PlayCanvas; "
-        "ply. Textured meshes: glb, obj", choices=(*GAUSSIANS, *MESHES),
+        MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; splat, "
+        "for web pages, without view-dependent colour; compressed.ply, for SuperSplat and "
+        "PlayCanvas; ply. Textured meshes: glb, obj", choices=(*GAUSSIANS, *MESHES),
         missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
     )  # fmt: skip
     output: Path | None = _flag(
