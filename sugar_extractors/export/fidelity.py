@@ -19,7 +19,7 @@ class Fidelity:
 
     Attributes:
         position: World units.
-        scale: Share of the standard deviation.
+        scale: Of standard deviations, as a share of the largest of the same Gaussian.
         rotation: Of axes, weighted by how much longer than the shortest they are; degrees.
         color: Of what does not depend on the view, of 255.
         opacity: Of 255.
@@ -56,12 +56,13 @@ def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     axes = [rotation_matrices(_unit(cloud)) for cloud in (written, found)]
     cosines = (axes[0] * axes[1]).sum(dim=1).abs().clamp(max=1).numpy()
     longer = 1 - scales.min(axis=1, keepdims=True) / scales
+    longest = scales.max(axis=1, keepdims=True)
     turned = np.degrees(np.arccos(cosines)) * longer
     opacities = np.abs(sigmoid(a["opacity_logits"]) - sigmoid(b["opacity_logits"]))
     colors = [np.clip(c["sh_dc"] * SH_C0 + 0.5, 0, 1) for c in (a, b)]
     return Fidelity(
         position=float(difference["means"].max()),
-        scale=float(np.expm1(difference["log_scales"].max())),
+        scale=float((np.abs(np.exp(b["log_scales"]) - scales) / longest).max()),
         rotation=float(turned.max()),
         color=255 * float(np.abs(colors[0] - colors[1]).max()),
         opacity=255 * float(opacities.max()),
