@@ -19,9 +19,13 @@ from gaussian_splatting.moved_cloud import moved_cloud
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_extractors.export.any_gaussians import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.export.reposing import reposed_cloud
+from sugar_extractors.export.simplified_mesh import simplified
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_utils.errors import UserError
+from tests.support.random_scenes import look_at
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
 from tests.test_moved_cloud import VIEW, moved_camera, similarity
@@ -222,3 +226,63 @@ def test_a_mesh_of_other_triangles_is_refused(inputs, tmp_path, capsys):
         assert run_cli(export.main, inputs["refined"], *words) == 2
         assert message in capsys.readouterr().err
         assert not (tmp_path / "a.ply").exists()
+
+
+def painted_grid(n: int = 24) -> TexturedMesh:
+    """A wavy square whose colours are smooth functions of the place."""
+    x, y = np.meshgrid(np.linspace(-1, 1, n), np.linspace(-1, 1, n), indexing="ij")
+    points = np.stack([x, y, 0.1 * np.sin(3 * x)], axis=-1).reshape(-1, 3)
+    at = np.arange(n * n).reshape(n, n)
+    quads = np.stack([at[:-1, :-1], at[1:, :-1], at[1:, 1:], at[:-1, 1:]], axis=-1).reshape(-1, 4)
+    faces = np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
+    uvs = (points[:, :2] + 1) / 2
+    v, u = np.meshgrid(
+        1 - (np.arange(256) + 0.5) / 256, (np.arange(256) + 0.5) / 256, indexing="ij"
+    )
+    picture = np.stack([u, v, 0.5 + 0.5 * np.sin(4 * u)], axis=-1) * 255
+    return TexturedMesh(
+        torch.from_numpy(points.astype(np.float32)),
+        torch.from_numpy(faces),
+        torch.from_numpy(uvs[faces].astype(np.float32)),
+        torch.from_numpy(picture.round().astype(np.uint8)),
+    )
+
+
+def test_a_simpler_mesh_looks_like_the_one_that_it_stands_for():
+    mesh = painted_grid()
+    small = simplified(mesh, 200, 240)
+    assert small.n_faces <= 200
+    assert small.texture.shape[0] <= 240
+    view = look_at((0.4, -0.3, 3.0), width=64, height=64, focal=80.0)
+    before, after = (render_textured(m, view, supersampling=2) for m in (mesh, small))
+    inside = (before.sum(2) > 0) & (after.sum(2) > 0)
+    assert inside.float().mean() > 0.4
+    assert (before - after).abs()[inside].mean() < 0.01
+    assert (before - after).abs()[inside].max() < 0.1
+    same = simplified(mesh, None, None)
+    assert same.n_faces == mesh.n_faces
+
+
+def test_a_picture_that_is_too_small_is_refused_with_one_that_is_not():
+    with pytest.raises(UserError, match="use --texture_size 120 or more") as caught:
+        simplified(painted_grid(), None, 60)
+    assert "\n" not in str(caught.value)
+    simplified(painted_grid(), None, 120)
+
+
+def test_levels_of_detail_lie_beside_each_other(tmp_path, capsys):
+    write_textured_mesh(tmp_path / "grid.obj", painted_grid(), glb=False)
+    words = ("--to", "glb", "-o", tmp_path / "a.glb", "--max_triangles", 600, "--lods", 3)
+    assert run_cli(export.main, tmp_path / "grid.obj", *words) == 0
+    counts = [
+        len(trimesh.load(tmp_path / name, force="mesh", process=False).faces)
+        for name in ("a.glb", "a_lod1.glb", "a_lod2.glb")
+    ]
+    assert 500 <= counts[0] <= 600
+    assert counts[1] <= counts[0] // 4 + 1
+    assert counts[2] <= counts[1] // 4 + 1
+    assert run_cli(export.main, tmp_path / "grid.obj", *words) == 2
+    assert "is there already" in capsys.readouterr().err
+    cloud = ("--to", "spz", "-o", tmp_path / "a.spz", "--lods", 2)
+    assert run_cli(export.main, tmp_path / "grid.obj", *cloud) == 2
+    assert "--lods is for meshes" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from pathlib import Path
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.errors import UserError
+from sugar_utils.flags import positive_int
 from sugar_utils.settings import add_flags, flag, from_args, parser_of
 
 GAUSSIANS = ("spz", "splat", "ply", "compressed.ply")
@@ -48,6 +49,19 @@ class ExportOptions:
     output: Path | None = _flag(
         None, "file to write; unset: output/exports/NAME.FORMAT", short="-o", parse=Path
     )
+    max_triangles: int | None = _flag(
+        None, "leave so many triangles of the mesh; the picture is made anew for them",
+        parse=positive_int, idle="for Gaussians it is an error",
+    )  # fmt: skip
+    texture_size: int | None = _flag(
+        None, "texels per side of the picture at most", parse=positive_int,
+        idle="for Gaussians it is an error",
+    )  # fmt: skip
+    lods: int = _flag(
+        1, "levels of detail: also NAME_lod1, NAME_lod2, ..., each with a quarter of the triangles "
+        "and half the texels a side of the one before", parse=positive_int,
+        idle="for Gaussians it is an error",
+    )  # fmt: skip
     repose: Path | None = _flag(
         None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
         "move along", parse=Path, idle="it is an error unless the result is a refined model",
@@ -64,6 +78,20 @@ class ExportOptions:
             raise UserError(
                 f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
             )
+
+        of_meshes = {"max_triangles": None, "texture_size": None, "lods": 1}
+        given = [name for name, default in of_meshes.items() if getattr(self, name) != default]
+        if given and self.to in GAUSSIANS:
+            raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
+
+    @property
+    def targets(self) -> list[Path]:
+        """The files to write, one for each level of detail; of an OBJ the others lie beside it."""
+        first = self.target
+        return [
+            first if level == 0 else first.with_name(f"{first.stem}_lod{level}{first.suffix}")
+            for level in range(self.lods)
+        ]
 
     @property
     def target(self) -> Path:

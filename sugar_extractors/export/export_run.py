@@ -24,6 +24,7 @@ from sugar_extractors.export.compressed_ply import write_compressed_ply
 from sugar_extractors.export.export_options import GAUSSIANS, ExportOptions
 from sugar_extractors.export.fidelity import fidelity
 from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
+from sugar_extractors.export.simplified_mesh import simplified
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.texture.placed_export import PlacementOptions, placement
@@ -68,7 +69,11 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
     target = options.target
     gaussians = options.to in GAUSSIANS
-    files = [target] if gaussians or options.to == "glb" else mesh_files(target, glb=False)
+    files = [
+        path
+        for one in options.targets
+        for path in ([one] if options.to != "obj" else mesh_files(one, glb=False))
+    ]
     present = [path for path in files if path.exists()]
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
@@ -116,14 +121,20 @@ def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
     mesh = read_textured_mesh(options.result)
     vertices = mesh.vertices.double().numpy()
     matrix = _matrix(options, vertices, console)
-    moved = (vertices @ matrix[:3, :3].T + matrix[:3, 3]).astype(np.float32)
-    mesh = replace(mesh, vertices=torch.from_numpy(moved))
     upright = options.placement.orient == "up"
-    if options.to == "glb":
-        write_glb(options.target, mesh, y_up=upright)
-    else:
-        write_textured_mesh(options.target, mesh, glb=False)
-    console.info(f"{mesh.n_faces:,} triangles, picture of {mesh.texture.shape[1]} pixels a side")
+    if options.max_triangles is not None or options.texture_size is not None:
+        mesh = simplified(mesh, options.max_triangles, options.texture_size)
+    for level, path in enumerate(options.targets):
+        if level:
+            mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
+        moved = mesh.vertices.double().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+        placed = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
+        if options.to == "glb":
+            write_glb(path, placed, y_up=upright)
+        else:
+            write_textured_mesh(path, placed, glb=False)
+        side = mesh.texture.shape[1]
+        console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return matrix if upright or options.to == "obj" else GLB_AXES @ matrix
 
 
