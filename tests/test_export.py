@@ -270,6 +270,32 @@ def test_a_picture_that_is_too_small_is_refused_with_one_that_is_not():
     simplified(painted_grid(), None, 120)
 
 
+def test_a_printer_gets_one_closed_body_in_millimetres(tmp_path, capsys):
+    ball = trimesh.creation.icosphere(subdivisions=2)
+    # Two holes in the ball, and a loose triangle beside it.
+    extra = np.array([[5.0, 0, 0], [5.1, 0, 0], [5.0, 0.1, 0]])
+    faces = np.concatenate([ball.faces[6:-1], [np.arange(3) + len(ball.vertices)]])
+    broken = TexturedMesh(
+        torch.from_numpy(np.concatenate([ball.vertices, extra])).float(),
+        torch.from_numpy(faces),
+        torch.rand(len(faces), 3, 2),
+        torch.zeros(4, 4, 3).byte(),
+    )
+    write_textured_mesh(tmp_path / "ball.obj", broken, glb=False)
+    words = (tmp_path / "ball.obj", "--to", "stl", "-o", tmp_path / "a.stl")
+    assert run_cli(export.main, *words) == 2
+    assert "is in millimetres: pass --known_distance" in capsys.readouterr().err
+    # The ball has a radius of 1 unit, which is 5 cm.
+    assert run_cli(export.main, *words, "--scale_factor", 0.05) == 0
+    assert "mm, closed" in capsys.readouterr().out
+    body = trimesh.load(tmp_path / "a.stl")
+    assert body.is_watertight
+    assert body.volume > 0
+    assert 80 < body.extents.max() < 105
+    matrix = np.array(json.loads((tmp_path / "a.stl.json").read_text())["matrix"])
+    np.testing.assert_allclose(matrix, np.diag([50.0, 50, 50, 1]))
+
+
 def test_levels_of_detail_lie_beside_each_other(tmp_path, capsys):
     write_textured_mesh(tmp_path / "grid.obj", painted_grid(), glb=False)
     words = ("--to", "glb", "-o", tmp_path / "a.glb", "--max_triangles", 600, "--lods", 3)

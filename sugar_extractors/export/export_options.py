@@ -15,7 +15,7 @@ from sugar_utils.flags import positive_int
 from sugar_utils.settings import add_flags, flag, from_args, parser_of
 
 GAUSSIANS = ("spz", "splat", "ply", "compressed.ply")
-MESHES = ("glb", "obj")
+MESHES = ("glb", "obj", "stl")
 _flag = partial(flag, group="export")
 _PLACEMENT = {
     "orient": {
@@ -79,6 +79,10 @@ class ExportOptions:
                 f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
             )
 
+        scaled = self.placement.scale_factor or self.placement.known_distance
+        if self.to == "stl" and not scaled:
+            raise UserError("--to stl is in millimetres: pass --known_distance, or --scale_factor "
+                            "with how many metres a unit of the capture is")  # fmt: skip
         of_meshes = {"max_triangles": None, "texture_size": None, "lods": 1}
         given = [name for name, default in of_meshes.items() if getattr(self, name) != default]
         if given and self.to in GAUSSIANS:

@@ -23,18 +23,21 @@ from sugar_extractors.export.any_gaussians import (
 from sugar_extractors.export.compressed_ply import write_compressed_ply
 from sugar_extractors.export.export_options import GAUSSIANS, ExportOptions
 from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_stl
 from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
-from sugar_extractors.export.simplified_mesh import simplified
+from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.texture.placed_export import PlacementOptions, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
+    TexturedMesh,
     mesh_files,
     read_textured_mesh,
     write_glb,
     write_textured_mesh,
 )
+from sugar_scene.mesh.triangle_mesh import open_edge_share
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -127,15 +130,48 @@ def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
     for level, path in enumerate(options.targets):
         if level:
             mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
-        moved = mesh.vertices.double().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
-        placed = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
-        if options.to == "glb":
-            write_glb(path, placed, y_up=upright)
-        else:
-            write_textured_mesh(path, placed, glb=False)
+        _WRITE_MESH[options.to](path, mesh, matrix, upright, console)
         side = mesh.texture.shape[1]
         console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
-    return matrix if upright or options.to == "obj" else GLB_AXES @ matrix
+    return _axes(options.to, upright) @ matrix
+
+
+def _axes(to: str, upright: bool) -> np.ndarray:
+    """From the axes of a placed mesh to those of a format. (4, 4)"""
+    if to == "stl":
+        return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
+    return GLB_AXES if to == "glb" and not upright else np.eye(4)
+
+
+def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
+    moved = mesh.vertices.double().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+    return replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
+
+
+def _write_glb(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    write_glb(path, _moved(mesh, matrix), y_up=upright)
+
+
+def _write_obj(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    write_textured_mesh(path, _moved(mesh, matrix), glb=False)
+
+
+def _write_stl(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    body = closed_body(shape_of(_moved(mesh, _axes("stl", upright) @ matrix)))
+    sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
+    gaps = open_edge_share(body)
+    state = "closed" if gaps == 0 else f"{gaps:.2%} of its edges are open: mend it before printing"
+    console.info(f"{body.n_faces:,} triangles, {sides} mm, {state}")
+    write_stl(path, body)
+
+
+_WRITE_MESH = {"glb": _write_glb, "obj": _write_obj, "stl": _write_stl}
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:

@@ -14,7 +14,7 @@ from sugar_scene.mesh.triangle_mesh import (
     component_labels,
     doubled_area_normals,
     keep_vertices,
-    topology,
+    open_edge_share,
 )
 from sugar_utils.files import atomic_path
 
@@ -29,14 +29,14 @@ _ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute",
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
     """The largest connected part of a mesh with all its holes covered.
 
-    A cover may share an edge with two faces already; such faces are taken away and the hole is
-    covered again, a few times at most.
+    Covering a hole can bring three faces together at an edge; the clean-up takes one of them away,
+    and what that opens is covered again, a few times at most.
     """
     labels = component_labels(mesh)
     faces_of = np.bincount(labels[mesh.faces[:, 0]])
     body = clean_mesh(keep_vertices(mesh, labels == faces_of.argmax()))
     for _ in range(_MAX_ROUNDS):
-        if topology(body).n_open_edges == 0:
+        if open_edge_share(body) == 0:
             break
         body = clean_mesh(with_holes_filled(body))
     return body
