@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -294,6 +295,38 @@ def test_a_printer_gets_one_closed_body_in_millimetres(tmp_path, capsys):
     assert 80 < body.extents.max() < 105
     matrix = np.array(json.loads((tmp_path / "a.stl.json").read_text())["matrix"])
     np.testing.assert_allclose(matrix, np.diag([50.0, 50, 50, 1]))
+
+
+def test_a_usdz_opens_in_its_own_library_upright(tmp_path):
+    pytest.importorskip("pxr")
+    from pxr import Usd, UsdGeom, UsdShade
+
+    mesh = painted_grid()
+    write_textured_mesh(tmp_path / "grid.obj", mesh, glb=False)
+    words = (tmp_path / "grid.obj", "--to", "usdz", "-o", tmp_path / "a.usdz")
+    assert run_cli(export.main, *words, "--scale_factor", 2) == 0
+    stage = Usd.Stage.Open(str(tmp_path / "a.usdz"))
+    assert UsdGeom.GetStageUpAxis(stage) == "Y"
+    assert UsdGeom.GetStageMetersPerUnit(stage) == 1.0
+    shape = UsdGeom.Mesh(stage.GetPrimAtPath("/Scan/Mesh"))
+    points = np.array(shape.GetPointsAttr().Get())
+    expected = 2 * mesh.vertices.numpy() * [1, -1, -1]
+    np.testing.assert_allclose(points, expected, atol=1e-6)
+    assert len(shape.GetFaceVertexCountsAttr().Get()) == mesh.n_faces
+    uvs = np.array(UsdGeom.PrimvarsAPI(shape).GetPrimvar("st").Get())
+    np.testing.assert_allclose(uvs, mesh.uvs.reshape(-1, 2).numpy(), atol=1e-6)
+    material, _ = UsdShade.MaterialBindingAPI(shape.GetPrim()).ComputeBoundMaterial()
+    picture = UsdShade.Shader(stage.GetPrimAtPath("/Scan/Material/Picture"))
+    asset = picture.GetInput("file").Get()
+    assert material
+    assert "texture.png" in asset.resolvedPath
+
+
+def test_without_usd_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "pxr", None)
+    assert run_cli(export.main, inputs["obj"], "--to", "usdz", "-o", tmp_path / "a.usdz") == 2
+    assert "pip install usd-core" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_levels_of_detail_lie_beside_each_other(tmp_path, capsys):

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from sugar_extractors.export.usdz_file import load_usd
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.errors import UserError
@@ -15,7 +16,7 @@ from sugar_utils.flags import positive_int
 from sugar_utils.settings import add_flags, flag, from_args, parser_of
 
 GAUSSIANS = ("spz", "splat", "ply", "compressed.ply")
-MESHES = ("glb", "obj", "stl")
+MESHES = ("glb", "obj", "usdz", "stl")
 _flag = partial(flag, group="export")
 _PLACEMENT = {
     "orient": {
@@ -83,6 +84,8 @@ class ExportOptions:
         if self.to == "stl" and not scaled:
             raise UserError("--to stl is in millimetres: pass --known_distance, or --scale_factor "
                             "with how many metres a unit of the capture is")  # fmt: skip
+        if self.to == "usdz":
+            load_usd()
         of_meshes = {"max_triangles": None, "texture_size": None, "lods": 1}
         given = [name for name, default in of_meshes.items() if getattr(self, name) != default]
         if given and self.to in GAUSSIANS:

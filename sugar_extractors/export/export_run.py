@@ -28,6 +28,7 @@ from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_b
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
+from sugar_extractors.export.usdz_file import write_usdz
 from sugar_extractors.texture.placed_export import PlacementOptions, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
@@ -140,7 +141,7 @@ def _axes(to: str, upright: bool) -> np.ndarray:
     """From the axes of a placed mesh to those of a format. (4, 4)"""
     if to == "stl":
         return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
-    return GLB_AXES if to == "glb" and not upright else np.eye(4)
+    return GLB_AXES if to in ("glb", "usdz") and not upright else np.eye(4)
 
 
 def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
@@ -171,7 +172,13 @@ def _write_stl(
     write_stl(path, body)
 
 
-_WRITE_MESH = {"glb": _write_glb, "obj": _write_obj, "stl": _write_stl}
+def _write_usdz(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    write_usdz(path, _moved(mesh, _axes("usdz", upright) @ matrix))
+
+
+_WRITE_MESH = {"glb": _write_glb, "obj": _write_obj, "usdz": _write_usdz, "stl": _write_stl}
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
