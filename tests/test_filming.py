@@ -142,6 +142,17 @@ def test_held_out_views_are_named_as_their_photographs(inputs, tmp_path):
     assert np.abs(found - photograph).mean() < 20
 
 
+def test_a_path_may_come_from_a_file(inputs, tmp_path, capsys):
+    path = inputs["vanilla"] / "cameras.json"
+    assert film(inputs, tmp_path / "a.mp4", inputs["ply"], "--path", path) == 0
+    assert len(frames_of(tmp_path / "a.mp4")) == 10
+    (tmp_path / "empty.json").write_text("[]")
+    assert film(inputs, tmp_path / "b.mp4", inputs["ply"], "--path", tmp_path / "empty.json") == 2
+    assert "holds no list of cameras" in capsys.readouterr().err
+    assert film(inputs, tmp_path / "b.mp4", inputs["ply"], "--path", "spiral") == 2
+    assert "choose one of test, train, all, turntable, between, or" in capsys.readouterr().err
+
+
 def test_the_same_call_gives_the_same_bytes(inputs, tmp_path):
     for name in ("a", "b"):
         words = ("--path", "between", "--every", 3, "--n_frames", 3, "--show", "normal")

@@ -14,6 +14,7 @@ from sugar_pipeline.filming.film_files import VIDEO_SUFFIX
 from sugar_pipeline.filming.shown_models import SHOWS
 from sugar_trainers.image_size import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int
 from sugar_utils.settings import flag, from_args, parser_of
 
@@ -46,7 +47,8 @@ class FilmOptions:
     path: str = _flag(
         "turntable", "where to look from. test, train, all: from where the photographs were taken "
         "that were held out, trained on, or both; turntable: once around; between: a smooth path "
-        "from photograph to photograph", choices=(*VIEWS, *PATHS),
+        "from photograph to photograph; NAME.json: the cameras of a file in the layout of "
+        "cameras.json", parse=str, metavar="{test,train,all,turntable,between,NAME.json}",
     )  # fmt: skip
     show: tuple[str, ...] = _flag(
         ("image",), "what to show of each result, several side by side. depth: white is far; "
@@ -54,7 +56,10 @@ class FilmOptions:
         parse=str, choices=SHOWS, nargs="+",
     )  # fmt: skip
     n_frames: int = _flag(
-        120, "pictures on the way", parse=positive_int, idle="with --path test, train and all"
+        120,
+        "pictures on the way",
+        parse=positive_int,
+        idle="with --path test, train, all and NAME.json",
     )
     every: int = _flag(
         1, "pass through every so manieth photograph only: calmer where they were taken in zigzag",
@@ -69,13 +74,19 @@ class FilmOptions:
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
+    def __post_init__(self) -> None:
+        if self.path not in (*VIEWS, *PATHS) and not self.path.endswith(".json"):
+            raise UserError(
+                f"--path {self.path}: choose one of {', '.join((*VIEWS, *PATHS))}, or NAME.json"
+            )
+
     @property
     def target(self) -> Path:
         """The video, or the folder of the pictures."""
         if self.output is not None:
             return self.output
-        name = "_".join([self.path, *dict.fromkeys(self.show)])
-        suffix = VIDEO_SUFFIX if self.path in PATHS else ""
+        name = "_".join([Path(self.path).stem, *dict.fromkeys(self.show)])
+        suffix = "" if self.path in VIEWS else VIDEO_SUFFIX
         return OUTPUT_ROOT / "renders" / scene_name(self.scene_path) / f"{name}{suffix}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint, read_cameras_json
 from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
 from sugar_pipeline.filming.camera_paths import between, turntable
 from sugar_pipeline.filming.film_files import VIDEO_SUFFIX, write_pictures, write_video
@@ -90,8 +90,10 @@ def film_cameras(scene: Scene, options: FilmOptions) -> list[Camera]:
     """Where to look from.
 
     Raises:
-        UserError: The capture has no such views.
+        UserError: The capture has no such views, or the file no cameras.
     """
+    if options.path.endswith(".json"):
+        return [stored.camera for stored in read_cameras_json(Path(options.path))]
     both = sorted([*scene.train_cameras, *scene.test_cameras], key=lambda camera: camera.name)
     views = {"test": scene.test_cameras, "train": scene.train_cameras, "all": both}
     if options.path in views:
