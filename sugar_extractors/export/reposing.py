@@ -63,16 +63,17 @@ def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Ten
         ``log_scales`` (G, 2) and ``rotations`` (G, 2) as in :class:`BoundCloud`.
     """
     before, after = _plane_edges(old), _plane_edges(new)
+    one = torch.eye(2, dtype=before.dtype, device=before.device)
     flat = torch.linalg.det(before).abs() < _FLAT * before.square().sum(dim=(1, 2))
-    before = torch.where(flat[:, None, None], torch.eye(2).to(before), before)
+    before = torch.where(flat[:, None, None], one, before)
     stretch = after @ torch.linalg.inv(before)
     # A triangle without area says nothing about how it was stretched.
-    stretch = torch.where(flat[:, None, None], torch.eye(2).to(before), stretch)
+    stretch = torch.where(flat[:, None, None], one, stretch)
     stretch = stretch.repeat_interleave(cloud.per_triangle, dim=0)
     real, imaginary = torch.nn.functional.normalize(cloud.rotations.double(), dim=1).unbind(1)
     turn = torch.stack([real, -imaginary, imaginary, real], dim=1).reshape(-1, 2, 2)
     axes = stretch @ turn @ torch.diag_embed(cloud.log_scales.double().exp())
-    same = (stretch - torch.eye(2).to(stretch)).abs().amax(dim=(1, 2)) < _STILL
+    same = (stretch - one).abs().amax(dim=(1, 2)) < _STILL
     left, sizes, _ = torch.linalg.svd(axes)
     # Of the two axes the one that was the first stays the first.
     along = (left * axes[:, :, :1]).sum(dim=1).abs()
@@ -96,7 +97,8 @@ def _turned_colors(sh_rest: Tensor, turns: Tensor, per_triangle: int) -> Tensor:
     """Coefficients after the rotation of each triangle. (G, 15, 3), (F, 3, 3) -> (G, 15, 3)"""
     n_bands = sh_rest.shape[1]
     rest = sh_rest.double().reshape(len(turns), per_triangle, n_bands, 3)
-    moved = (turns - torch.eye(3).to(turns)).abs().amax(dim=(1, 2)) > _STILL
+    one = torch.eye(3, dtype=turns.dtype, device=turns.device)
+    moved = (turns - one).abs().amax(dim=(1, 2)) > _STILL
     for rows in moved.nonzero()[:, 0].split(_PART):
         bands = sh_rotation(turns[rows].cpu().numpy())[:, None, :n_bands, :n_bands].to(rest)
         rest[rows] = bands @ rest[rows]

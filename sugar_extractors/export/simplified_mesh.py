@@ -82,7 +82,7 @@ def transferred(mesh: TexturedMesh, target: TriangleMesh, atlas: Atlas) -> Tenso
     places = (source.vertices - low) / size
     surface = Surface(places, source.faces)
     corners = ((target.vertices - low) / size)[target.faces]
-    picture = torch.full((atlas.side, atlas.side, 3), _GREY, dtype=torch.uint8)
+    picture = torch.full((atlas.side, atlas.side, 3), _GREY, dtype=torch.uint8, device="cpu")
     step = max(1, _CHUNK_TEXELS // atlas.side)
     for first in range(0, atlas.side, step):
         end = min(first + step, atlas.side)

@@ -16,6 +16,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
+from sugar_extractors.export.simplified_mesh import shape_of
 from sugar_extractors.quality.any_mesh import read_any_mesh
 from sugar_extractors.quality.mesh_pictures import shaded_views
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
@@ -101,11 +102,7 @@ def _textured(path: Path, mesh: TexturedMesh, background: Tensor) -> ShownModel:
     def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
         return mesh_geometry(mesh.vertices, mesh.faces, camera)
 
-    grey = torch.full((mesh.vertices.shape[0], 3), 128, dtype=torch.uint8)
-    triangles = TriangleMesh(
-        mesh.vertices.double().cpu().numpy(), mesh.faces.cpu().numpy(), grey.numpy()
-    )
-    return ShownModel(path.name, picture, geometry, triangles)
+    return ShownModel(path.name, picture, geometry, shape_of(mesh))
 
 
 def _plain(path: Path, mesh: TriangleMesh, device: torch.device) -> ShownModel:
