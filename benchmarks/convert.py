@@ -4,7 +4,7 @@
 ``python benchmarks/convert.py SCENE ... [--case photographs|video|masks]`` copies the photographs
 of COLMAP scenes into a bare folder, or makes a video of them (H.264, one frame per photograph),
 finds the cameras anew, and compares them with those of the scene after the best similarity
-transform.
+transform. With the case masks, ``--widen 24`` grows their white part by so many pixels.
 
 Positions are in % of the extent of the known cameras (1.1 times the largest distance from their
 mean), rotations in degrees.
@@ -22,15 +22,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.images import ImageFolder
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
+from gaussian_splatting.posing.convert_options import (
+    ConvertOptions,
+    PosingOptions,
+    auto_or_boolean,
+)
 from gaussian_splatting.posing.convert_run import Converted, convert
 from gaussian_splatting.posing.photographs import natural_order
+from sugar_pipeline.filming.film_files import write_video
 from sugar_utils.console import Console
 from sugar_utils.memory import format_bytes
 
@@ -83,23 +88,19 @@ def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
     return Errors(np.array(angles), 100 * np.linalg.norm(moved - b, axis=1) / extent)
 
 
-def write_video(files: list[Path], path: Path) -> None:
-    """A video with one frame per file, H.264 where this build of PyAV has it."""
-    import av
+def read_picture(path: Path) -> np.ndarray:
+    """A photograph. (H, W, 3) uint8"""
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
 
-    with av.open(str(path), "w") as container, Image.open(files[0]) as first:
-        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-        stream = container.add_stream(codec, rate=FRAMES_PER_SECOND)
-        # The format wants even sides.
-        stream.width, stream.height = first.width // 2 * 2, first.height // 2 * 2
-        stream.pix_fmt = "yuv420p"
-        stream.bit_rate = 8_000_000
-        for file in files:
-            with Image.open(file) as picture:
-                box = (0, 0, stream.width, stream.height)
-                frame = av.VideoFrame.from_image(picture.convert("RGB").crop(box))
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+
+def copy_masks(source: Path, target: Path, widened: int) -> None:
+    """Copy masks, the part that counts grown by so many pixels on all sides."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        with Image.open(path) as mask:
+            wide = mask.convert("L").filter(ImageFilter.MaxFilter(2 * widened + 1))
+        wide.save(target / path.name)
 
 
 def run_case(scene: Path, case: str, folder: Path, args: argparse.Namespace) -> list[str]:
@@ -109,14 +110,19 @@ def run_case(scene: Path, case: str, folder: Path, args: argparse.Namespace) -> 
     source = target
     if case == "video":
         source = target.with_suffix(".mp4")
-        write_video(files, source)
+        write_video(source, map(read_picture, files), FRAMES_PER_SECOND)
     else:
         shutil.copytree(scene / "images", target / "images")
     if case == "masks":
-        shutil.copytree(scene / "masks", target / "masks")
+        copy_masks(scene / "masks", target / "masks", args.widen)
     options = ConvertOptions(
         source,
-        posing=PosingOptions(camera=args.camera, matcher=args.matcher, mapper=args.mapper),
+        posing=PosingOptions(
+            camera=args.camera,
+            matcher=args.matcher,
+            mapper=args.mapper,
+            masked_features=args.masked_features,
+        ),
         masks=MaskOptions(masks=None if case == "masks" else "none"),
     )
     result = convert(options, Console())
@@ -150,6 +156,8 @@ def main() -> None:
     parser.add_argument("--camera")
     parser.add_argument("--matcher", default="auto")
     parser.add_argument("--mapper", default="auto")
+    parser.add_argument("--masked_features", type=auto_or_boolean, default="auto")
+    parser.add_argument("--widen", type=int, default=0, help="pixels to grow the masks by")
     parser.add_argument("--keep", type=Path, help="folder to leave the scenes in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

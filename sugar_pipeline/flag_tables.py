@@ -15,8 +15,10 @@ from pathlib import Path
 
 from gaussian_splatting.posing.convert_options import convert_parser
 from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
+from sugar_extractors.export.export_options import export_parser
 from sugar_extractors.mesh.mesh_options import mesh_parser
 from sugar_extractors.texture.texture_options import texture_parser
+from sugar_pipeline.filming.film_options import film_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_trainers.coarse_options import coarse_parser
@@ -35,6 +37,8 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
     "extract_mesh.py": mesh_parser,
     "extract_refined_mesh_with_texture.py": texture_parser,
     "metrics.py": metrics_parser,
+    "render.py": film_parser,
+    "export.py": export_parser,
     "gaussian_splatting/train.py": vanilla_parser,
     "gaussian_splatting/convert.py": convert_parser,
 }

@@ -23,8 +23,9 @@ from sugar_extractors.quality.mesh_quality import (
     compare_surfaces,
     read_reference,
 )
-from sugar_extractors.texture.placed_export import placed_path
+from sugar_extractors.texture.placed_export import placed_gaussians, placed_path
 from sugar_extractors.texture.texturing import extract_textured_mesh
+from sugar_pipeline.export_checks import check_names_of_photographs, check_places
 from sugar_pipeline.pipeline_pictures import mesh_picture_rows
 from sugar_pipeline.pipeline_report import StageRecord, write_report
 from sugar_pipeline.plan import PipelinePlan
@@ -82,6 +83,9 @@ def _run_stages(plan: PipelinePlan, console: Console, group: ProcessGroup) -> Pi
     for notice in plan.notices:
         console.info(notice)
     result = PipelineResult()
+    check_names_of_photographs(plan)
+    if plan.convert is None:
+        check_places(plan)
     white = plan.coarse.config.white_background
     with ImageStore(white, sharers=group.size) as images:
         stages = _stages(plan, result, images, console)
@@ -125,6 +129,7 @@ def _stages(
 
     def cameras() -> StageRecord:
         found = convert(plan.convert, console)
+        check_places(plan)
         outputs = [path for path in (found.page, found.root / "sparse" / "0") if path is not None]
         return StageRecord("camera positions", found.seconds, found.peak_bytes, outputs,
                            figures=found.figures())  # fmt: skip
@@ -179,7 +184,7 @@ def file_record(name: str, path: Path) -> StageRecord:
     recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
     figures = dict(recorded.get("result", {}))
     seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
-    names = (path.stem, placed_path(path).stem)
+    names = (path.stem, placed_path(path).stem, placed_gaussians(path).stem)
     beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]
     return StageRecord(

@@ -20,7 +20,7 @@ from gaussian_splatting.vanilla.vanilla_options import budget_notices
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.texture.texture_atlas import check_square_size
+from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage, with_mode
 from sugar_trainers.coarse_config import MODES
@@ -113,6 +113,8 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     plan = replace(plan, refine=refine)
     if not runs_stage(args, "texture"):
         return plan
+    if args.texture_atlas == "xatlas":
+        load_xatlas()
     return replace(plan, texture=_texture_options(args, refine, folders))
 
 

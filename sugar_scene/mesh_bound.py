@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_scene.mesh.vertex_rows import vertex_rows
 from sugar_utils.errors import UserError
@@ -124,6 +124,19 @@ class BoundCloud:
             opacities=self.opacity_logits.sigmoid().squeeze(-1),
             sh_dc=self.sh_dc,
             sh_rest=self.sh_rest,
+        )
+
+    @torch.no_grad()
+    def freed(self) -> GaussianCloud:
+        """The same Gaussians without their mesh, as any 3DGS program takes them."""
+        gaussians = self.activate()
+        return GaussianCloud(
+            means=gaussians.means,
+            sh_dc=self.sh_dc.detach(),
+            sh_rest=self.sh_rest.detach(),
+            opacity_logits=self.opacity_logits.detach(),
+            log_scales=gaussians.scales.log(),
+            quats=gaussians.quats,
         )
 
 

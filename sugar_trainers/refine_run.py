@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.identity import Identity, scene_inputs
@@ -163,17 +162,7 @@ def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
     Raises:
         UserError: The file cannot be written.
     """
-    with torch.no_grad():
-        gaussians = cloud.activate()
-        free = GaussianCloud(
-            means=gaussians.means,
-            sh_dc=gaussians.sh_dc,
-            sh_rest=gaussians.sh_rest,
-            opacity_logits=cloud.opacity_logits,
-            log_scales=gaussians.scales.log(),
-            quats=gaussians.quats,
-        )
-    write_gaussian_ply(path, free.detached())
+    write_gaussian_ply(path, cloud.freed())
 
 
 def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundCloud:

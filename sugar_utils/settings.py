@@ -38,15 +38,20 @@ class Flag:
     missing: str
     options: dict[str, Any]
     long: str = ""
+    positional: bool = False
 
     @property
     def spellings(self) -> list[str]:
-        """The flag as it is typed, the short form first."""
+        """The flag as it is typed, the short form first; the bare name of what has no flag."""
+        if self.positional:
+            return [self.name]
         return [*([self.short] if self.short else []), self.long or f"--{self.name}"]
 
     def arguments(self) -> dict[str, Any]:
         """Keywords of ``add_argument``."""
         words: dict[str, Any] = {"dest": self.name, "default": self.default, "help": self.help}
+        if self.positional:
+            return {"help": self.help, "type": self.parse, **self.options}
         if isinstance(self.default, tuple) and self.parse is None:
             words |= {"action": IntList, "default": list(self.default)}
         elif self.options.get("action") != "store_true":
@@ -67,6 +72,7 @@ def flag(
     unset: bool = False,
     idle: str = "",
     missing: str = "",
+    positional: bool = False,
     **options: Any,
 ) -> Any:
     """A dataclass field that is a flag named like the field.
@@ -81,12 +87,15 @@ def flag(
         unset: The parser says None where the flag is not given, and the field keeps its default.
         idle: When the flag has no effect.
         missing: Advice where it must be given and is not.
+        positional: It is given by its place, without the name of a flag.
         options: Further keywords of ``add_argument``.
     """
     shown = None if unset or default is MISSING else default
     if parse is None and not isinstance(default, tuple):
         parse = _PARSERS.get(type(default), str)
-    declared = Flag("", shown, help, group, short, parse, idle, missing, options)
+    declared = Flag(
+        "", shown, help, group, short, parse, idle, missing, options, positional=positional
+    )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
 
@@ -212,7 +221,8 @@ def flag_table(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
         if title not in groups:
             raise ValueError(f"no heading {title!r}; there are {', '.join(map(str, groups))}")
         for action in groups[title]._group_actions:
-            names = ", ".join(f"`{name}`" for name in action.option_strings)
+            spelled = action.option_strings or [action.dest]
+            names = ", ".join(f"`{name}`" for name in spelled)
             meaning, idle = _quoted(action.help or ""), _quoted(getattr(action, "idle", ""))
             if action.choices is not None:
                 meaning += f" ({', '.join(f'`{choice}`' for choice in action.choices)})"
@@ -228,7 +238,7 @@ def default_text(action: argparse.Action) -> str:
         return "off"
     if action.default is None:
         return "unset"
-    if isinstance(action.default, list):
+    if isinstance(action.default, list | tuple):
         return " ".join(map(str, action.default)) or "none"
     return str(action.default)
 

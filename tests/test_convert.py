@@ -18,7 +18,7 @@ from benchmarks.convert import pose_errors
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.posing import convert_run, matching
+from gaussian_splatting.posing import attempts, convert_run, matching
 from gaussian_splatting.posing.convert_options import (
     ConvertOptions,
     PosingOptions,
@@ -146,9 +146,9 @@ def test_a_second_call_has_nothing_to_do(converted):
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (convert_run, "extract_features"),
-        (convert_run, "match_pairs"),
-        pytest.param(convert_run, "map_photographs", marks=pytest.mark.slow),
+        (attempts, "extract_features"),
+        (attempts, "match_pairs"),
+        pytest.param(attempts, "map_photographs", marks=pytest.mark.slow),
         pytest.param(convert_run, "write_flat_pictures", marks=pytest.mark.slow),
         pytest.param(convert_run, "write_flat_model", marks=pytest.mark.slow),
         (convert_run, "publish"),
@@ -239,7 +239,7 @@ def test_masks_hide_features_and_are_made_flat(room):
         mask[:, WIDTH // 3 :] = 255
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
     convert(ConvertOptions(room, posing=SMALL), Heard())
-    with pycolmap.Database.open(str(room / "distorted" / "database.db")) as database:
+    with pycolmap.Database.open(str(room / "distorted" / "masked_database.db")) as database:
         for number in range(1, N + 1):
             assert database.read_keypoints(number)[:, 0].min() >= WIDTH // 3
     kept = sorted(path.name for path in (room / "input_masks").iterdir())
@@ -256,6 +256,57 @@ def test_masks_hide_features_and_are_made_flat(room):
     assert len(list((room / "masks").iterdir())) == N
 
 
+def hide_all_but_a_corner(room: Path) -> None:
+    (room / "masks").mkdir()
+    for path in (room / "input").iterdir():
+        mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+        mask[: HEIGHT // 4, : WIDTH // 4] = 255
+        Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
+
+
+def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converted, monkeypatch):
+    hide_all_but_a_corner(room)
+    real, left = attempts.map_photographs, [1]
+
+    def dies(*args):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    # Also when killed in between.
+    monkeypatch.setattr(attempts, "map_photographs", dies)
+    with pytest.raises(KeyboardInterrupt):
+        convert(ConvertOptions(room, resize=True, posing=SMALL), Heard())
+    monkeypatch.undo()
+    console = Heard()
+    result = convert(ConvertOptions(room, resize=True, posing=SMALL), console)
+    assert result.n_registered == N
+    assert any(f"of {N} photographs: trying whole photographs" in line for line in console.lines)
+    assert any(f"whole photographs place {N} of {N}: taken" in x for x in console.lines)
+    assert model_bytes(room) == model_bytes(converted)
+    assert len(list((room / "masks").iterdir())) == N
+
+
+def test_masks_that_place_as_many_stay_in_use(room):
+    (room / "masks").mkdir()
+    *_, last = sorted((room / "input").iterdir())
+    Image.new("RGB", (WIDTH, HEIGHT), (120, 130, 140)).save(last)
+    mask = np.full((HEIGHT, WIDTH), 255, np.uint8)
+    mask[:, : WIDTH // 10] = 0
+    for path in (room / "input").iterdir():
+        Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
+    console = Heard()
+    assert convert(ConvertOptions(room, posing=SMALL), console).n_registered == N - 1
+    assert "whole photographs place no more of them; staying with what the masks show" in (
+        console.lines
+    )
+    # Where programs look for it lies what was chosen.
+    chosen, masked = (room / "distorted" / name / "0" for name in ("sparse", "masked_sparse"))
+    for path in masked.iterdir():
+        assert (chosen / path.name).read_bytes() == path.read_bytes()
+
+
 def test_masks_of_another_shape_are_refused(room):
     (room / "masks").mkdir()
     for path in (room / "input").iterdir():
@@ -263,6 +314,26 @@ def test_masks_of_another_shape_are_refused(room):
     with pytest.raises(UserError, match="another aspect ratio"):
         convert(ConvertOptions(room, posing=SMALL), Heard())
     assert (room / "masks").is_dir()
+
+
+@pytest.mark.slow
+def test_global_mapping_finds_the_same_cameras(room):
+    console = Heard()
+    options = ConvertOptions(room, posing=replace(SMALL, mapper="global"))
+    assert convert(options, console).n_registered == N
+    assert f"placing {N} photographs at once, which shows no progress" in console.lines
+    scene = load_scene(room, size_rule=_AsTheyAre(), eval_split=False, notify=lambda _: None)
+    found = {camera.name: camera for camera in scene.train_cameras}
+    errors = pose_errors(found, known_cameras([f"IMG {k}.png" for k in range(1, N + 1)]))
+    assert errors.rotation.max() < 0.5
+    assert errors.position.max() < 1
+
+
+def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
+    monkeypatch.delattr(pycolmap, "global_mapping", raising=False)
+    with pytest.raises(UserError, match="--mapper global: pycolmap .* has none"):
+        convert(ConvertOptions(room, posing=replace(SMALL, mapper="global")), Heard())
+    assert not (room / "distorted" / "database.db").exists()
 
 
 @pytest.mark.slow

@@ -32,10 +32,14 @@ RUNNERS = {
     "gaussian_splatting.posing.convert_run",
     "gaussian_splatting.vanilla.vanilla_options",
     "gaussian_splatting.vanilla.vanilla_run",
+    "sugar_extractors.export.export_options",
+    "sugar_extractors.export.export_run",
     "sugar_extractors.quality.mesh_report",
     "sugar_extractors.mesh.mesh_options",
     "sugar_extractors.texture.texture_options",
     "sugar_pipeline.commands",
+    "sugar_pipeline.filming.film_options",
+    "sugar_pipeline.filming.film_run",
     "sugar_pipeline.pipeline_flags",
     "sugar_pipeline.model_metrics",
     "sugar_pipeline.metrics_options",
@@ -55,7 +59,7 @@ DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
 
 TRAINING = ROOT / "DOCS" / "TRAINING.md"
-SHARED_NAMES = {"__init__.py", "train.py", "metrics.py"}
+SHARED_NAMES = {"__init__.py", "train.py", "metrics.py", "render.py"}
 """Entry points are named by the original."""
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]

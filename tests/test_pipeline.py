@@ -7,6 +7,7 @@ import ast
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,25 @@ def test_every_stage_sees_the_same_input():
 )
 def test_stages_can_be_left_out(words, stages):
     assert plan_of(*words.split()).n_stages == stages
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_scale_by_a_photograph_that_is_not_there_is_refused_first(full, inputs, tmp_path, capsys):
+    script = train_full_pipeline if full else train
+    words = [*inputs[:2], *inputs[4 if full else 2 :], "--output_dir", tmp_path / "output"]
+    names = ("--known_distance", "view_01.png", "nobody.png", 2)
+    assert run_cli(script.main, *words, *names) == 2
+    error = capsys.readouterr().err
+    assert "--known_distance nobody.png: neither a photograph" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "output").exists()
+
+
+def test_an_atlas_whose_library_is_missing_is_refused_first(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xatlas", None)
+    with pytest.raises(UserError, match="needs the package xatlas"):
+        plan_of("--texture_atlas", "xatlas")
+    plan_of("--texture_atlas", "xatlas", "--stop_after", "mesh")
 
 
 def test_flags_of_stages_that_do_not_run_are_announced():

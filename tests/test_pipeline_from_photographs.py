@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageFilter
 
 from sugar_pipeline.commands import run_full
 from sugar_pipeline.pipeline_flags import full_parser
@@ -55,6 +56,31 @@ def test_several_processes_are_asked_to_let_one_find_the_cameras(room, monkeypat
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError, match="let one process find them first"):
         plan_of("-s", room)
+
+
+def test_a_scale_by_a_photograph_that_is_not_there_is_refused_before_the_cameras(room):
+    words = ("-s", room, "--known_distance", "IMG 1.png", "IMG 9.png", 2, "-r", "density")
+    args = full_parser(None).parse_args(list(map(str, words)))
+    with pytest.raises(UserError, match="--known_distance IMG 9.png: neither a photograph"):
+        run_full(args)
+    assert sorted(path.name for path in room.iterdir()) == ["images"]
+
+
+def test_a_scale_by_a_photograph_that_got_no_place_is_refused_before_training(tmp_path):
+    root, output = tmp_path / "room", tmp_path / "output"
+    write_photographs(root / "images", 7)
+    alone = root / "images" / "IMG 7.png"
+    with Image.open(alone) as picture:
+        blurred = picture.filter(ImageFilter.GaussianBlur(9))
+    blurred.save(alone)
+    words = [
+        *("-s", root, "--output_dir", output, "--extraction_size", WIDTH, "--max_features", 1000),
+        *("--known_distance", "IMG 1.png", "IMG 7.png", 2, "-r", "density"),
+    ]
+    with pytest.raises(UserError, match="IMG 7.png: neither a photograph that has a place"):
+        run_full(full_parser(None).parse_args(list(map(str, words))))
+    assert (root / "sparse" / "0").is_dir()
+    assert not output.exists()
 
 
 @pytest.mark.slow

@@ -5,25 +5,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import trimesh
+from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.upright import up_direction, upright_rotation
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
+    placed_gaussians,
     placed_path,
     placement,
     write_placed,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
+from sugar_utils.quaternions import rotation_matrices
 from tests.support.photographed_room import camera_poses
+from tests.test_moved_cloud import cloud_of
 
 
 def cameras_in(world: np.ndarray, n: int = 12, reach: float = 5.0) -> list[Camera]:
@@ -39,6 +45,17 @@ def ground(n: int = 400) -> np.ndarray:
     rng = np.random.default_rng(0)
     flat = np.concatenate([rng.uniform(-2, 2, (n, 2)), np.zeros((n, 1))], axis=1)
     return np.concatenate([flat, rng.uniform(-0.5, 0.5, (n, 3)) + [0, 0, 0.6]])
+
+
+def scene_of(cameras: list[Camera]) -> Scene:
+    """A scene of cameras alone."""
+    scene = object.__new__(Scene)
+    for field in dataclasses.fields(Scene):
+        object.__setattr__(scene, field.name, None)
+    object.__setattr__(scene, "original_train_cameras", cameras)
+    object.__setattr__(scene, "original_test_cameras", [])
+    object.__setattr__(scene, "points", np.zeros((0, 3)))
+    return scene
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -137,15 +154,14 @@ def test_the_copy_opens_upright_in_another_program(tmp_path, world):
     obj = tmp_path / "mesh.obj"
     write_textured_mesh(obj, mesh)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    scene = object.__new__(Scene)
-    for field in dataclasses.fields(Scene):
-        object.__setattr__(scene, field.name, None)
-    object.__setattr__(scene, "original_train_cameras", cameras_in(world))
-    object.__setattr__(scene, "original_test_cameras", [])
-    object.__setattr__(scene, "points", np.zeros((0, 3)))
+    scene = scene_of(cameras_in(world))
     options = PlacementOptions(orient="up", known_distance=("0,0,0", "0,0,1", "0.5"))
     lines: list[str] = []
-    write_placed(obj, scene, options, True, lines.append)
+    # A Gaussian at each corner, its longest axis along what was up.
+    cloud = cloud_of(4)
+    up = torch.from_numpy(Rotation.align_vectors([world[:, 2]], [[1.0, 0, 0]])[0].as_quat())
+    cloud = replace(cloud, means=mesh.vertices.double(), quats=up[[3, 0, 1, 2]].expand(4, 4))
+    write_placed(obj, scene, lambda: cloud, options, True, lines.append)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     note = json.loads((tmp_path / "mesh_placed.json").read_text())
     assert (note["up"], note["unit"]) == ("+y", "metre")
@@ -157,10 +173,40 @@ def test_the_copy_opens_upright_in_another_program(tmp_path, world):
         assert loaded.vertices[:, 1].min() == pytest.approx(0.0, abs=1e-5)
         found = np.unique(loaded.vertices.round(4), axis=0)
         np.testing.assert_allclose(found, np.unique(expected.round(4), axis=0), atol=2e-4)
+    gaussians = read_gaussian_ply(placed_gaussians(obj))
+    np.testing.assert_allclose(gaussians.means.numpy(), expected, atol=1e-5)
+    scales = gaussians.log_scales - cloud.log_scales.float()
+    np.testing.assert_allclose(scales.numpy(), np.log(0.5), atol=1e-6)
+    axes = rotation_matrices(gaussians.quats)[:, :, 0].numpy()
+    np.testing.assert_allclose(axes, [[0, 1, 0]] * 4, atol=1e-5)
     times = placed_path(obj).stat().st_mtime_ns
-    write_placed(obj, scene, options, True, lines.append)
+    write_placed(obj, scene, None, options, True, lines.append)
     assert placed_path(obj).stat().st_mtime_ns == times
     assert all("m: " in line for line in lines)
+
+
+@pytest.mark.parametrize("orient", ["none", "up"])
+def test_the_note_tells_where_each_file_is(tmp_path, world, orient):
+    """OBJ and Gaussians by ``matrix``, the GLB by ``glb_matrix``: its format wants y up."""
+    corners = torch.tensor(np.random.default_rng(3).normal(size=(3, 3)), dtype=torch.float32)
+    mesh = TexturedMesh(
+        corners, torch.tensor([[0, 1, 2]]), torch.rand(1, 3, 2), torch.zeros(4, 4, 3).byte()
+    )
+    obj = tmp_path / "mesh.obj"
+    write_textured_mesh(obj, mesh)
+    cloud = replace(cloud_of(3), means=corners.double())
+    options = PlacementOptions(orient=orient, scale_factor=3.0)
+    write_placed(obj, scene_of(cameras_in(world)), lambda: cloud, options, True, lambda _: None)
+    note = json.loads(placed_path(obj).with_suffix(".json").read_text())
+    for suffix, key in ((".obj", "matrix"), (".glb", "glb_matrix")):
+        matrix = np.array(note[key])
+        expected = corners.numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+        loaded = trimesh.load(placed_path(obj).with_suffix(suffix), force="mesh", process=False)
+        found = loaded.vertices[np.lexsort(loaded.vertices.T)]
+        np.testing.assert_allclose(found, expected[np.lexsort(expected.T)], atol=1e-4)
+    found = read_gaussian_ply(placed_gaussians(obj)).means.numpy()
+    matrix = np.array(note["matrix"])
+    np.testing.assert_allclose(found, corners.numpy() @ matrix[:3, :3].T + matrix[:3, 3], atol=1e-4)
 
 
 def test_paths_of_the_copy_lie_beside_the_mesh():

@@ -7,18 +7,23 @@ import argparse
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.posing.mapping import Mapper
 from gaussian_splatting.posing.matching import MAX_EXHAUSTIVE, Matcher
-from sugar_utils.flags import non_negative_int, optional_str, positive_int
+from sugar_utils.flags import boolean, non_negative_int, optional_str, positive_int
 from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
 
 _posing = partial(flag, group="camera positions")
 _convert = partial(flag, group="scene")
 _inert = partial(flag, group="accepted for old commands", idle="always; it says so")
 _COLMAP = "COLMAP's Python edition does the work"
+
+
+def auto_or_boolean(text: str) -> bool | str:
+    """The word ``auto``, or what :func:`boolean` makes of the text."""
+    return "auto" if text.strip().lower() == "auto" else boolean(text)
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,11 @@ class PosingOptions:
         1600, "longest side in pixels at which features are looked for; larger takes time and "
         "memory with its square and hardly makes positions better", parse=positive_int,
     )  # fmt: skip
-    masked_features: bool = _posing(
-        True, "look for features only where masks count. False: everywhere, for an object that "
-        "stood still before a background that shows more than it does", idle="without masks",
+    masked_features: bool | Literal["auto"] = _posing(
+        "auto", "True: look for features only where masks count; False: everywhere, for an object "
+        "that stood still before a background that shows more than it does; auto: where masks "
+        "count, and everywhere if that places more photographs", parse=auto_or_boolean,
+        metavar="{auto,True,False}", idle="without masks",
     )  # fmt: skip
     max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)
     matcher: Matcher = _posing(

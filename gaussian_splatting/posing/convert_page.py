@@ -24,8 +24,8 @@ _LABELS = 40
 _THUMBNAIL = 320
 _MAX_LEFT_OUT_PICTURES = 12
 _MEANING = {
-    "fine": "Go on.",
-    "usable": "Go on, or do what is advised below for a better result.",
+    "fine": "Go on and train.",
+    "usable": "Go on and train, or do what is advised below for a better result.",
     "poor": "The result will have holes or be wrong; better do what is advised below.",
 }
 
@@ -57,7 +57,7 @@ def convert_page(
             ("verdict", verdict.word),
             ("reprojection error", f"{evidence.error:.2f} px"),
             ("points", evidence.n_points),
-            ("photographs per point", evidence.track_length),
+            ("photographs per point", f"{evidence.track_length:.1f}"),
         ]
     )
     page.paragraph(_MEANING[verdict.word], note=verdict.word == "poor")
@@ -104,12 +104,14 @@ def _add_photographs(page: Page, evidence: Evidence) -> None:
         partners[j] += 1
     page.pairs(
         [
-            (name, f"sharpness {sharp:.2f}{' (blurred)' if sharp < BLURRED else ''}, "
+            (f"{number}  {name}",
+             f"sharpness {sharp:.2f}{' (blurred)' if sharp < BLURRED else ''}, "
              f"{features:,} features, matches {count} others"
              + (f", shares {shared[name]:,} points with its nearest" if name in shared
                 else ", no place"))
-            for name, sharp, features, count in zip(
-                evidence.names, evidence.sharpness, evidence.n_features, partners, strict=True
+            for number, (name, sharp, features, count) in enumerate(
+                zip(evidence.names, evidence.sharpness, evidence.n_features, partners, strict=True),
+                start=1,
             )
         ],
         folded=f"{len(evidence.names)} photographs",

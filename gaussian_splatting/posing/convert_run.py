@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +15,17 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.masks import with_masks
+from gaussian_splatting.posing.attempts import FoundCameras, attempts_of, find_cameras
 from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.convert_page import camera_map, convert_page
-from gaussian_splatting.posing.features import create_database, extract_features
 from gaussian_splatting.posing.flat_scene import (
     Original,
     originals,
     write_flat_model,
     write_flat_pictures,
 )
-from gaussian_splatting.posing.mapping import (
-    Models,
-    chosen_mapper,
-    map_photographs,
-    read_models,
-)
-from gaussian_splatting.posing.matching import (
-    chosen_matcher,
-    match_pairs,
-    pairs_to_match,
-    verified_matches,
-)
+from gaussian_splatting.posing.mapping import Models, read_models
+from gaussian_splatting.posing.matching import verified_matches
 from gaussian_splatting.posing.photographs import (
     Photograph,
     described_photographs,
@@ -54,18 +41,17 @@ from gaussian_splatting.posing.scene_folder import (
     note,
     original_masks,
     publish,
-    read_record,
     require_free,
 )
 from gaussian_splatting.posing.verdict import Evidence, Verdict, model_facts, verdict_of
 from gaussian_splatting.posing.video_frames import extract_frames
+from gaussian_splatting.posing.work import Work, digest
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, write_json_atomic
 from sugar_utils.html import write_page
 from sugar_utils.locks import exclusive
-from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import Coordinate, Count, read_checked
 
 OUTCOME = "outcome.json"
@@ -120,42 +106,6 @@ class Converted:
         }
 
 
-@dataclass
-class _Work:
-    """A call under way."""
-
-    source: Source
-    options: ConvertOptions
-    console: Console
-    steps: list[tuple[str, float, int]] = field(default_factory=list)
-
-    @property
-    def database(self) -> Path:
-        return self.source.work / "database.db"
-
-    @property
-    def models(self) -> Path:
-        return self.source.work / "sparse"
-
-    @property
-    def flat(self) -> Path:
-        return self.source.work / "flat"
-
-    def noted(self, name: str, key: str) -> bool:
-        """Whether an earlier call noted a step with these settings and inputs."""
-        return read_record(self.source.root).get(name) == key
-
-    @contextlib.contextmanager
-    def step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show how far a step has come, with the time that is left; and note what it took."""
-        began = time.monotonic()
-        reset_peak("cpu")
-        with self.console.progress(title, 1, total) as progress:
-            # Of a step that goes on, what was done before says nothing about its speed.
-            yield lambda done: progress.update(min(done, total)) if done else None
-        self.steps.append((title, time.monotonic() - began, memory_usage("cpu").peak))
-
-
 def convert(options: ConvertOptions, console: Console | None = None) -> Converted:
     """Find the cameras of photographs or of a video, and write a scene that 3DGS programs read.
 
@@ -173,10 +123,10 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
         for notice in options.notices:
             console.info(notice)
         note(source)
-        return _convert(_Work(source, options, console))
+        return _convert(Work(source, options, console))
 
 
-def _convert(work: _Work) -> Converted:
+def _convert(work: Work) -> Converted:
     source, options, console = work.source, work.options, work.console
     if source.video is not None:
         _take_frames(work)
@@ -187,31 +137,30 @@ def _convert(work: _Work) -> Converted:
             "some dozens make a good model"
         )
     masks, moving = _masks_of(work, photographs)
-    keys = _keys(work, photographs, masks)
-    if work.noted("finished", keys["flat"]) and not work.flat.is_dir():
+    files, hidden = _contents(photographs, masks)
+    attempts = attempts_of(work, photographs, masks, files, hidden)
+    ways = [attempt.keys()["models"] for attempt in attempts]
+    key = digest(ways, hidden, options.resize, options.skip_matching)
+    if work.noted("finished", key) and not work.flat.is_dir():
         result = _finished_before(source)
         console.info(f"finished before: {result.line}")
         return result
     told_photographs(photographs, console.info)
     if options.skip_matching:
-        models = _models_of_others(work, photographs)
+        found = FoundCameras(_models_of_others(work, photographs))
     else:
-        seen = masks if options.posing.masked_features else [None] * len(masks)
-        _find_features(work, photographs, seen, keys)
-        _match(work, photographs, keys)
-        models = _map(work, photographs, keys)
-    masked = any(masks) and options.posing.masked_features and not options.skip_matching
-    evidence = replace(_evidence(work, photographs, models), masked=masked)
+        found = find_cameras(attempts)
+    evidence = _evidence(work, photographs, found)
     verdict = verdict_of(evidence)
     by_name = originals(photographs, masks)
-    if not work.noted("flattening", keys["flat"]):
+    if not work.noted("flattening", key):
         shutil.rmtree(work.flat, ignore_errors=True)
-        note(source, flattening=keys["flat"], finished=None)
-    if not work.noted("flattened", keys["flat"]):
+        note(source, flattening=key, finished=None)
+    if not work.noted("flattened", key):
         with work.step("undistorting photographs", verdict.n_registered) as advance:
-            write_flat_pictures(models.largest, by_name, work.flat, options.resize, advance)
+            write_flat_pictures(found.models.largest, by_name, work.flat, options.resize, advance)
             write_flat_model(work.models / "0", by_name, work.flat)
-        note(source, flattened=keys["flat"])
+        note(source, flattened=key)
     result = _report(work, evidence, verdict, by_name)
     if work.flat.is_dir():
         now = publish(source, work.flat, moving)
@@ -221,7 +170,7 @@ def _convert(work: _Work) -> Converted:
                 f"{source.folder}: the photographs as taken are in {now.folder.name}/ now, "
                 f"{source.folder.name}/ has undistorted copies"
             )
-        note(now, published=True, finished=keys["flat"])
+        note(now, published=True, finished=key)
     console.info(result.line)
     if result.page is not None:
         console.info(f"map and details: {result.page}")
@@ -237,7 +186,7 @@ def _finished_before(source: Source) -> Converted:
     )  # fmt: skip
 
 
-def _take_frames(work: _Work) -> None:
+def _take_frames(work: Work) -> None:
     source = work.source
     choice = extract_frames(source.video, source.folder, work.options.posing.frames, work.step)
     repeated = f"; in {choice.n_repeated} intervals nothing moved" if choice.n_repeated else ""
@@ -247,7 +196,7 @@ def _take_frames(work: _Work) -> None:
 
 
 def _masks_of(
-    work: _Work, photographs: Sequence[Photograph]
+    work: Work, photographs: Sequence[Photograph]
 ) -> tuple[list[ViewMask | None], Path | None]:
     """The mask of each photograph, and the folder of masks that has to make room for flat ones."""
     asked, moving = original_masks(work.source, work.options.masks.masks)
@@ -275,86 +224,15 @@ def _unposed(photograph: Photograph) -> Camera:
     )
 
 
-def _keys(
-    work: _Work, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
-) -> dict[str, str]:
-    """What each step's result depends on, as one short text for each step."""
-    posing, seed = work.options.posing, work.options.random_seed
+def _contents(
+    photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+) -> tuple[list[Any], list[Any]]:
+    """What identifies photographs and masks."""
     files = [[p.name, file_digest(p.path)] for p in photographs]
-    hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
-    blind = hidden if posing.masked_features else []
-    features = _digest(files, blind, posing.camera, posing.extraction_size, posing.max_features)
-    matches = _digest(features, _matcher(work, len(photographs)), seed)
-    models = _digest(matches, chosen_mapper(posing.mapper, len(photographs)), seed)
-    flat = _digest(models, hidden, work.options.resize, work.options.skip_matching)
-    return {"features": features, "matches": matches, "models": models, "flat": flat}
+    return files, [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
 
 
-def _digest(*parts: Any) -> str:
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
-
-
-def _matcher(work: _Work, n_photographs: int) -> str:
-    return chosen_matcher(work.options.posing.matcher, n_photographs, work.source.video is not None)
-
-
-def _find_features(
-    work: _Work,
-    photographs: Sequence[Photograph],
-    masks: Sequence[ViewMask | None],
-    keys: dict[str, str],
-) -> None:
-    posing = work.options.posing
-    if not work.noted("features", keys["features"]) or not work.database.is_file():
-        for path in work.source.work.glob("database.db*"):
-            path.unlink()
-        create_database(work.database, photographs, posing.camera)
-        note(work.source, features=keys["features"], found=None, matches=None, matched=None)
-    if work.noted("found", keys["features"]):
-        return
-    with work.step("looking for features", len(photographs)) as advance:
-        extract_features(
-            work.database, photographs, masks, posing.extraction_size, posing.max_features, advance
-        )
-    note(work.source, found=keys["features"])
-
-
-def _match(work: _Work, photographs: Sequence[Photograph], keys: dict[str, str]) -> None:
-    if work.noted("matched", keys["matches"]):
-        return
-    if not work.noted("matches", keys["matches"]):
-        with load_pycolmap().Database.open(str(work.database)) as database:
-            database.clear_two_view_geometries()
-            database.clear_matches()
-        note(work.source, matches=keys["matches"], matched=None)
-    pairs = pairs_to_match(work.database, len(photographs), _matcher(work, len(photographs)))
-    with work.step("comparing pairs", len(pairs)) as advance:
-        match_pairs(work.database, pairs, work.options.random_seed, advance)
-    note(work.source, matched=keys["matches"])
-
-
-def _map(work: _Work, photographs: Sequence[Photograph], keys: dict[str, str]) -> Models:
-    if work.noted("models", keys["models"]) and work.models.is_dir():
-        return read_models(work.models)
-    n = len(photographs)
-    mapper = chosen_mapper(work.options.posing.mapper, n)
-    if mapper == "global":
-        work.console.info(f"placing {n} photographs at once, which shows no progress")
-    note(work.source, models=None)
-    with work.step("placing photographs", n) as advance:
-        models = map_photographs(
-            work.database,
-            [photograph.name for photograph in photographs],
-            work.models,
-            mapper,
-            work.options.random_seed,
-            advance,
-        )
-    note(work.source, models=keys["models"])
-    return models
-
-
-def _models_of_others(work: _Work, photographs: Sequence[Photograph]) -> Models:
+def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
     """The models that lie in the folder of work already."""
     models = read_models(work.models) if work.models.is_dir() else Models(None, [])
     if models.largest is None:
@@ -369,22 +247,25 @@ def _models_of_others(work: _Work, photographs: Sequence[Photograph]) -> Models:
     return models
 
 
-def _evidence(work: _Work, photographs: Sequence[Photograph], models: Models) -> Evidence:
+def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras) -> Evidence:
     names = [photograph.name for photograph in photographs]
     sharp = []
     with work.step("judging", len(photographs)) as advance:
         for done, photograph in enumerate(photographs, start=1):
             sharp.append(sharpness(read_grey(photograph.path, _SHARPNESS_SIDE)))
             advance(done)
-    n_features, matches = [0] * len(names), {}
-    if work.database.is_file() and not work.options.skip_matching:
-        with load_pycolmap().Database.open(str(work.database)) as database:
+    n_features, matches, masked = [0] * len(names), {}, False
+    if found.attempt is not None:
+        path = found.attempt.database
+        # Whoever said nothing about it has had whole photographs tried as well.
+        masked = bool(found.attempt.masks) and work.options.posing.masked_features is True
+        with load_pycolmap().Database.open(str(path)) as database:
             n_features = [database.num_keypoints_for_image(k + 1) for k in range(len(names))]
-        matches = verified_matches(work.database)
-    evidence = Evidence(names, sharp, n_features, matches, models.registered)
-    if models.largest is None:
+        matches = verified_matches(path)
+    evidence = Evidence(names, sharp, n_features, matches, found.models.registered, masked=masked)
+    if found.models.largest is None:
         return evidence
-    model = models.largest
+    model = found.models.largest
     shared, spread = model_facts(model)
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
     scale = min(1.0, work.options.posing.extraction_size / longest)
@@ -399,7 +280,7 @@ def _evidence(work: _Work, photographs: Sequence[Photograph], models: Models) ->
 
 
 def _report(
-    work: _Work, evidence: Evidence, verdict: Verdict, by_name: dict[str, Original]
+    work: Work, evidence: Evidence, verdict: Verdict, by_name: dict[str, Original]
 ) -> Converted:
     """Write the page and the figures; they are there before the scene counts as complete."""
     root = work.source.root
@@ -443,7 +324,7 @@ def _report(
     )  # fmt: skip
 
 
-def _map_of(work: _Work, by_name: dict[str, Original]) -> np.ndarray:
+def _map_of(work: Work, by_name: dict[str, Original]) -> np.ndarray:
     """The flat model from above; its points have the colours of the photographs."""
     made = [folder / "sparse" / "0" for folder in (work.flat, work.source.root)]
     folder = next(path for path in made if path.is_dir())

@@ -44,6 +44,19 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
     return "incremental" if n_photographs <= MAX_INCREMENTAL else "global"
 
 
+def require_mapper(mapper: Mapper) -> None:
+    """Check that the installed pycolmap has a mapper.
+
+    Raises:
+        UserError: It has not.
+    """
+    pycolmap = load_pycolmap()
+    if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
+        raise UserError(
+            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
+        )
+
+
 def map_photographs(
     database: Path,
     names: Sequence[str],
@@ -162,10 +175,6 @@ def _global(
     database: Path, folder: Path, seed: int, advance: Callable[[int], None]
 ) -> dict[int, Any]:
     pycolmap = load_pycolmap()
-    if not hasattr(pycolmap, "global_mapping"):
-        raise UserError(
-            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
-        )
     options = pycolmap.GlobalPipelineOptions()
     options.random_seed, options.num_threads = seed, 1
     options.min_model_size = SMALLEST_MODEL

@@ -47,10 +47,12 @@ class Nearest(NamedTuple):
     Attributes:
         distances: (Q,) float64, the mesh's units.
         normals: Unit normal of the face there. (Q, 3)
+        faces: Row of that face; -1 where there is no surface. (Q,) int64
     """
 
     distances: np.ndarray
     normals: np.ndarray
+    faces: np.ndarray
 
 
 def sample_surface(
@@ -108,6 +110,7 @@ class Surface:
         doubled = np.linalg.norm(weighted, axis=1)
         solid = doubled > 0
         self._normals = weighted[solid] / doubled[solid, None]
+        self._solid = np.flatnonzero(solid)
         self._points = torch.tensor(vertices, dtype=torch.float32, device=self._device)
         self._rows = torch.tensor(faces[solid], dtype=torch.int32, device=self._device).flatten()
         self._tree = None
@@ -126,7 +129,7 @@ class Surface:
         """
         n = len(points)
         if self._tree is None:
-            return Nearest(np.full(n, np.inf), np.zeros((n, 3)))
+            return Nearest(np.full(n, np.inf), np.zeros((n, 3)), np.full(n, -1))
         queries = torch.tensor(points, dtype=torch.float32, device=self._device)
         distances = torch.empty(n, device=self._device)
         faces = torch.empty(n, dtype=torch.int32, device=self._device)
@@ -137,8 +140,9 @@ class Surface:
             device=self._device,
             min_items=_MIN_ITEMS,
         )
+        found = faces.cpu().numpy()
         return Nearest(
-            distances.cpu().numpy().astype(np.float64), self._normals[faces.cpu().numpy()]
+            distances.cpu().numpy().astype(np.float64), self._normals[found], self._solid[found]
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Textured meshes upright and in metres: a copy beside the mesh, and the matrix that moved it.
+"""Results upright and in metres: a copy of mesh and Gaussians, and the matrix that moved them.
 
 Everything else stays in the world of the capture, which has no up and no unit: cameras, Gaussians
 and meshes fit each other there, and other programs expect them there.
@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
 from gaussian_splatting.data.images import NameIndex
+from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.upright import up_direction, upright_rotation
+from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import (
+    GLB_AXES,
     mesh_files,
     read_textured_mesh,
     write_textured_mesh,
@@ -40,8 +44,8 @@ class PlacementOptions:
     """How the copy for other programs is turned and scaled."""
 
     orient: str = _flag(
-        "none", "up: also write the textured mesh upright, y up and standing on 0, as NAME_placed, "
-        "with the matrix in NAME_placed.json", choices=ORIENTATIONS,
+        "none", "up: also write the textured mesh and the refined Gaussians upright, y up and "
+        "standing on 0, as NAME_placed, with the matrix in NAME_placed.json", choices=ORIENTATIONS,
     )  # fmt: skip
     scale_factor: float | None = _flag(
         None, "also write it so many times as large, as NAME_placed", parse=positive_float
@@ -70,18 +74,25 @@ def placed_path(obj_path: Path) -> Path:
     return obj_path.with_name(f"{obj_path.stem}_placed.obj")
 
 
+def placed_gaussians(obj_path: Path) -> Path:
+    """The PLY of the copy's Gaussians."""
+    return obj_path.with_name(f"{placed_path(obj_path).stem}_gaussians.ply")
+
+
 def write_placed(
     obj_path: Path,
     scene: Scene,
+    gaussians: Callable[[], GaussianCloud],
     options: PlacementOptions,
     glb: bool,
     notify: Callable[[str], None],
 ) -> None:
-    """Write the copy of a textured mesh, unless it is there as asked for.
+    """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for.
 
     Args:
         obj_path: The mesh in the world of the capture.
         scene: The capture.
+        gaussians: Reads those that are bound to the mesh.
         options: How to place it.
         glb: Whether to write the one-file form, too.
         notify: Told where it is and how large.
@@ -98,21 +109,26 @@ def write_placed(
     size = np.ptp(_moved(vertices, matrix), axis=0)
     note: dict[str, Any] = {
         "matrix": matrix.tolist(),
-        "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4",
+        "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
+        "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4; glb_matrix: of the "
+        "GLB, whose format wants y up",
         "up": "+y" if upright else None,
         "unit": "metre" if options.known_distance is not None else None,
         "size": size.tolist(),
         "source": obj_path.name,
         "source_digest": file_digest(obj_path),
     }
-    files = mesh_files(target, glb)
+    files = [*mesh_files(target, glb), placed_gaussians(obj_path)]
     if not (all(path.is_file() for path in files) and _noted(target) == note):
         moved = torch.from_numpy(_moved(vertices, matrix).astype(np.float32))
         target.with_suffix(".json").unlink(missing_ok=True)
+        write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
         write_textured_mesh(target, replace(mesh, vertices=moved), glb=glb, y_up=upright)
         write_json_atomic(target.with_suffix(".json"), note)
     unit = " m" if options.known_distance is not None else ""
-    notify(f"placed mesh, {' x '.join(f'{side:.3g}' for side in size)}{unit}: {target}")
+    notify(
+        f"placed mesh and Gaussians, {' x '.join(f'{side:.3g}' for side in size)}{unit}: {target}"
+    )
 
 
 def _noted(target: Path) -> Any:
@@ -179,24 +195,46 @@ def _metres(text: str) -> float:
     return value
 
 
+def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
+    """Check that the photographs that give the scale exist.
+
+    Args:
+        options: What was asked for.
+        names: Of all photographs.
+
+    Raises:
+        UserError: One does not.
+    """
+    for text in (options.known_distance or ())[:2]:
+        if _point_of(text) is None:
+            _photograph_of(text, names)
+
+
 def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
     """A point ``x,y,z``, or where a photograph was taken. (3,)"""
-    parts = text.strip("()").split(",")
-    if len(parts) == 3:
-        try:
-            point = np.array([float(part) for part in parts])
-        except ValueError:
-            point = np.full(3, np.nan)
-        if np.isfinite(point).all():
-            return point
+    point = _point_of(text)
+    if point is not None:
+        return point
     by_name = {camera.name: camera for camera in cameras}
-    name = text if text in by_name else NameIndex(sorted(by_name)).find(text)
+    return by_name[_photograph_of(text, list(by_name))].center
+
+
+def _point_of(text: str) -> np.ndarray | None:
+    try:
+        point = np.array([float(part) for part in text.strip("()").split(",")])
+    except ValueError:
+        return None
+    return point if len(point) == 3 and np.isfinite(point).all() else None
+
+
+def _photograph_of(text: str, names: Sequence[str]) -> str:
+    name = text if text in names else NameIndex(names).find(text)
     if name is None:
         raise UserError(
-            f"--known_distance {text}: neither a photograph of the capture (as "
-            f"{cameras[0].name}) nor a point x,y,z"
+            f"--known_distance {text}: neither a photograph that has a place (as {names[0]}) nor a "
+            "point x,y,z"
         )
-    return by_name[name].center
+    return name
 
 
 def _moved(vertices: np.ndarray, matrix: np.ndarray) -> np.ndarray:

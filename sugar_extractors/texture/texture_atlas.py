@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -193,6 +194,22 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
     return Atlas("squares", local[face % 2] + origin[:, None], size * per_axis, size)
 
 
+def load_xatlas() -> Any:
+    """The library.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        import xatlas
+    except ImportError as error:
+        raise UserError(
+            f"--texture_atlas xatlas needs the package xatlas ({error}); install it with "
+            "'pip install xatlas' or use --texture_atlas squares"
+        ) from error
+    return xatlas
+
+
 def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
     """Unfold a mesh into charts.
 
@@ -204,13 +221,7 @@ def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
     Raises:
         UserError: The library is not installed, or it cannot unfold the mesh.
     """
-    try:
-        import xatlas
-    except ImportError as error:
-        raise UserError(
-            f"--texture_atlas xatlas needs the package xatlas ({error}); install it with "
-            "'pip install xatlas' or use --texture_atlas squares"
-        ) from error
+    xatlas = load_xatlas()
     packing = xatlas.PackOptions()
     packing.resolution, packing.padding, packing.bilinear = side, CHART_MARGIN, True
     packing.create_image = False

@@ -28,6 +28,9 @@ _CHUNK_ROWS = 1 << 16
 _PNG_LEVEL = 4
 _FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
+GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])
+"""From the axes of a capture to those of glTF: a half turn about x."""
+
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
 
 
@@ -114,6 +117,21 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
             _write_chunks(file, glb_chunks(mesh, png, names[".glb"], y_up))
 
 
+def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
+    """Write the one-file form alone, complete or not at all.
+
+    Args:
+        path: File to write.
+        mesh: What to write.
+        y_up: As in :func:`glb_chunks`.
+
+    Raises:
+        UserError: It would be larger than the format can hold, or cannot be written.
+    """
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        _write_chunks(file, glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
+
+
 def png_bytes(texture: Tensor) -> bytes:
     """A picture as PNG. (H, W, 3) uint8"""
     buffer = BytesIO()
@@ -186,7 +204,7 @@ def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path, y_up: bool = False) -
 
 
 def _upright(vertices: Tensor) -> Tensor:
-    return vertices.float() * vertices.new_tensor([1.0, -1.0, -1.0])
+    return vertices.float() * vertices.new_tensor(np.diag(GLB_AXES)[:3])
 
 
 def _gltf(mesh: TexturedMesh, sizes: list[int], n_binary: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import eroded
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
@@ -32,7 +32,13 @@ from sugar_extractors.texture.postprocess import (
     face_density,
     kept_faces,
 )
-from sugar_extractors.texture.texture_atlas import ATLASES, Atlas, check_square_size, make_atlas
+from sugar_extractors.texture.texture_atlas import (
+    ATLASES,
+    Atlas,
+    check_square_size,
+    load_xatlas,
+    make_atlas,
+)
 from sugar_extractors.texture.texture_baking import (
     BakedTexture,
     BakingConfig,
@@ -175,6 +181,8 @@ def extract_textured_mesh(
             f"--texture_source {options.texture_source}: choose from {', '.join(SOURCES)}"
         )
     check_square_size(options.square_size)
+    if options.texture_atlas == "xatlas":
+        load_xatlas()
     _check_name(options.obj_path)
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
@@ -202,8 +210,17 @@ def extract_textured_mesh(
                 cloud = cloud.to(options.compute.device)
                 _texture(options, identity, cloud, scene, store, console)
         if options.placement.wanted:
+
+            def gaussians() -> GaussianCloud:
+                return (cloud or _read_model(options, model, console)).freed()
+
             write_placed(
-                options.obj_path, scene, options.placement, options.export_glb, console.info
+                options.obj_path,
+                scene,
+                gaussians,
+                options.placement,
+                options.export_glb,
+                console.info,
             )
     return options.obj_path
 

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A result in the format of another program: ``python export.py RESULT --to FORMAT``."""
+
+from __future__ import annotations
+
+import sys
+
+from sugar_utils.frame import run_main
+
+
+def main() -> None:
+    """Parse the flags and write."""
+    from sugar_extractors.export.export_options import export_options, export_parser
+    from sugar_extractors.export.export_run import export
+
+    export(export_options(export_parser(__doc__).parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures or a video of results: ``python render.py RESULT ... -s SCENE``."""
+
+from __future__ import annotations
+
+import sys
+
+from sugar_utils.frame import run_main
+
+
+def main() -> None:
+    """Parse the flags and render."""
+    from sugar_pipeline.filming.film_options import film_options, film_parser
+    from sugar_pipeline.filming.film_run import film
+
+    film(film_options(film_parser(__doc__).parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

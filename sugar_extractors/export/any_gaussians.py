@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading Gaussians from whatever holds some: results of any stage, files for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.trainable import cloud_from_state
+from sugar_extractors.export.compressed_ply import is_compressed_ply, read_compressed_ply
+from sugar_extractors.export.splat_file import read_splat
+from sugar_extractors.export.spz_file import read_spz
+from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.trainable_bound import FACES, bound_cloud_from_state
+from sugar_trainers.capture import model_file
+from sugar_utils.errors import UserError
+
+
+def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+    """Read a cloud of Gaussians; those that are bound to a mesh become free ones.
+
+    Args:
+        path: A PLY of Gaussians, compressed or not; an SPZ or ``.splat`` file; a ``.pt`` of any
+            stage, or the folder of its run; or the folder of a vanilla checkpoint, whose last
+            iteration is taken.
+        notify: Told about what was dropped.
+
+    Raises:
+        UserError: It is missing, damaged, or holds no Gaussians.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".ply" and path.is_file() and is_compressed_ply(path):
+        return read_compressed_ply(path)
+    if suffix == ".ply":
+        return read_gaussian_ply(path, notify)
+    if suffix in (".spz", ".splat"):
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; check the path")
+        return read_spz(path) if suffix == ".spz" else read_splat(path)
+    if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
+        return load_reference_checkpoint(path, None, notify).read_cloud(notify)
+    state, file = _state_of(path)
+    try:
+        bound = FACES in state
+        return bound_cloud_from_state(state).freed() if bound else cloud_from_state(state)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def has_gaussians(path: Path) -> bool:
+    """Whether a file or folder is one that holds Gaussians, as opposed to a mesh or another thing.
+
+    Raises:
+        UserError: A PLY is damaged.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".ply":
+        return is_compressed_ply(path) or holds_gaussians(path)
+    return suffix in (".spz", ".splat", ".pt") or path.is_dir()
+
+
+def read_bound_gaussians(path: Path) -> BoundCloud:
+    """Read mesh and bound Gaussians of a refined model.
+
+    Args:
+        path: Its ``.pt``, or the folder of its run.
+
+    Raises:
+        UserError: It is missing, damaged, or another stage's.
+    """
+    state, file = _state_of(path)
+    try:
+        return bound_cloud_from_state(state)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def _state_of(path: Path) -> tuple[dict, Path]:
+    file = model_file(path, "the path")
+    state = load_payload(file).get("state_dict")
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: lacks state_dict: not a checkpoint of any stage")
+    return state, file

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of ``export.py``, and what they mean together."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import MISSING, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from sugar_extractors.export.usdz_file import load_usd
+from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_trainers.naming import OUTPUT_ROOT
+from sugar_utils.errors import UserError
+from sugar_utils.flags import positive_int
+from sugar_utils.settings import add_flags, flag, from_args, parser_of
+
+GAUSSIANS = ("spz", "splat", "ply", "compressed.ply")
+MESHES = ("glb", "obj", "usdz", "stl")
+_flag = partial(flag, group="export")
+_PLACEMENT = {
+    "orient": {
+        "group": "export",
+        "help": "up: turn it upright, y up and standing on 0; needs -s",
+    },
+    "scale_factor": {"group": "export", "help": "make it so many times as large"},
+    "known_distance": {
+        "group": "export",
+        "help": "make it metres: two photographs (needs -s) or two points x,y,z, and how many "
+        "metres lie between the cameras or points",
+    },
+}
+"""What flags of the texture stage mean here, where they are not about a copy beside the mesh."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What ``export.py`` is asked for."""
+
+    result: Path = _flag(
+        MISSING, "what to export. Gaussians: a .ply, .spz or .splat, a .pt of any stage, a folder; "
+        "meshes: a textured .obj", positional=True, parse=Path,
+    )  # fmt: skip
+    to: str = _flag(
+        MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; splat, "
+        "for web pages, without view-dependent colour; compressed.ply, for SuperSplat and "
+        "PlayCanvas; ply. Textured meshes: glb, obj", choices=(*GAUSSIANS, *MESHES),
+        missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
+    )  # fmt: skip
+    output: Path | None = _flag(
+        None, "file to write; unset: output/exports/NAME.FORMAT", short="-o", parse=Path
+    )
+    max_triangles: int | None = _flag(
+        None, "leave so many triangles of the mesh; the picture is made anew for them",
+        parse=positive_int, idle="for Gaussians it is an error",
+    )  # fmt: skip
+    texture_size: int | None = _flag(
+        None, "texels per side of the picture at most", parse=positive_int,
+        idle="for Gaussians it is an error",
+    )  # fmt: skip
+    lods: int = _flag(
+        1, "levels of detail: also NAME_lod1, NAME_lod2, ..., each with a quarter of the triangles "
+        "and half the texels a side of the one before", parse=positive_int,
+        idle="for Gaussians it is an error",
+    )  # fmt: skip
+    repose: Path | None = _flag(
+        None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
+        "move along", parse=Path, idle="it is an error unless the result is a refined model",
+    )  # fmt: skip
+    scene_path: Path | None = _flag(
+        None, "scene folder, for its cameras", short="-s", parse=Path,
+        idle="without --orient up and --known_distance",
+    )  # fmt: skip
+    overwrite: bool = _flag(False, "replace a file that is there")
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+
+    def __post_init__(self) -> None:
+        if self.repose is not None and self.to not in GAUSSIANS:
+            raise UserError(
+                f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
+            )
+
+        scaled = self.placement.scale_factor or self.placement.known_distance
+        if self.to == "stl" and not scaled:
+            raise UserError("--to stl is in millimetres: pass --known_distance, or --scale_factor "
+                            "with how many metres a unit of the capture is")  # fmt: skip
+        if self.to == "usdz":
+            load_usd()
+        of_meshes = {"max_triangles": None, "texture_size": None, "lods": 1}
+        given = [name for name, default in of_meshes.items() if getattr(self, name) != default]
+        if given and self.to in GAUSSIANS:
+            raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
+
+    @property
+    def targets(self) -> list[Path]:
+        """The files to write, one for each level of detail; of an OBJ the others lie beside it."""
+        first = self.target
+        return [
+            first if level == 0 else first.with_name(f"{first.stem}_lod{level}{first.suffix}")
+            for level in range(self.lods)
+        ]
+
+    @property
+    def target(self) -> Path:
+        """The file to write."""
+        if self.output is not None:
+            return self.output
+        name = self.result.resolve()
+        # The .pt of a run is called by an iteration; its folder says what it is.
+        stem = name.parent.name if name.suffix == ".pt" else name.name.split(".")[0]
+        return OUTPUT_ROOT / "exports" / f"{stem}.{self.to}"
+
+
+def export_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of ``export.py``."""
+    parser = parser_of(description)
+    add_flags(parser, ExportOptions, **_PLACEMENT)
+    return parser
+
+
+def export_options(args: argparse.Namespace) -> ExportOptions:
+    """What was asked for.
+
+    Raises:
+        UserError: A flag that is needed is missing, or flags contradict each other.
+    """
+    return from_args(ExportOptions, args)

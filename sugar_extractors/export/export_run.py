@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a result in the format of another program, upright and in metres if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.moved_cloud import moved_cloud
+from sugar_extractors.export.any_gaussians import (
+    has_gaussians,
+    read_any_gaussians,
+    read_bound_gaussians,
+)
+from sugar_extractors.export.compressed_ply import write_compressed_ply
+from sugar_extractors.export.export_options import GAUSSIANS, ExportOptions
+from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_stl
+from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
+from sugar_extractors.export.simplified_mesh import shape_of, simplified
+from sugar_extractors.export.splat_file import write_splat
+from sugar_extractors.export.spz_file import write_spz
+from sugar_extractors.export.usdz_file import write_usdz
+from sugar_extractors.texture.placed_export import PlacementOptions, placement
+from sugar_extractors.texture.textured_mesh_io import (
+    GLB_AXES,
+    TexturedMesh,
+    mesh_files,
+    read_textured_mesh,
+    write_glb,
+    write_textured_mesh,
+)
+from sugar_scene.mesh.triangle_mesh import open_edge_share
+from sugar_trainers.image_size import SugarSize
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, write_json_atomic
+from sugar_utils.memory import format_bytes
+
+
+def _write_ply(path: Path, cloud: GaussianCloud) -> np.ndarray:
+    write_gaussian_ply(path, cloud)
+    return np.arange(len(cloud))
+
+
+_WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray]] = {
+    "spz": write_spz,
+    "splat": write_splat,
+    "ply": _write_ply,
+    "compressed.ply": write_compressed_ply,
+}
+
+
+def export(options: ExportOptions, console: Console | None = None) -> Path:
+    """Write what was asked for, and say what it is like.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: For anything the user can fix; nothing is replaced unasked or half-written.
+    """
+    console = console or Console()
+    if not options.result.exists():
+        raise UserError(f"{options.result}: no such file or folder; check the path of the result")
+    target = options.target
+    gaussians = options.to in GAUSSIANS
+    files = [
+        path
+        for one in options.targets
+        for path in ([one] if options.to != "obj" else mesh_files(one, glb=False))
+    ]
+    present = [path for path in files if path.exists()]
+    if present and not options.overwrite:
+        raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
+    check_writable(target.parent)
+    matrix = _export_gaussians(options, console) if gaussians else _export_mesh(options, console)
+    if options.placement.wanted:
+        meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
+        note = {"matrix": matrix.tolist(), "meaning": meaning}
+        write_json_atomic(target.with_name(f"{target.name}.json"), note)
+    console.info(f"{format_bytes(sum(path.stat().st_size for path in files))}: {target}")
+    return target
+
+
+def _export_gaussians(options: ExportOptions, console: Console) -> np.ndarray:
+    cloud = _gaussians(options, console)
+    matrix = _matrix(options, cloud.means.double().numpy(), console)
+    cloud = moved_cloud(cloud, matrix) if options.placement.wanted else cloud
+    order = _WRITERS[options.to](options.target, cloud)
+    found = read_any_gaussians(options.target, console.info)
+    if len(found) == len(cloud):
+        rows = torch.from_numpy(order)
+        console.info(f"{len(cloud):,} Gaussians; {fidelity(cloud.select(rows), found).line()}")
+    return matrix
+
+
+def _gaussians(options: ExportOptions, console: Console) -> GaussianCloud:
+    if options.repose is not None:
+        bound = read_bound_gaussians(options.result)
+        moved = reposed_cloud(bound, read_edited(options.repose, bound))
+        path = options.target.with_name(f"{options.target.name}.binding.npz")
+        write_binding(path, bound)
+        console.info(f"where each Gaussian sits on the mesh: {path}")
+        return moved
+    if not has_gaussians(options.result):
+        raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
+    return read_any_gaussians(options.result, console.info)
+
+
+def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
+    """Returns the matrix from the capture to the file, whose format may want axes of its own."""
+    if options.result.suffix.lower() != ".obj":
+        raise UserError(
+            f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
+        )
+    mesh = read_textured_mesh(options.result)
+    vertices = mesh.vertices.double().numpy()
+    matrix = _matrix(options, vertices, console)
+    upright = options.placement.orient == "up"
+    if options.max_triangles is not None or options.texture_size is not None:
+        mesh = simplified(mesh, options.max_triangles, options.texture_size)
+    for level, path in enumerate(options.targets):
+        if level:
+            mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
+        _WRITE_MESH[options.to](path, mesh, matrix, upright, console)
+        side = mesh.texture.shape[1]
+        console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
+    return _axes(options.to, upright) @ matrix
+
+
+def _axes(to: str, upright: bool) -> np.ndarray:
+    """From the axes of a placed mesh to those of a format. (4, 4)"""
+    if to == "stl":
+        return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
+    return GLB_AXES if to in ("glb", "usdz") and not upright else np.eye(4)
+
+
+def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
+    moved = mesh.vertices.double().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+    return replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
+
+
+def _write_glb(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    write_glb(path, _moved(mesh, matrix), y_up=upright)
+
+
+def _write_obj(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    write_textured_mesh(path, _moved(mesh, matrix), glb=False)
+
+
+def _write_stl(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    body = closed_body(shape_of(_moved(mesh, _axes("stl", upright) @ matrix)))
+    sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
+    gaps = open_edge_share(body)
+    state = "closed" if gaps == 0 else f"{gaps:.2%} of its edges are open: mend it before printing"
+    console.info(f"{body.n_faces:,} triangles, {sides} mm, {state}")
+    write_stl(path, body)
+
+
+def _write_usdz(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    write_usdz(path, _moved(mesh, _axes("usdz", upright) @ matrix))
+
+
+_WRITE_MESH = {"glb": _write_glb, "obj": _write_obj, "usdz": _write_usdz, "stl": _write_stl}
+
+
+def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
+    """From the world of the capture to that of the file. (4, 4) float64"""
+    if options.scene_path is None:
+        if _needs_cameras(options.placement):
+            raise UserError(
+                "--orient up, and photographs of --known_distance, need -s/--scene_path"
+            )
+        return placement([], np.zeros((0, 3)), points, options.placement)
+    scene = load_scene(options.scene_path, size_rule=SugarSize(), notify=console.info)
+    cameras: list[Camera] = [*scene.original_train_cameras, *scene.original_test_cameras]
+    return placement(cameras, scene.points, points, options.placement)
+
+
+def _needs_cameras(options: PlacementOptions) -> bool:
+    names = (options.known_distance or ())[:2]
+    return options.orient == "up" or any(text.count(",") != 2 for text in names)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes for 3D printers: one closed body in millimetres, as binary STL with z up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sugar_scene.mesh.hole_filling import with_holes_filled
+from sugar_scene.mesh.triangle_mesh import (
+    TriangleMesh,
+    clean_mesh,
+    component_labels,
+    doubled_area_normals,
+    keep_vertices,
+    open_edge_share,
+)
+from sugar_utils.files import atomic_path
+
+MILLIMETRES = 1000.0
+Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+"""From y up to z up."""
+
+_MAX_ROUNDS = 8
+_ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+
+
+def closed_body(mesh: TriangleMesh) -> TriangleMesh:
+    """The largest connected part of a mesh with all its holes covered.
+
+    Covering a hole can bring three faces together at an edge; the clean-up takes one of them away,
+    and what that opens is covered again, a few times at most.
+    """
+    labels = component_labels(mesh)
+    faces_of = np.bincount(labels[mesh.faces[:, 0]])
+    body = clean_mesh(keep_vertices(mesh, labels == faces_of.argmax()))
+    for _ in range(_MAX_ROUNDS):
+        if open_edge_share(body) == 0:
+            break
+        body = clean_mesh(with_holes_filled(body))
+    return body
+
+
+def write_stl(path: Path, mesh: TriangleMesh) -> None:
+    """Write a binary STL, complete or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    rows = np.zeros(mesh.n_faces, _ROW)
+    normals = doubled_area_normals(mesh)
+    rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
+    rows["corners"] = mesh.vertices[mesh.faces]
+    with atomic_path(path) as temporary:
+        header = b"binary STL, millimetres".ljust(80) + np.uint32(mesh.n_faces).tobytes()
+        temporary.write_bytes(header + rows.tobytes())

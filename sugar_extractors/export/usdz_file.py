@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Textured meshes as USDZ, which phones show in a room: by the package usd-core."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+
+
+def load_usd() -> Any:
+    """The package, whose modules are ``Usd``, ``UsdGeom`` and so on.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        package = importlib.import_module("pxr")
+        for name in ("Gf", "Sdf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt"):
+            importlib.import_module(f"pxr.{name}")
+    except ImportError as error:
+        raise UserError(
+            f"--to usdz needs the package usd-core ({error}); install it with "
+            "'pip install usd-core', or use --to glb"
+        ) from error
+    return package
+
+
+def write_usdz(path: Path, mesh: TexturedMesh) -> None:
+    """Write a USDZ package, complete or not at all.
+
+    Args:
+        path: File to write.
+        mesh: With y up; a unit is taken for a metre.
+
+    Raises:
+        UserError: usd-core is not installed, or the file cannot be written.
+    """
+    usd = load_usd()
+    with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
+        (Path(folder) / "texture.png").write_bytes(png_bytes(mesh.texture))
+        scene = Path(folder) / "mesh.usdc"
+        _write_scene(usd, scene, mesh)
+        # The package decides by the suffix what it is, and the temporary file has none.
+        package = Path(folder) / "package.usdz"
+        if not usd.UsdUtils.CreateNewUsdzPackage(str(scene), str(package)):
+            raise UserError(f"{path}: usd-core could not make the package; use --to glb")
+        temporary.write_bytes(package.read_bytes())
+
+
+def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
+    stage = usd.Usd.Stage.CreateNew(str(path))
+    usd.UsdGeom.SetStageUpAxis(stage, usd.UsdGeom.Tokens.y)
+    usd.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
+    root = usd.UsdGeom.Xform.Define(stage, "/Scan")
+    stage.SetDefaultPrim(root.GetPrim())
+    shape = usd.UsdGeom.Mesh.Define(stage, "/Scan/Mesh")
+    vertices = mesh.vertices.cpu().numpy().astype(np.float32)
+    faces = mesh.faces.cpu().numpy().astype(np.int32)
+    uvs = mesh.uvs.cpu().numpy().astype(np.float32).reshape(-1, 2)
+    arrays = usd.Vt
+    shape.CreatePointsAttr(arrays.Vec3fArray.FromNumpy(vertices))
+    shape.CreateFaceVertexCountsAttr(arrays.IntArray.FromNumpy(np.full(len(faces), 3, np.int32)))
+    shape.CreateFaceVertexIndicesAttr(arrays.IntArray.FromNumpy(faces.ravel()))
+    shape.CreateExtentAttr(
+        arrays.Vec3fArray.FromNumpy(np.stack([vertices.min(axis=0), vertices.max(axis=0)]))
+    )
+    shape.CreateSubdivisionSchemeAttr(usd.UsdGeom.Tokens.none)
+    shape.CreateDoubleSidedAttr(True)
+    corners = usd.UsdGeom.PrimvarsAPI(shape).CreatePrimvar(
+        "st", usd.Sdf.ValueTypeNames.TexCoord2fArray, usd.UsdGeom.Tokens.faceVarying
+    )
+    corners.Set(arrays.Vec2fArray.FromNumpy(uvs))
+    usd.UsdShade.MaterialBindingAPI.Apply(shape.GetPrim()).Bind(_material(usd, stage))
+    stage.GetRootLayer().Save()
+
+
+def _material(usd: Any, stage: Any) -> Any:
+    """A surface that shines with the colours of the photographs, whatever the light."""
+    types, shade = usd.Sdf.ValueTypeNames, usd.UsdShade
+    material = shade.Material.Define(stage, "/Scan/Material")
+    places = shade.Shader.Define(stage, "/Scan/Material/Places")
+    places.CreateIdAttr("UsdPrimvarReader_float2")
+    places.CreateInput("varname", types.String).Set("st")
+    picture = shade.Shader.Define(stage, "/Scan/Material/Picture")
+    picture.CreateIdAttr("UsdUVTexture")
+    picture.CreateInput("file", types.Asset).Set("texture.png")
+    picture.CreateInput("sourceColorSpace", types.Token).Set("sRGB")
+    picture.CreateInput("wrapS", types.Token).Set("clamp")
+    picture.CreateInput("wrapT", types.Token).Set("clamp")
+    picture.CreateInput("st", types.Float2).ConnectToSource(
+        places.CreateOutput("result", types.Float2)
+    )
+    surface = shade.Shader.Define(stage, "/Scan/Material/Surface")
+    surface.CreateIdAttr("UsdPreviewSurface")
+    surface.CreateInput("diffuseColor", types.Color3f).Set(usd.Gf.Vec3f(0.0))
+    surface.CreateInput("roughness", types.Float).Set(1.0)
+    surface.CreateInput("emissiveColor", types.Color3f).ConnectToSource(
+        picture.CreateOutput("rgb", types.Float3)
+    )
+    material.CreateSurfaceOutput().ConnectToSource(surface.CreateOutput("surface", types.Token))
+    return material

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures as a video or as PNG files, one at a time as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+
+VIDEO_SUFFIX = ".mp4"
+_QUALITY = "18"
+"""Constant rate factor of H.264: what the eye does not tell from the original."""
+
+_BITS_PER_PIXEL = 4
+
+
+def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:
+    """Write an MP4, complete or not at all: H.264 where this build of PyAV has it.
+
+    Args:
+        path: The file.
+        pictures: (H, W, 3) uint8 each. The first one's size is that of the video, less a row or
+            column where a side is odd, which the format does not know; others are fitted into it.
+        frames_per_second: How fast they are shown.
+
+    Raises:
+        UserError: There are none, or the file cannot be written.
+    """
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    stream = None
+    with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+        for picture in pictures:
+            if stream is None:
+                stream = container.add_stream(codec, rate=frames_per_second)
+                stream.height, stream.width = (side // 2 * 2 for side in picture.shape[:2])
+                stream.pix_fmt = "yuv420p"
+                if codec == "libx264":
+                    stream.options = {"crf": _QUALITY}
+                else:
+                    size = stream.width * stream.height
+                    stream.bit_rate = _BITS_PER_PIXEL * size * frames_per_second
+            frame = _fitted(picture, stream.width, stream.height)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        if stream is None:
+            raise UserError(f"{path}: no pictures to make a video of")
+        container.mux(stream.encode())
+
+
+def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
+    """A picture cut by at most a pixel a side, or else made to fit and put on black."""
+    excess = picture.shape[0] - height, picture.shape[1] - width
+    if all(0 <= more <= 1 for more in excess):
+        return np.ascontiguousarray(picture[:height, :width])
+    image = Image.fromarray(picture)
+    scale = min(width / image.width, height / image.height)
+    small = image.resize([max(1, round(side * scale)) for side in image.size])
+    paper = Image.new("RGB", (width, height))
+    paper.paste(small, ((width - small.width) // 2, (height - small.height) // 2))
+    return np.asarray(paper)
+
+
+def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.ndarray]) -> None:
+    """Write PNG files, each complete or not at all.
+
+    Args:
+        folder: Gets them.
+        names: Without ``.png``; slashes become underscores.
+        pictures: (H, W, 3) uint8 each, as many.
+
+    Raises:
+        UserError: One cannot be written.
+    """
+    for name, picture in zip(names, pictures, strict=True):
+        file = name.replace("/", "_").replace("\\", "_")
+        with atomic_path(folder / f"{file}.png") as temporary:
+            Image.fromarray(picture).save(temporary, format="PNG")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Renders results from cameras of the capture or along a path, as a video or as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint, read_cameras_json
+from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
+from sugar_pipeline.filming.camera_paths import between, turntable
+from sugar_pipeline.filming.film_files import VIDEO_SUFFIX, write_pictures, write_video
+from sugar_pipeline.filming.film_options import FilmOptions
+from sugar_pipeline.filming.shown_models import (
+    ShownModel,
+    far_depth,
+    open_model,
+    require_showable,
+    shown,
+)
+from sugar_utils.console import Console, Progress
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable
+
+_PROBES = 8
+"""Cameras that decide which depth is white: one for all pictures, or they would flicker."""
+
+
+def film(options: FilmOptions, console: Console | None = None) -> Path:
+    """Render what was asked for.
+
+    Returns:
+        The video, or the folder of the pictures.
+
+    Raises:
+        UserError: For anything the user can fix; a video is complete or absent.
+    """
+    console = console or Console()
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
+    target = options.target
+    _check_target(target)
+    cameras = film_cameras(_scene(options, console), options)
+    device = options.compute.device
+    models = [open_model(p, options.white_background, device, console.info)
+              for p in options.results]  # fmt: skip
+    require_showable(models, options.show)
+    with console.progress("rendering", 1, len(cameras)) as progress:
+        pictures = _pictures(models, options.show, cameras, progress)
+        if target.suffix.lower() == VIDEO_SUFFIX:
+            write_video(target, pictures, options.fps)
+        else:
+            names = [Path(camera.name).with_suffix("").as_posix() for camera in cameras]
+            write_pictures(target, names, pictures)
+    console.info(f"{len(cameras)} pictures: {target}")
+    return target
+
+
+def _check_target(target: Path) -> None:
+    """Refuse what cannot be written before anything is rendered."""
+    is_video = target.suffix.lower() == VIDEO_SUFFIX
+    if is_video and target.is_dir():
+        raise UserError(f"{target}: is a folder, not a video; choose another --output")
+    if not is_video and target.exists() and not target.is_dir():
+        raise UserError(f"{target}: is a file; name a folder for the pictures, or NAME.mp4")
+    if not is_video and target.suffix and not target.is_dir():
+        raise UserError(f"{target}: neither NAME.mp4 nor a folder; choose another --output")
+    check_writable(target.parent if is_video else target)
+
+
+def _scene(options: FilmOptions, console: Console) -> Scene:
+    """Cameras in the world of the results."""
+    if options.checkpoint_path is None:
+        return load_scene(options.scene_path, size_rule=options.size, notify=console.info)
+    checkpoint = load_reference_checkpoint(options.checkpoint_path, None, console.info)
+    return load_scene_for_checkpoint(
+        options.scene_path,
+        checkpoint,
+        size_rule=options.size,
+        images_dir=checkpoint.images_dir,
+        require_images=False,
+        notify=console.info,
+    )
+
+
+def film_cameras(scene: Scene, options: FilmOptions) -> list[Camera]:
+    """Where to look from.
+
+    Raises:
+        UserError: The capture has no such views, or the file no cameras.
+    """
+    if options.path.endswith(".json"):
+        return [stored.camera for stored in read_cameras_json(Path(options.path))]
+    both = sorted([*scene.train_cameras, *scene.test_cameras], key=lambda camera: camera.name)
+    views = {"test": scene.test_cameras, "train": scene.train_cameras, "all": both}
+    if options.path in views:
+        if not views[options.path]:
+            raise UserError(f"--path {options.path}: {options.scene_path} has no such views; "
+                            "use --path all")  # fmt: skip
+        return list(views[options.path])
+    if options.path == "turntable":
+        return turntable(both, scene.points, options.n_frames)
+    return between(both[:: options.every], options.n_frames)
+
+
+def _pictures(
+    models: Sequence[ShownModel],
+    shows: Sequence[str],
+    cameras: Sequence[Camera],
+    progress: Progress,
+) -> Iterator[np.ndarray]:
+    """One picture per camera: each model side by side, and then what else is to be shown."""
+    probes = cameras[:: max(1, len(cameras) // _PROBES)]
+    far = max(far_depth(model, probes) for model in models) if "depth" in shows else 1.0
+    for done, camera in enumerate(cameras, start=1):
+        row = [shown(model, show, camera, far) for show in shows for model in models]
+        yield np.concatenate(row, axis=1)
+        progress.update(done)

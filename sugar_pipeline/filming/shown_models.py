@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as something to look at: colours, depth, normals or clay from any camera."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
+from sugar_extractors.export.simplified_mesh import shape_of
+from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_pictures import shaded_views
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+from sugar_scene.mesh_bound import face_normals
+from sugar_utils.errors import UserError
+
+SHOWS = ("image", "depth", "normal", "clay")
+_TOWARDS = (1.0, -1.0, -1.0)
+"""From camera axes to those of pictures of normals: x right is red, y up green, z near blue."""
+
+_SEEN = 0.5
+
+
+@dataclass(frozen=True)
+class ShownModel:
+    """A result that can be looked at.
+
+    Attributes:
+        name: For messages.
+        picture: Colours from a camera. (H, W, 3) in [0, 1]
+        geometry: Depth, infinite where there is nothing (H, W); and normals in camera axes, zero
+            there (H, W, 3).
+        mesh: Its triangles, to be shown as clay; None of Gaussians.
+    """
+
+    name: str
+    picture: Callable[[Camera], Tensor]
+    geometry: Callable[[Camera], tuple[Tensor, Tensor]]
+    mesh: TriangleMesh | None = None
+
+
+def open_model(
+    path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
+) -> ShownModel:
+    """Read a result.
+
+    Args:
+        path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
+        white: Whether the background is white.
+        device: Where to render.
+        notify: Told about what was dropped.
+
+    Raises:
+        UserError: It is missing, damaged, or none of these.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; check the path of the result")
+    suffix = path.suffix.lower()
+    if suffix == ".obj":
+        mesh = read_textured_mesh(path).to(device)
+        return _textured(path, mesh, plain_background(white, device))
+    if has_gaussians(path):
+        cloud = read_any_gaussians(path, notify).to(device)
+        return _of_gaussians(path, cloud.activate(), white)
+    if suffix == ".ply":
+        return _plain(path, read_any_mesh(path), device)
+    raise UserError(
+        f"{path}: cannot be shown; pass Gaussians (.ply, .spz, .splat, .pt, a folder), a mesh "
+        ".ply, or a textured .obj"
+    )
+
+
+def _of_gaussians(path: Path, gaussians: Gaussians, white: bool) -> ShownModel:
+    def picture(camera: Camera) -> Tensor:
+        return render_view(gaussians, camera, white=white, geometry=False).image
+
+    def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
+        output = render_view(gaussians, camera, white=white, geometry=True)
+        seen = output.alpha >= _SEEN
+        depth = torch.where(seen, output.depth / output.alpha.clamp_min(_SEEN), torch.inf)
+        return depth, output.normal * seen[..., None]
+
+    return ShownModel(path.name, picture, geometry)
+
+
+def _textured(path: Path, mesh: TexturedMesh, background: Tensor) -> ShownModel:
+    def picture(camera: Camera) -> Tensor:
+        return render_textured(mesh, camera, background, supersampling=2)
+
+    def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
+        return mesh_geometry(mesh.vertices, mesh.faces, camera)
+
+    return ShownModel(path.name, picture, geometry, shape_of(mesh))
+
+
+def _plain(path: Path, mesh: TriangleMesh, device: torch.device) -> ShownModel:
+    vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
+    faces = torch.tensor(mesh.faces, device=device)
+
+    def picture(camera: Camera) -> Tensor:
+        shown = shaded_views(mesh, [camera], _longer_side(camera), colored=True, device=device)
+        return torch.from_numpy(shown[0]).float() / 255
+
+    def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
+        return mesh_geometry(vertices, faces, camera)
+
+    return ShownModel(path.name, picture, geometry, mesh)
+
+
+def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
+    """Depth and normals of the first surface that each pixel sees.
+
+    Args:
+        vertices: (V, 3) world units
+        faces: (F, 3)
+        camera: From where.
+
+    Returns:
+        Depth, infinite where there is nothing (H, W); normals in camera axes, turned towards the
+        camera, zero there (H, W, 3).
+    """
+    hits = rasterize_triangles(vertices, faces, camera)
+    rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=vertices.device)
+    normals = face_normals(vertices[faces]) @ rotation.T
+    seen = torch.zeros(*hits.face.shape, 3, device=vertices.device)
+    seen[hits.covered] = normals[hits.face[hits.covered].long()]
+    y, x = torch.meshgrid(
+        torch.arange(camera.height, device=seen.device) + 0.5 - camera.cy,
+        torch.arange(camera.width, device=seen.device) + 0.5 - camera.cx,
+        indexing="ij",
+    )
+    ray = torch.stack([x / camera.fx, y / camera.fy, torch.ones_like(x)], dim=2)
+    return hits.depth, torch.where((seen * ray).sum(dim=2, keepdim=True) > 0, -seen, seen)
+
+
+def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None:
+    """Check that each model has what is to be shown of it.
+
+    Raises:
+        UserError: One has not.
+    """
+    bare = [model.name for model in models if model.mesh is None]
+    if "clay" in shows and bare:
+        raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")
+
+
+def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
+    """A picture of a model.
+
+    Args:
+        model: The model.
+        show: One of ``SHOWS``.
+        camera: From where.
+        far: Depth that is drawn white, as is where there is nothing. World units
+
+    Returns:
+        (H, W, 3) uint8
+    """
+    if show == "image":
+        return to_uint8(model.picture(camera)).cpu().numpy()
+    if show == "clay":
+        return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
+    depth, normal = model.geometry(camera)
+    if show == "depth":
+        return to_uint8((depth / far)[..., None].expand(-1, -1, 3)).cpu().numpy()
+    return to_uint8((normal * normal.new_tensor(_TOWARDS) + 1) / 2).cpu().numpy()
+
+
+def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
+    """A depth that nearly all of what some cameras see is nearer than. World units"""
+    depths = [model.geometry(camera)[0].flatten() for camera in cameras]
+    finite = [depth[depth.isfinite()] for depth in depths]
+    values = torch.cat(finite)
+    if not values.numel():
+        return 1.0
+    values = values[:: max(1, values.numel() // 1_000_000)]
+    return max(1e-9, float(values.kthvalue(max(1, round(0.98 * values.numel()))).values))
+
+
+def _longer_side(camera: Camera) -> int:
+    return max(camera.width, camera.height)

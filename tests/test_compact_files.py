@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compact files of Gaussians: what their public descriptions say, byte by byte, and back."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import torch
+from plyfile import PlyData
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
+from sugar_extractors.export.compressed_ply import space_order, write_compressed_ply
+from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.packing import from_smallest_three, shares, smallest_three
+from sugar_extractors.export.splat_file import write_splat
+from sugar_extractors.export.spz_file import write_spz
+from sugar_utils.errors import UserError
+
+WRITERS = {"a.spz": write_spz, "a.splat": write_splat, "a.compressed.ply": write_compressed_ply}
+
+
+def random_cloud(n: int = 600, seed: int = 0) -> GaussianCloud:
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    return GaussianCloud(
+        means=normal(n, 3) * 2,
+        sh_dc=normal(n, 1, 3).clamp(-1.7, 1.7),
+        sh_rest=(normal(n, 15, 3) * 0.2).clamp(-0.9, 0.9),
+        opacity_logits=normal(n, 1) * 3,
+        log_scales=normal(n, 3).clamp(-2, 2) - 4,
+        quats=normal(n, 4) * 3,
+    )
+
+
+def one_gaussian() -> GaussianCloud:
+    """At (1, 2, 3), grey, half opaque, of size 1, turned by 90 degrees about x."""
+    rest = torch.zeros(1, 15, 3)
+    rest[0, 0, 0] = 0.5
+    return GaussianCloud(
+        means=torch.tensor([[1.0, 2.0, 3.0]]),
+        sh_dc=torch.zeros(1, 1, 3),
+        sh_rest=rest,
+        opacity_logits=torch.zeros(1, 1),
+        log_scales=torch.zeros(1, 3),
+        quats=torch.tensor([[1.0, 1.0, 0.0, 0.0]]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "scale", "rotation", "color", "opacity", "harmonics"),
+    [
+        ("a.spz", 2e-6, 0.033, 0.3, 3.7, 0.51, 0.05),
+        ("a.splat", 1e-7, 1e-5, 0.8, 0.51, 0.51, 0.21),
+        ("a.compressed.ply", 0.01, 0.006, 0.2, 0.6, 0.51, 0.02),
+    ],
+)
+def test_what_is_read_is_what_was_written(
+    name, position, scale, rotation, color, opacity, harmonics, tmp_path
+):
+    cloud = random_cloud()
+    order = WRITERS[name](tmp_path / name, cloud)
+    assert sorted(order.tolist()) == list(range(len(cloud)))
+    assert has_gaussians(tmp_path / name)
+    found = read_any_gaussians(tmp_path / name, lambda _: None)
+    errors = fidelity(cloud.select(torch.from_numpy(order)), found)
+    assert errors.position < position
+    assert errors.scale < scale
+    assert errors.rotation < rotation
+    assert errors.color < color
+    assert errors.opacity < opacity
+    assert errors.harmonics < harmonics
+    assert "position" in errors.line()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_same_gaussians_give_the_same_bytes(name, tmp_path):
+    WRITERS[name](tmp_path / name, random_cloud())
+    first = (tmp_path / name).read_bytes()
+    WRITERS[name](tmp_path / name, random_cloud())
+    assert (tmp_path / name).read_bytes() == first
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_damaged_file_is_one_line(name, tmp_path):
+    path = tmp_path / name
+    with pytest.raises(UserError):
+        read_any_gaussians(path, lambda _: None)
+    WRITERS[name](path, random_cloud())
+    whole = path.read_bytes()
+    # A ``.splat`` that ends between two rows is whole.
+    for length in (0, 7, 100, len(whole) // 2 + 1, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=name) as caught:
+            read_any_gaussians(path, lambda _: None)
+        assert "\n" not in str(caught.value)
+
+
+def test_spz_has_the_bytes_of_its_description(tmp_path):
+    write_spz(tmp_path / "a.spz", one_gaussian())
+    content = gzip.decompress((tmp_path / "a.spz").read_bytes())
+    magic, version, n, degree, bits, flags, reserved = struct.unpack("<IIIBBBB", content[:16])
+    assert (magic, version, n, degree, flags, reserved) == (0x5053474E, 3, 1, 3, 0, 0)
+    assert content[:4] == b"NGSP"
+    # Right, up, back: y and z change their signs.
+    fixed = [int.from_bytes(content[k : k + 3], "little", signed=True) for k in (16, 19, 22)]
+    assert [value / (1 << bits) for value in fixed] == [1, -2, -3]
+    assert bits == 20
+    assert content[25] in (127, 128)
+    assert list(content[26:29]) == [128] * 3
+    assert list(content[29:32]) == [160] * 3
+    # A quarter turn after half a turn about x: three quarters, (x, y, z, w) = (s, 0, 0, -s) or its
+    # negative. The largest of equals is the first; its sign is made positive, so w is negative.
+    (packed,) = struct.unpack("<I", content[32:36])
+    assert packed >> 30 in (0, 3)
+    last = packed & 0x3FF if packed >> 30 == 0 else packed >> 20 & 0x3FF
+    assert last & 0x1FF == 511
+    assert last >> 9 == 1
+    # Band 1 is (y, z, x): the coefficient of y changes its sign with it; its steps are 8 wide.
+    assert content[36] == 64
+    assert list(content[37:81]) == [128] * 44
+    assert len(content) == 81
+
+
+def test_splat_has_the_bytes_of_its_description(tmp_path):
+    small = one_gaussian()
+    small.log_scales = small.log_scales - 2
+    both = GaussianCloud(
+        **{
+            name: torch.cat([tensor, small.tensors()[name]])
+            for name, tensor in one_gaussian().tensors().items()
+        }
+    )
+    both.means[1] = 7.0
+    # What covers more comes first.
+    assert write_splat(tmp_path / "a.splat", both.select(torch.tensor([1, 0]))).tolist() == [1, 0]
+    content = (tmp_path / "a.splat").read_bytes()
+    assert len(content) == 64
+    assert struct.unpack("<6f", content[:24]) == (1, 2, 3, 1, 1, 1)
+    assert list(content[24:28]) == [128] * 4
+    assert list(content[28:32]) == [219, 219, 128, 128]
+    assert struct.unpack("<3f", content[32:44]) == (7, 7, 7)
+
+
+def test_compressed_ply_has_the_layout_of_its_description(tmp_path):
+    cloud = random_cloud(300)
+    order = write_compressed_ply(tmp_path / "a.ply", cloud)
+    data = PlyData.read(str(tmp_path / "a.ply"))
+    assert [(e.name, e.count) for e in data.elements] == [
+        ("chunk", 2),
+        ("vertex", 300),
+        ("sh", 300),
+    ]
+    chunk = data["chunk"].data[0]
+    names = "min_x min_y min_z max_x max_y max_z min_scale_x min_scale_y min_scale_z max_scale_x "
+    names += "max_scale_y max_scale_z min_r min_g min_b max_r max_g max_b"
+    assert list(chunk.dtype.names) == names.split()
+    inside = cloud.select(torch.from_numpy(order[:256]))
+    assert chunk["min_x"] == inside.means[:, 0].min()
+    assert chunk["max_scale_z"] == inside.log_scales[:, 2].max()
+    red = inside.sh_dc[:, 0, 0].double() * SH_C0 + 0.5
+    assert chunk["max_r"] == pytest.approx(float(red.max()), abs=1e-6)
+    highest = int(inside.means[:, 0].argmax())
+    assert int(data["vertex"]["packed_position"][highest]) >> 21 == 2047
+    sh = inside.sh_rest[0]
+    # Channel by channel, as f_rest lies in any PLY of Gaussians.
+    for k, value in ((0, sh[0, 0]), (15, sh[0, 1]), (44, sh[14, 2])):
+        assert abs(int(data["sh"][f"f_rest_{k}"][0]) - (float(value) / 8 + 0.5) * 256) < 1
+
+
+def test_quaternions_come_back_from_their_three_smallest_parts():
+    quats = np.random.default_rng(0).normal(size=(500, 4))
+    largest, three = smallest_three(quats)
+    assert np.abs(three).max() <= np.sqrt(0.5) + 1e-12
+    unit = quats / np.linalg.norm(quats, axis=1, keepdims=True)
+    again = from_smallest_three(largest, three)
+    np.testing.assert_allclose(np.abs((again * unit).sum(axis=1)), 1, atol=1e-12)
+
+
+def test_shares_reach_both_ends():
+    assert shares(np.array([-1.0, 0.0, 0.5, 1.0, 2.0]), 10).tolist() == [0, 0, 512, 1023, 1023]
+
+
+def test_neighbours_in_space_are_near_each_other_in_order():
+    points = np.random.default_rng(1).uniform(size=(2000, 3))
+    ordered = points[space_order(points)]
+    steps = np.linalg.norm(np.diff(ordered, axis=0), axis=1).mean()
+    assert steps < 0.3 * np.linalg.norm(np.diff(points, axis=0), axis=1).mean()
