@@ -247,8 +247,7 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
     loss = loss + config.dn_factor * depth_normal_consistency(
         output.depth, output.normal, *intrinsics
     )
-    draws = torch.Generator(device=target.device).manual_seed(0)
-    drawn = draw_samples(output.visible, config.sdf_samples, draws)
+    drawn = draw_samples(output.visible, config.sdf_samples, seed=0)
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
         stage.neighbors, *drawn,

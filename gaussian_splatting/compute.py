@@ -10,7 +10,7 @@ import torch
 
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.backends.choice import RASTERIZERS, choose_rasterizer
-from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts
+from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
 from sugar_utils.errors import UserError
 from sugar_utils.flags import integer
 from sugar_utils.neighbor_backends import NEIGHBOR_SEARCHES, NeighborSearch, choose_neighbor_search
@@ -94,10 +94,12 @@ def compute_options(args: argparse.Namespace) -> Compute:
         if launch.size > 1:
             raise UserError("this script works in one process: start it without torchrun")
         chosen = choose_device(args.device, args.gpu)
+        make_current(chosen.device)
         return Compute(chosen.device, device_reason=chosen.reason)
     group = ProcessGroup.join(launch, cuda=args.device != "cpu" and torch.cuda.is_available())
     with group.single_report():
         chosen = choose_device(args.device, _number_of_gpu(args.gpu, launch))
+        make_current(chosen.device)
         rasterizer, of_rasterizer = choose_rasterizer(args.rasterizer, chosen.device)
         search, of_search = choose_neighbor_search(args.neighbors, chosen.device)
     reasons = (of_rasterizer, of_search)

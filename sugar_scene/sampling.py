@@ -1,32 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random draws that place samples in Gaussians."""
+"""Random draws that place samples in Gaussians: the same ones on every device.
+
+Draws are hashes of the seed and the number of the sample (a generator of a GPU gives other numbers
+on another model), and are made with integers and a table, so that no rounding differs either.
+"""
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import torch
+import warp as wp
+from scipy.special import ndtri
 from torch import Tensor
 
+from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_math import hashed
 
-def draw_samples(mask: Tensor, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw Gaussians uniformly with replacement, and a standard normal offset for each draw.
+wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
-    Integers are drawn directly: torch's categorical sampling stops at 2**24 categories, which
-    large scenes exceed. The draws come sorted by Gaussian, as the field kernels want them; the
-    offsets are independent of the draws, so sorting changes no distribution.
+_QUANTILE_BITS = 16
+_SHIFT = wp.constant(wp.uint32(32 - _QUANTILE_BITS))
+_LOW_HALF = wp.constant(wp.uint32(0xFFFF))
+_SECOND = wp.constant(wp.uint32(0x9E3779B9))
+_THIRD = wp.constant(wp.uint32(0x3C6EF372))
+_WORD = wp.constant(wp.uint64(32))
+
+_MIN_SAMPLES = 4_096
+
+
+@wp.kernel
+def _place_samples(
+    first: int,
+    n: wp.int64,
+    n_candidates: wp.int64,
+    seed: wp.uint32,
+    more_seed: wp.uint32,
+    quantiles: wp.array(dtype=float),
+    draws: wp.array(dtype=wp.int64),
+    noise: wp.array(dtype=wp.vec3),
+):
+    i = first + wp.tid()
+    own = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)
+    # (i + u) * candidates / n with u of 32 bits: somewhere in the i-th of n equal parts.
+    offset = (wp.uint64(own) * wp.uint64(n_candidates)) >> _WORD
+    draws[i] = (wp.int64(i) * n_candidates + wp.int64(offset)) / n
+    second = hashed(own + _SECOND)
+    third = hashed(own + _THIRD)
+    noise[i] = wp.vec3(
+        quantiles[int(second >> _SHIFT)],
+        quantiles[int(second & _LOW_HALF)],
+        quantiles[int(third >> _SHIFT)],
+    )
+
+
+def draw_samples(mask: Tensor, n_samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw Gaussians uniformly, and a standard normal offset for each draw.
+
+    The draws are stratified: each Gaussian that may be drawn gets as many samples as any other,
+    give or take two, which leaves less noise in their mean than independent draws do. They come
+    sorted by Gaussian, as the field kernels want them.
 
     Args:
         mask: Gaussians that may be drawn. (N,) bool
         n_samples: Number of draws S.
-        generator: Source of randomness, on any device.
+        seed: Of the draws, as of :func:`~sugar_utils.random.derive_seed`.
 
     Returns:
-        Gaussian of each sample, sorted, (S,) int64, and standard normal offsets, (S, 3) float32,
-        on the device of ``mask``. Both have S = 0 where the mask is empty.
+        Gaussian of each sample, sorted, (S,) int64, and standard normal offsets, (S, 3) float32
+        (2^16 values for each coordinate), on the device of ``mask``. Both have S = 0 where the
+        mask is empty.
     """
     candidates = mask.nonzero().squeeze(1)
     if candidates.numel() == 0:
         n_samples = 0
-    high, source = max(candidates.numel(), 1), generator.device
-    draws = torch.randint(high, (n_samples,), generator=generator, device=source)
-    noise = torch.randn((n_samples, 3), generator=generator, device=source)
-    return candidates[draws.to(mask.device).sort().values], noise.to(mask.device)
+    draws = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
+    noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
+    seeds = (wp.uint32(seed & 0xFFFFFFFF), wp.uint32(seed >> 32 & 0xFFFFFFFF))
+    quantiles, points = _normal_quantiles(mask.device), as_array(noise, wp.vec3)
+    launch(
+        _place_samples,
+        n_samples,
+        [n_samples, candidates.numel(), *seeds, quantiles, draws, points],
+        device=mask.device,
+        min_items=_MIN_SAMPLES,
+    )
+    return candidates[draws], noise
+
+
+@functools.lru_cache(maxsize=4)
+def _normal_quantiles(device: torch.device) -> Tensor:
+    """The normal distribution in 2^16 equal parts, the middle of each; of variance 1. (2^16,)"""
+    n = 1 << _QUANTILE_BITS
+    values = ndtri((np.arange(n) + 0.5) / n)
+    return torch.from_numpy((values / values.std()).astype(np.float32)).to(device)

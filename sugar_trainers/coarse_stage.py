@@ -35,7 +35,7 @@ from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
 from sugar_utils.neighbor_backends import NeighborSearch
 from sugar_utils.neighbors import nearest_neighbors
-from sugar_utils.random import draw_labels, generator
+from sugar_utils.random import derive_seed, draw_labels
 
 SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """(mask, number, iteration) -> (indices, noise), see :func:`draw_samples`."""
@@ -261,8 +261,8 @@ class CoarseStage(Stage):
             indices, noise = self._given_samples(mask, n, iteration)
         else:
             labels = draw_labels(iteration, view_index)
-            rng = generator(self._config.random_seed, "samples", *labels, device=mask.device)
-            indices, noise = draw_samples(mask, n, rng)
+            seed = derive_seed(self._config.random_seed, "samples", *labels)
+            indices, noise = draw_samples(mask, n, seed)
         if indices.numel() == 0:
             self._notify(
                 f"iteration {iteration}: {camera.name} shows no Gaussian to sample; its surface "

@@ -20,7 +20,7 @@ from sugar_trainers.losses import (
     opacity_entropy,
     sdf_estimation_loss,
 )
-from sugar_trainers.sampling_block import SampleChunk, depth_gap, to_view
+from sugar_trainers.sampling_block import SampleChunk, depth_gap
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def _density(chunk: SampleChunk) -> Tensor:
 
 def _sdf(chunk: SampleChunk) -> Tensor:
     sdf = sdf_from_density(chunk.fields.density, chunk.fields.beta)
-    view_points = to_view(chunk.fields.points, chunk.camera)
+    view_points = chunk.axes.to_view(chunk.fields.points)
     in_front = view_points[:, 2].detach() > MIN_VIEW_Z
-    gap = depth_gap(chunk.depth, view_points, chunk.camera)
-    return sdf_estimation_loss(sdf[in_front], gap[in_front], chunk.extent, chunk.total_in_front)
+    gap = depth_gap(chunk.depth, view_points, chunk.axes.camera)
+    return sdf_estimation_loss(sdf, gap, chunk.extent, chunk.total_in_front, in_front)
 
 
 def _normal(chunk: SampleChunk) -> Tensor:

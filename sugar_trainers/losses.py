@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sugar_scene.map_lookup import bilinear
+
 MIN_VIEW_Z = 1e-4
 """Points closer to the camera plane than this, or behind it, have no pixel. World units."""
 
@@ -62,7 +64,11 @@ def density_estimation_loss(
 
 
 def sdf_estimation_loss(
-    sdf: Tensor, depth_gap: Tensor, extent: float, total: int | None = None
+    sdf: Tensor,
+    depth_gap: Tensor,
+    extent: float,
+    total: int | Tensor | None = None,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """Mean of min(|sdf - |gap|| / (E / 10), 10 E).
 
@@ -74,12 +80,14 @@ def sdf_estimation_loss(
         depth_gap: Rendered depth at the sample's pixel minus the sample's depth. (S,) world units
         extent: Camera extent E in world units.
         total: Divisor; S when None.
+        counted: Samples that count; None for all. (S,) bool
 
     Returns:
         Scalar.
     """
     error = (sdf - depth_gap.abs()).abs() / (extent / 10)
-    return _mean(error.clamp_max(10 * extent), total)
+    error = error.clamp_max(10 * extent)
+    return _mean(error if counted is None else torch.where(counted, error, 0.0), total)
 
 
 def better_normal_loss(normal_error: Tensor, total: int | None = None) -> Tensor:
@@ -179,15 +187,9 @@ def lookup_depth(
         (S,) world units. Gradients reach the map and the points. Points with z below
         ``MIN_VIEW_Z`` have no pixel: their values are finite but mean nothing, mask them out.
     """
-    height, width = depth_map.shape
     x, y, z = view_points.unbind(-1)
     z = torch.where(z > MIN_VIEW_Z, z, 1.0)
-    u, v = fx * x / z + cx, fy * y / z + cy
-    grid = torch.stack([2 * u / width - 1, 2 * v / height - 1], dim=-1)
-    values = functional.grid_sample(
-        depth_map[None, None], grid[None, None], padding_mode="border", align_corners=False
-    )
-    return values.reshape(-1)
+    return bilinear(depth_map, fx * x / z + cx, fy * y / z + cy)
 
 
 def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> Tensor:

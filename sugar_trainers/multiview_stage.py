@@ -219,7 +219,7 @@ class MultiviewStage(Stage):
             config.densification,
             extent=self.extent,
             remove_large=False,
-            generator=generator(config.random_seed, "split", iteration, device=self.model.device),
+            generator=generator(config.random_seed, "split", iteration),
         )
         if self._hull is not None:
             self._keep(self._hull.contains(self.model.cloud.means))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,30 @@ from sugar_scene.fields.reference_fields import FieldSamples, sample_points
 from sugar_scene.geometry import std_along_view
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.losses import MIN_VIEW_Z, lookup_depth, near_surface_mask
+from sugar_utils.device import upload
+
+
+class CameraAxes:
+    """World to camera axes on a device: what is needed of the camera goes there once, unwaited for.
+
+    Args:
+        camera: The view.
+        device: Where the points are.
+    """
+
+    def __init__(self, camera: Camera, device: torch.device) -> None:
+        self.camera = camera
+        rows = np.vstack([camera.rotation, camera.translation, camera.center])
+        self._rows = upload(torch.from_numpy(rows.astype(np.float32)), device)
+
+    @property
+    def center(self) -> Tensor:
+        """Where the camera is. (3,) world units"""
+        return self._rows[4]
+
+    def to_view(self, points: Tensor) -> Tensor:
+        """World to camera axes. (S, 3) -> (S, 3) world units"""
+        return points @ self._rows[:3].T + self._rows[3]
 
 
 @dataclass(frozen=True)
@@ -26,16 +51,17 @@ class SampleChunk:
     Attributes:
         fields: The fields at its samples; gradients reach the Gaussians through them.
         total: Number of samples of all chunks, the divisor of their mean.
-        total_in_front: How many of these lie before the camera; 0 without a depth map.
-        camera: The view.
+        total_in_front: How many of these lie before the camera, at least 1; None without a depth
+            map. () on the device
+        axes: Those of the view.
         depth: Leaf with the rendered depth, if a term at samples reads it. (H, W) world units
         extent: Camera extent in world units.
     """
 
     fields: FieldSamples
     total: int
-    total_in_front: int
-    camera: Camera
+    total_in_front: Tensor | None
+    axes: CameraAxes
     depth: Tensor | None
     extent: float
 
@@ -57,10 +83,10 @@ def sampling_mask(
     if depth is None:
         return visible
     with torch.no_grad():
-        view_means = to_view(gaussians.means, camera)
-        center = gaussians.means.new_tensor(camera.center)
-        std = std_along_view(gaussians.means, gaussians.quats, gaussians.scales, center)
-        return near_surface_mask(depth_gap(depth, view_means, camera), std, visible)
+        axes = CameraAxes(camera, depth.device)
+        std = std_along_view(gaussians.means, gaussians.quats, gaussians.scales, axes.center)
+        gap = depth_gap(depth, axes.to_view(gaussians.means), camera)
+        return near_surface_mask(gap, std, visible)
 
 
 class SurfaceSampler:
@@ -105,7 +131,8 @@ class SurfaceSampler:
         config, total = self._config, indices.numel()
         if total == 0:
             return {}
-        in_front = 0 if depth is None else self._count_in_front(leaves, indices, noise, camera)
+        axes = CameraAxes(camera, leaves.means.device)
+        in_front = None if depth is None else self._count_in_front(leaves, indices, noise, axes)
         sums = {term.name: leaves.means.new_zeros(()) for term in terms}
         for start in range(0, total, config.sample_chunk):
             part = slice(start, start + config.sample_chunk)
@@ -119,7 +146,7 @@ class SurfaceSampler:
                 noise[part],
                 config.density_factor,
             )
-            chunk = SampleChunk(fields, total, in_front, camera, depth, self._extent)
+            chunk = SampleChunk(fields, total, in_front, axes, depth, self._extent)
             values = {term.name: term.value(chunk) for term in terms}
             sum(term.weight * values[term.name] for term in terms).backward()
             for name, value in values.items():
@@ -127,10 +154,10 @@ class SurfaceSampler:
         return sums
 
     def _count_in_front(
-        self, gaussians: Gaussians, indices: Tensor, noise: Tensor, camera: Camera
-    ) -> int:
-        """Samples that have a pixel: the divisor of the sdf term, needed before the chunks."""
-        count = 0
+        self, gaussians: Gaussians, indices: Tensor, noise: Tensor, axes: CameraAxes
+    ) -> Tensor:
+        """Samples that have a pixel: the divisor of the sdf term, needed before the chunks. ()"""
+        count = torch.zeros((), dtype=torch.int64, device=indices.device)
         with torch.no_grad():
             for start in range(0, indices.numel(), self._config.sample_chunk):
                 chunk = slice(start, start + self._config.sample_chunk)
@@ -138,14 +165,8 @@ class SurfaceSampler:
                     gaussians.means, gaussians.quats, gaussians.scales,
                     indices[chunk], noise[chunk],
                 )  # fmt: skip
-                count += int((to_view(points, camera)[:, 2] > MIN_VIEW_Z).sum())
-        return count
-
-
-def to_view(points: Tensor, camera: Camera) -> Tensor:
-    """World to camera axes. (S, 3) -> (S, 3) world units"""
-    rotation = points.new_tensor(camera.rotation)
-    return points @ rotation.T + points.new_tensor(camera.translation)
+                count += (axes.to_view(points)[:, 2] > MIN_VIEW_Z).sum()
+        return count.clamp_min(1)
 
 
 def depth_gap(depth: Tensor, view_points: Tensor, camera: Camera) -> Tensor:

@@ -122,6 +122,16 @@ def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) ->
     return DeviceChoice(torch.device("cpu"), f"computing on the CPU: {idle}{obstacle}")
 
 
+def make_current(device: torch.device) -> None:
+    """Let what has no device of its own belong to this GPU: pinned memory, streams, libraries.
+
+    Otherwise each of several processes would open a context on the first GPU, of half a gigabyte.
+    To be called before anything touches CUDA; nothing of ours relies on it. On the CPU a no-op.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Send a host tensor to a device; to a GPU through pinned memory, without waiting.
 

@@ -21,6 +21,10 @@ def draw_labels(iteration: int, view_index: int) -> tuple[int, ...]:
     return (iteration,) if view_index == 0 else (iteration, view_index)
 
 
-def generator(seed: int, *labels: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a fresh generator on ``device`` for one purpose, independent of all others."""
-    return torch.Generator(device=device).manual_seed(derive_seed(seed, *labels))
+def generator(seed: int, *labels: str | int) -> torch.Generator:
+    """Return a fresh generator for one purpose, independent of all others.
+
+    It is on the CPU, and draws are moved to where they are needed: a generator on a GPU gives
+    other numbers on another model. Many draws: :func:`sugar_scene.sampling.draw_samples`.
+    """
+    return torch.Generator(device="cpu").manual_seed(derive_seed(seed, *labels))

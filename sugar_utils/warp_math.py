@@ -1,7 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small geometry for Warp kernels: rotations by quaternion and their adjoint."""
+"""Small things for Warp kernels: rotations by quaternion and their adjoint, random bits."""
 
 import warp as wp
+
+# Typed here: inside a kernel such a literal is a signed integer, and a compiler warns.
+_MULTIPLIER_1 = wp.constant(wp.uint32(0x7FEB352D))
+_MULTIPLIER_2 = wp.constant(wp.uint32(0x846CA68B))
+
+
+@wp.func
+def hashed(x: wp.uint32) -> wp.uint32:
+    """32 bits that look random: two rounds of xor, shift and multiply."""
+    y = (x ^ (x >> wp.uint32(16))) * _MULTIPLIER_1
+    y = (y ^ (y >> wp.uint32(15))) * _MULTIPLIER_2
+    return y ^ (y >> wp.uint32(16))
 
 
 @wp.func

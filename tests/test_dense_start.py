@@ -91,6 +91,18 @@ def test_depth_counts_where_a_neighbour_agrees():
     assert not consistent(view(camera), depth, [], 0.02).any()
 
 
+def test_depth_that_other_neighbours_look_through_does_not_count():
+    camera, *others = (cameras()[i] for i in (2, 1, 3))
+    depth, (first, second) = true_depth(camera).float(), (true_depth(c).float() for c in others)
+    both = [(view(c), d) for c, d in zip(others, (first, second), strict=True)]
+    through = [both[0], (view(others[1]), second * 1.2)]
+    unknown = [both[0], (view(others[1]), torch.full_like(second, torch.inf))]
+    seen_by_both = consistent(view(camera), depth, both[1:], 0.02)
+    assert not (consistent(view(camera), depth, through, 0.02) & seen_by_both).any()
+    kept = consistent(view(camera), depth, unknown, 0.02) & seen_by_both
+    assert kept.float().mean() > 0.3
+
+
 def test_points_of_a_view_lie_where_its_pixels_look():
     camera = cameras()[1]
     found = world_points(camera, true_depth(camera))

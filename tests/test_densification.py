@@ -9,6 +9,7 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.densification import (
+    FINEST_ANGLE,
     SPLIT_SHRINK,
     DensificationConfig,
     DensificationStats,
@@ -55,12 +56,15 @@ def stats(gradients: list[float], views: float = 2.0) -> DensificationStats:
     return DensificationStats(torch.tensor(gradients) * views, torch.full((len(gradients),), views))
 
 
-def densify(adam, gradients, *, remove_large=False, seed=0, **rules) -> DensificationStats:
+def densify(
+    adam, gradients, *, remove_large=False, seed=0, shell_distance=None, **rules
+) -> DensificationStats:
     config = DensificationConfig(**rules)
     rng = torch.Generator().manual_seed(seed)
     return densify_and_prune(
-        adam, stats(gradients), config, extent=EXTENT, remove_large=remove_large, generator=rng
-    )
+        adam, stats(gradients), config, extent=EXTENT, remove_large=remove_large, generator=rng,
+        shell_distance=shell_distance,
+    )  # fmt: skip
 
 
 def moments(adam: GroupedAdam) -> list[torch.Tensor]:
@@ -157,6 +161,20 @@ def test_oversized_gaussians_are_removed_once_it_is_time(remove_large, expected)
     assert adam.parameters["sh_dc"].detach()[:, 0, 0].tolist() == expected
 
 
+def test_what_is_infinitely_far_grows_and_stays_by_its_angle():
+    """A shell at distance 100: two degrees are split, half a degree is left, none is too large."""
+    adam = make([200 * FINEST_ANGLE, 50 * FINEST_ANGLE, 200 * FINEST_ANGLE])
+    adam.parameters["means"].data[2] = 0.0
+
+    def far(means: torch.Tensor) -> torch.Tensor:
+        return torch.where(means.abs().amax(dim=1) > 0, 100.0, 0.0)
+
+    adam.parameters["means"].data[:2] = 100.0
+    densify(adam, [1.0, 1.0, 0.0], remove_large=True, shell_distance=far)
+    sizes = adam.parameters["log_scales"].detach().amax(dim=1).exp() / FINEST_ANGLE
+    torch.testing.assert_close(sizes, torch.tensor([50.0, 125.0, 125.0]))
+
+
 def test_number_never_exceeds_the_budget_and_the_strongest_grow_first():
     adam = make([SMALL, SMALL, LARGE, SMALL])
     densify(adam, [3e-4, 5e-4, 4e-4, 1e-5], max_gaussians=6)
@@ -183,6 +201,13 @@ def test_same_generator_gives_the_same_children():
     densify(first, [1.0], seed=3)
     densify(second, [1.0], seed=3)
     assert torch.equal(first.parameters["means"], second.parameters["means"])
+
+
+def test_opacity_reset_leaves_what_is_infinitely_far():
+    adam = make([SMALL] * 3, opacities=[0.9, 0.9, 0.9])
+    reset_opacity(adam, lambda means: torch.where(means[:, 0] == 1, 100.0, 0.0))
+    opacities = adam.parameters["opacity_logits"].detach().sigmoid().flatten()
+    torch.testing.assert_close(opacities, torch.tensor([0.01, 0.9, 0.01]))
 
 
 def test_opacity_reset_lowers_to_a_hundredth_and_clears_those_moments_only():

@@ -172,6 +172,7 @@ def test_every_entry_point_says_in_one_line_that_there_is_no_gpu(
 def chosen_gpu(monkeypatch) -> DeviceChoice:
     chosen = DeviceChoice(torch.device("cuda", 1), "computing on cuda:1")
     monkeypatch.setattr(compute, "choose_device", lambda *_: chosen)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     return chosen
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import metrics
 import train
@@ -252,6 +254,32 @@ def test_metrics_are_those_of_the_run(inputs, run, capsys):
     )
     assert textured["scene"]["sugar_03_300_6"]["psnr"] > 8
     assert "has no iteration 30000" in capsys.readouterr().out
+
+
+def test_metrics_after_gain_and_offset_do_not_mind_darker_photographs(inputs, run, tmp_path):
+    darker = tmp_path / "scene"
+    shutil.copytree(inputs[1], darker)
+    for path in (darker / "images").iterdir():
+        with Image.open(path) as photograph:
+            photograph.point(lambda value: round(0.6 * value)).save(path)
+
+    def scores(scene) -> dict[str, float]:
+        config = json.dumps({str(scene): str(inputs[3])})
+        assert run_cli(
+            metrics.main, "--scene_config", config, "-r", "dn_consistency", "-v", 300, "-f", 6,
+            "--output_dir", run, "--exposure_compensation",
+        ) == 0  # fmt: skip
+        saved = json.loads((run / "metrics" / "results_density02_normal02.json").read_text())
+        return saved["scene"]["sugar_03_300_6"]
+
+    before, after = scores(inputs[1]), scores(darker)
+    gain = -20 * math.log10(0.6)
+    assert abs(after["psnr"] - before["psnr"] - gain) > 1
+    assert before["psnr_after_gain_and_offset"] > before["psnr"]
+    # What is left is 0.6 times as large, but for what the clamp to [0, 1] took away.
+    assert after["psnr_after_gain_and_offset"] == pytest.approx(
+        before["psnr_after_gain_and_offset"] + gain, abs=0.5
+    )
 
 
 def test_metrics_of_a_model_that_saw_the_held_out_views_say_so(inputs, run, tmp_path, capsys):

@@ -261,7 +261,15 @@ def test_each_process_takes_the_gpu_of_its_own_number(launched, monkeypatch):
     monkeypatch.setattr(compute, "cuda_facts", lambda: facts)
     monkeypatch.setattr(device, "cuda_facts", lambda: facts)
     monkeypatch.setattr(ProcessGroup, "join", lambda launch, cuda: ProcessGroup(launch.rank, 1))
+    happened = []
+    monkeypatch.setattr(torch.cuda, "set_device", happened.append)
+    choose = compute.choose_rasterizer
+    monkeypatch.setattr(
+        compute, "choose_rasterizer", lambda *a: (happened.append("rasterizer"), choose(*a))[1]
+    )
     assert compute_options(vanilla_args()).device == torch.device("cuda", 1)
+    # Before anything computes there: pinned memory would open a context on the first GPU.
+    assert happened == [torch.device("cuda", 1), "rasterizer"]
     with pytest.raises(UserError, match="--gpu 0: each of the 4 processes takes the GPU"):
         compute_options(vanilla_args("--gpu", "0"))
     monkeypatch.setenv("LOCAL_RANK", "2")

@@ -10,8 +10,15 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.vanilla.robust import SHELL_RADIUS, RobustConfig, shell_test, with_shell
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
+from gaussian_splatting.vanilla.robust import (
+    SHELL_OPACITY,
+    SHELL_RADIUS,
+    RobustConfig,
+    opaque_shell,
+    shell_distance,
+    with_shell,
+)
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, initial_cloud
 from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli, tiny_cameras
 
 EXTENT = 3.0
@@ -20,16 +27,22 @@ ON = RobustConfig(robust=True)
 
 def test_the_shell_is_a_sphere_far_outside():
     cameras = tiny_cameras(4)
-    points, colors = torch.zeros(3, 3), torch.zeros(3, 3, dtype=torch.uint8)
+    points, colors = torch.eye(3), torch.zeros(3, 3, dtype=torch.uint8)
     more, shades = with_shell(points, colors, cameras, EXTENT, ON)
     shell = more[3:] - torch.tensor(np.mean([c.center for c in cameras], axis=0)).float()
     assert len(shell) == ON.shell_points == len(shades) - 3
     assert torch.allclose(shell.norm(dim=1), torch.tensor(SHELL_RADIUS * EXTENT), rtol=1e-4)
     assert float(shell.mean(dim=0).norm()) < 0.01 * SHELL_RADIUS * EXTENT
-    assert shell_test(cameras, EXTENT, ON)(more).tolist() == [False] * 3 + [True] * len(shell)
+    far = shell_distance(cameras, EXTENT, ON)(more)
+    assert far[:3].tolist() == [0.0] * 3
+    assert torch.allclose(far[3:], torch.tensor(SHELL_RADIUS * EXTENT), rtol=1e-4)
+    cloud = opaque_shell(initial_cloud(more, shades), shell_distance(cameras, EXTENT, ON))
+    opacities = cloud.activate().opacities
+    assert torch.allclose(opacities[:3], torch.tensor(0.1))
+    assert torch.allclose(opacities[3:], torch.tensor(SHELL_OPACITY))
     unasked = with_shell(points, colors, cameras, EXTENT, replace(ON, robust=False))
     assert unasked[0] is points
-    assert shell_test(cameras, EXTENT, replace(ON, robust=False)) is None
+    assert shell_distance(cameras, EXTENT, replace(ON, robust=False)) is None
 
 
 def test_nothing_is_done_unless_asked_for():

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of samples: who may be drawn, in which order, and how often."""
 
+import numpy as np
+import pytest
 import torch
+from scipy.special import ndtri
 
 from sugar_scene.sampling import draw_samples
-from sugar_utils.random import generator
+from sugar_utils.random import derive_seed
 
 
 def test_only_masked_gaussians_are_drawn_and_they_come_sorted():
     mask = torch.zeros(1000, dtype=torch.bool)
     mask[::7] = True
-    indices, noise = draw_samples(mask, 5000, generator(0, "samples", 1))
+    indices, noise = draw_samples(mask, 5000, derive_seed(0, "samples", 1))
     assert indices.dtype == torch.int64
     assert indices.shape == (5000,)
     assert noise.shape == (5000, 3)
@@ -20,18 +23,61 @@ def test_only_masked_gaussians_are_drawn_and_they_come_sorted():
 
 def test_draws_are_uniform_and_noise_is_standard_normal():
     mask = torch.ones(50, dtype=torch.bool)
-    indices, noise = draw_samples(mask, 100_000, generator(3, "samples"))
+    indices, noise = draw_samples(mask, 100_000, derive_seed(3, "samples"))
     counts = indices.bincount(minlength=50)
-    assert (counts - 2000).abs().max() < 5 * 2000**0.5
+    assert (counts - 2000).abs().max() <= 2
     assert noise.mean(dim=0).abs().max() < 0.02
     assert (noise.std(dim=0) - 1).abs().max() < 0.02
-    # Sorting the draws must not sort the noise.
-    assert abs(torch.corrcoef(torch.stack([indices.float(), noise[:, 0]]))[0, 1]) < 0.02
+    together = torch.corrcoef(torch.cat([indices.float()[:, None], noise], dim=1).T)
+    assert (together - torch.eye(4)).abs().max() < 0.02
+    expected = torch.distributions.Normal(0, 1).cdf(torch.linspace(-3, 3, 13))
+    found = torch.stack([(noise < x).float().mean() for x in torch.linspace(-3, 3, 13)])
+    assert (found - expected).abs().max() < 0.005
+
+
+def test_fewer_draws_than_gaussians_leave_none_out_on_average():
+    mask = torch.ones(1_000, dtype=torch.bool)
+    drawn = torch.zeros(1_000)
+    for seed in range(400):
+        drawn += draw_samples(mask, 100, seed)[0].bincount(minlength=1_000)
+    assert abs(float(drawn.mean()) - 40) < 1e-3
+    assert (drawn - 40).abs().max() < 5 * 40**0.5
+
+
+def hashed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+@pytest.mark.parametrize("n_candidates", [7, 5_000_000])
+def test_draws_are_those_of_integers_alone(n_candidates):
+    """Nothing in them rounds, so they are the same bits on every device."""
+    seed, n = derive_seed(5, "samples", 2), 20_000
+    numbers = np.arange(n, dtype=np.uint32)
+    own = hashed(hashed(numbers ^ np.uint32(seed & 0xFFFFFFFF)) + np.uint32(seed >> 32))
+    expected = [
+        (i * n_candidates + (int(u) * n_candidates >> 32)) // n for i, u in enumerate(own.tolist())
+    ]
+    second, third = hashed(own + np.uint32(0x9E3779B9)), hashed(own + np.uint32(0x3C6EF372))
+    ranks = np.stack([second >> 16, second & 0xFFFF, third >> 16], axis=1).astype(np.float64)
+    indices, noise = draw_samples(torch.ones(n_candidates, dtype=torch.bool), n, seed)
+    assert indices.tolist() == expected
+    torch.testing.assert_close(
+        noise, torch.from_numpy(ndtri((ranks + 0.5) / 65_536)).float(), rtol=2e-5, atol=1e-6
+    )
+
+
+def test_the_mean_over_stratified_draws_is_quieter_than_over_independent_ones():
+    mask, values = torch.ones(300, dtype=torch.bool), torch.linspace(0, 1, 300) ** 2
+    means = torch.stack([values[draw_samples(mask, 1_000, s)[0]].mean() for s in range(60)])
+    assert float(means.std()) < 0.2 * float(values.std()) / 1_000**0.5
+    assert abs(float(means.mean() - values.mean())) < 1e-3
 
 
 def test_the_same_seed_draws_the_same_and_another_does_not():
     mask = torch.ones(100, dtype=torch.bool)
-    first, again, other = (draw_samples(mask, 64, generator(s, "samples", 9)) for s in (1, 1, 2))
+    first, again, other = (draw_samples(mask, 64, derive_seed(s, "samples", 9)) for s in (1, 1, 2))
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
@@ -41,11 +87,11 @@ def test_more_gaussians_than_a_categorical_draw_allows():
     n = 2**24 + 100
     mask = torch.zeros(n, dtype=torch.bool)
     mask[-1] = True
-    indices, _ = draw_samples(mask, 3, generator(0))
+    indices, _ = draw_samples(mask, 3, derive_seed(0))
     assert indices.tolist() == [n - 1] * 3
 
 
 def test_empty_mask_draws_nothing():
-    indices, noise = draw_samples(torch.zeros(9, dtype=torch.bool), 100, generator(0))
+    indices, noise = draw_samples(torch.zeros(9, dtype=torch.bool), 100, derive_seed(0))
     assert indices.shape == (0,)
     assert noise.shape == (0, 3)

@@ -37,8 +37,8 @@ from sugar_trainers.losses import (
     opacity_entropy,
     sdf_estimation_loss,
 )
-from sugar_trainers.sampling_block import depth_gap, sampling_mask, to_view
-from sugar_utils.random import generator
+from sugar_trainers.sampling_block import CameraAxes, depth_gap, sampling_mask
+from sugar_utils.random import derive_seed
 from tests.support.golden import GOLDEN_DIR
 from tests.support.tiny_scene import (
     N_FAINT,
@@ -445,14 +445,14 @@ def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[d
         term = depth_normal_consistency(output.depth, output.normal, *intrinsics)
         loss = loss + config.dn_factor * term
     mask = sampling_mask(gaussians, camera, output.visible, depth)
-    draws = generator(config.random_seed, "samples", 2)
-    indices, noise = draw_samples(mask, config.sdf_samples, draws)
+    seed = derive_seed(config.random_seed, "samples", 2)
+    indices, noise = draw_samples(mask, config.sdf_samples, seed)
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
         stage.neighbors, indices, noise, config.density_factor,
     )  # fmt: skip
     if config.uses_sdf:
-        view_points = to_view(fields.points, camera)
+        view_points = CameraAxes(camera, fields.points.device).to_view(fields.points)
         in_front = view_points[:, 2] > MIN_VIEW_Z
         gap = depth_gap(depth, view_points, camera)[in_front]
         sdf = sdf_from_density(fields.density, fields.beta)[in_front]

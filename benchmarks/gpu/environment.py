@@ -66,6 +66,8 @@ def peaks(setup: Setup) -> Iterator[Finding]:
     yield Finding("copy, read and written", True, shown, {"bytes_per_second": bandwidth})
     tf32 = torch.backends.cuda.matmul.allow_tf32
     yield Finding("TF32 is off by default", not tf32, str(tf32))
+    convolutions = torch.backends.cudnn.allow_tf32
+    yield Finding("TF32 in convolutions", True, "on" if convolutions else "off")
     shown = f"{flops / 1e9:,.0f} GFLOP/s"
     yield Finding("float32 matrix product", True, shown, {"flop_per_second": flops})
 

@@ -21,6 +21,7 @@ from benchmarks.gpu.parity_values import adam_formats, fields, neighbors, neighb
 from benchmarks.gpu.parity_values import diamonds as diamond_checks
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.reporting.image_metrics import psnr, ssim
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.rasterization import (
@@ -307,6 +308,19 @@ def color_loss(setup: Setup) -> Iterator[Finding]:
         yield compare(f"gradient, {of}", leaf.grad, exact.grad, 2e-5)
 
 
+def reported_quality(setup: Setup) -> Iterator[Finding]:
+    """PSNR and SSIM as reported: the same figures as on the CPU, whatever TF32 is set to."""
+    height, width = setup.size(1244, 37), setup.size(1920, 45)
+    smooth = torch.linspace(0.2, 0.8, width).expand(height, width)[..., None].repeat(1, 1, 3)
+    target = torch.rand(height, width, 3, generator=torch.Generator().manual_seed(0))
+    for of, image in (("noise", target), ("smooth", smooth)):
+        pair = image, (image + 0.02 * draw(height, width, 3)).clamp(0, 1)
+        there = [x.to(setup.place) for x in pair]
+        for metric in (ssim, psnr):
+            found, expected = (torch.tensor([metric(*x)]).double() for x in (there, pair))
+            yield compare(f"{metric.__name__}, {of}", found, expected, 1e-5)
+
+
 def _first_hits(corners: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
     """Face and depth at each pixel, by every ray and face in float64. (F, 3, 3) -> (H, W) each"""
     y, x = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
@@ -349,7 +363,8 @@ CHECKS = tuple(
         ("projection", projection, 90), ("tile lists", tile_lists, 60),
         ("blending", blending, 120), ("blending, strips", strips, 60),
         ("blending at scale", blending_at_scale, 90), ("nothing to see", nothing_to_see, 90),
-        ("colour loss", color_loss, 60), ("fields", fields, 60), ("neighbours", neighbors, 60),
+        ("colour loss", color_loss, 60), ("reported quality", reported_quality, 30),
+        ("fields", fields, 60), ("neighbours", neighbors, 60),
         ("neighbours of queries", neighbors_of_queries, 60), ("Adam formats", adam_formats, 60),
         ("triangles", triangles, 60), ("diamonds", diamond_checks, 30),
     )

@@ -29,6 +29,8 @@ from typing import Any
 
 import warp as wp
 
+from sugar_utils.warp_math import hashed
+
 wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
 SIGNED_LEVELS = 127.0
@@ -38,8 +40,6 @@ _LEVEL_OFFSET = (127 << 4) - 255
 _SMALLEST_SCALE = 1e-33
 
 # Typed here: inside a kernel such a literal is a signed integer, and a compiler warns.
-_MULTIPLIER_1 = wp.constant(wp.uint32(0x7FEB352D))
-_MULTIPLIER_2 = wp.constant(wp.uint32(0x846CA68B))
 _DROPPED_BITS = wp.constant(wp.uint32(0xFFFF))
 _KEPT_BITS = wp.constant(wp.uint32(0xFFFF0000))
 
@@ -83,14 +83,6 @@ pun.bits = bits;
 return pun.number;
 """)
 def float_of(bits: wp.uint32) -> float: ...
-
-
-@wp.func
-def hashed(x: wp.uint32) -> wp.uint32:
-    """32 bits that look random: two rounds of xor, shift and multiply."""
-    y = (x ^ (x >> wp.uint32(16))) * _MULTIPLIER_1
-    y = (y ^ (y >> wp.uint32(15))) * _MULTIPLIER_2
-    return y ^ (y >> wp.uint32(16))
 
 
 @wp.func

@@ -28,6 +28,10 @@ SPLIT_SHRINK = 0.8 * SPLIT_CHILDREN
 RESET_OPACITY = 0.01
 LARGE_SHARE = 0.1
 
+FINEST_ANGLE = 0.02
+"""Radians, a degree: a Gaussian of the shell that is smaller has no children. By their size in the
+world, which is that of a hundredth of a pixel, they would have hundreds of thousands."""
+
 _iterations = partial(flag, group="vanilla trainer", parse=positive_int)
 
 
@@ -120,7 +124,7 @@ def densify_and_prune(
     extent: float,
     remove_large: bool,
     generator: torch.Generator,
-    may_be_large: Callable[[Tensor], Tensor] | None = None,
+    shell_distance: Callable[[Tensor], Tensor] | None = None,
 ) -> DensificationStats:
     """One round of clone, split and prune; returns fresh statistics.
 
@@ -133,11 +137,17 @@ def densify_and_prune(
         config: Thresholds.
         extent: Camera extent in world units.
         remove_large: Also remove Gaussians larger than a tenth of the extent.
-        generator: Source of the positions of split children, on the parameters' device.
-        may_be_large: Says of centres, (N, 3) in world units, which are not too large at any size.
+        generator: Source of the positions of split children, on the CPU.
+        shell_distance: Says of centres, (N, 3) in world units, how far those are that stand for
+            what is infinitely far, 0 for others. Their size counts as an angle: they are not too
+            large at any size, and stay as they are below FINEST_ANGLE.
     """
-    grow = _within_budget(stats.mean(), config)
+    gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
+    if shell_distance is not None:
+        far = shell_distance(optimizer.parameters["means"].detach())
+        gradient = torch.where(largest < FINEST_ANGLE * far, 0.0, gradient)
+    grow = _within_budget(gradient, config)
     small = largest <= config.percent_dense * extent
     clone, split = grow & small, grow & ~small
     rows = {name: p.detach() for name, p in optimizer.parameters.items()}
@@ -149,16 +159,25 @@ def densify_and_prune(
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
     if remove_large:
         fits = parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
-        keep &= fits if may_be_large is None else fits | may_be_large(parameters["means"])
+        keep &= fits if shell_distance is None else fits | (shell_distance(parameters["means"]) > 0)
     optimizer.keep_rows(keep)
     means = optimizer.parameters["means"]
     return DensificationStats.zeros(means.shape[0], means.device)
 
 
-def reset_opacity(optimizer: GroupedAdam) -> None:
-    """Lower all opacities to at most 0.01 and clear their moments."""
+def reset_opacity(
+    optimizer: GroupedAdam, shell_distance: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """Lower all opacities to at most 0.01 and clear their moments.
+
+    Those of a shell stay: nothing else is behind what is to fade (see :func:`densify_and_prune`).
+    """
     logits = optimizer.parameters["opacity_logits"].detach()
-    optimizer.replace("opacity_logits", logits.clamp_max(_logit(RESET_OPACITY)))
+    lowered = logits.clamp_max(_logit(RESET_OPACITY))
+    if shell_distance is not None:
+        far = shell_distance(optimizer.parameters["means"].detach())[:, None] > 0
+        lowered = torch.where(far, logits, lowered)
+    optimizer.replace("opacity_logits", lowered)
 
 
 def _within_budget(gradient: Tensor, config: DensificationConfig) -> Tensor:
@@ -181,7 +200,8 @@ def _split(rows: dict[str, Tensor], split: Tensor, generator: torch.Generator) -
         name: p[split].repeat(SPLIT_CHILDREN, *([1] * (p.dim() - 1))) for name, p in rows.items()
     }
     scales = parents["log_scales"].exp()
-    noise = torch.randn(scales.shape, generator=generator, device=scales.device)
+    # Drawn on the CPU: a GPU's generator gives other numbers on another model.
+    noise = torch.randn(scales.shape, generator=generator, device="cpu").to(scales.device)
     rotations = rotation_matrices(torch.nn.functional.normalize(parents["quats"], dim=-1))
     offsets = (rotations @ (scales * noise)[..., None]).squeeze(-1)
     return {

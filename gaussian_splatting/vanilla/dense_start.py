@@ -9,7 +9,7 @@ the start. It is found on small copies of the photographs, without a network.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -69,7 +69,9 @@ def with_dense_points(
     limit: int | None,
     notify: Callable[[str], None],
 ) -> GaussianCloud:
-    """The initial Gaussians and those of dense points; sizes are of the gaps between all.
+    """The initial Gaussians, as opaque as they are, and those of dense points.
+
+    Sizes are of the gaps between all.
 
     Args:
         cloud: Gaussians to start from, as of :func:`initial_cloud`.
@@ -93,10 +95,12 @@ def with_dense_points(
     if len(points) == 0:
         return cloud
     own = (sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1) * 255).round().to(torch.uint8)
-    return initial_cloud(
+    start = initial_cloud(
         torch.cat([cloud.means, points.to(cloud.means)]),
         torch.cat([own, colors.to(own.device)]),
     )
+    added = start.opacity_logits[len(cloud) :]
+    return replace(start, opacity_logits=torch.cat([cloud.opacity_logits, added]))
 
 
 def dense_points(

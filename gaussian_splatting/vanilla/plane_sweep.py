@@ -28,6 +28,9 @@ BEST = 2
 MIN_DEVIATION = 0.01
 """Standard deviation of grey values below which a window holds nothing to be recognised."""
 
+SEEN_THROUGH = 2.0
+"""Tolerances beyond a point from which another view that sees there contradicts it."""
+
 NOWHERE = -1.0
 """Agreement of a pixel that no neighbour sees, or that is flat."""
 
@@ -107,7 +110,10 @@ def consistent(
     neighbors: Sequence[tuple[GreyView, Tensor]],
     tolerance: float,
 ) -> Tensor:
-    """Pixels whose depth some neighbour has found as well. (H, W) bool
+    """Pixels whose depth more neighbours have found as well than look through. (H, W) bool
+
+    A neighbour that knows a depth clearly beyond the point would not see that if the point were
+    there.
 
     Args:
         view: The photograph.
@@ -116,7 +122,7 @@ def consistent(
         tolerance: Largest difference, as a share of the depth.
     """
     rays = pixel_rays(view.camera).to(depth)
-    agreed = torch.zeros_like(depth, dtype=torch.bool)
+    balance = torch.zeros_like(depth, dtype=torch.int32)
     for other, its_depth in neighbors:
         camera = other.camera
         turn, shift = _relative(view.camera, camera)
@@ -127,8 +133,10 @@ def consistent(
         inside = (column >= 0) & (column < camera.width) & (row >= 0) & (row < camera.height)
         inside &= point[..., 2] > 0
         there = its_depth[row.clamp(0, camera.height - 1), column.clamp(0, camera.width - 1)]
-        agreed |= inside & ((there - point[..., 2]).abs() < tolerance * point[..., 2])
-    return agreed
+        beyond, near = (there - point[..., 2]) / z, inside & there.isfinite()
+        balance += (near & (beyond.abs() < tolerance)).int()
+        balance -= (near & (beyond > SEEN_THROUGH * tolerance)).int()
+    return balance > 0
 
 
 def pixel_rays(camera: Camera) -> Tensor:

@@ -3,20 +3,21 @@
 
 A reconstruction has no points of the sky. Where no Gaussian is, none can be moved to, so what is
 infinitely far is explained by fog near the cameras, a different one for each photograph. A sphere
-of Gaussians far outside takes it. Other parts that were tried, and what they did, stand in
-DOCS/BENCHMARKS.md.
+of Gaussians far outside takes it; densification keeps them at the size of a piece of sky. Other
+parts that were tried, and what they did, stand in DOCS/BENCHMARKS.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
@@ -25,6 +26,9 @@ SHELL_RADIUS = 20.0
 """In camera extents: beyond all that a reconstruction places, and what mesh extraction looks at."""
 
 SHELL_GREY = 128
+
+SHELL_OPACITY = 0.9
+"""From the start, and resets leave it: what shines through is explained by fog before it."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +81,36 @@ def with_shell(
     return torch.cat([points, shell]), torch.cat([colors, shade])
 
 
-def shell_test(
+def opaque_shell(
+    cloud: GaussianCloud, distance: Callable[[Tensor], Tensor] | None
+) -> GaussianCloud:
+    """The Gaussians, those of the shell opaque.
+
+    Args:
+        cloud: Gaussians to start from.
+        distance: As of :func:`shell_distance`.
+    """
+    if distance is None:
+        return cloud
+    opaque = torch.full_like(cloud.opacity_logits, math.log(SHELL_OPACITY / (1 - SHELL_OPACITY)))
+    belongs = (distance(cloud.means) > 0)[:, None]
+    return replace(cloud, opacity_logits=torch.where(belongs, opaque, cloud.opacity_logits))
+
+
+def shell_distance(
     cameras: Sequence[Camera], extent: float, config: RobustConfig
 ) -> Callable[[Tensor], Tensor] | None:
-    """What tells centres of the shell, (N, 3) in world units -> (N,) bool; None without a shell.
+    """What tells how far Gaussians of the shell are, from their centres; None without a shell.
 
-    The Gaussians of the shell may be large, others are removed then.
+    Centres are (N, 3) in world units. Distances are (N,) world units from the middle of the
+    cameras, 0 for Gaussians that are not of the shell.
     """
     if not config.robust:
         return None
     middle = middle_of(cameras)
 
-    def belongs(means: Tensor) -> Tensor:
-        return (means - means.new_tensor(middle)).norm(dim=-1) > 0.5 * SHELL_RADIUS * extent
+    def distance(means: Tensor) -> Tensor:
+        away = (means - means.new_tensor(middle)).norm(dim=-1)
+        return torch.where(away > 0.5 * SHELL_RADIUS * extent, away, 0.0)
 
-    return belongs
+    return distance

@@ -43,7 +43,7 @@ from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
-from gaussian_splatting.vanilla.robust import shell_test, with_shell
+from gaussian_splatting.vanilla.robust import opaque_shell, shell_distance, with_shell
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -168,7 +168,7 @@ def _prepared(
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
     exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
-    large = shell_test(scene.train_cameras, scene.extent, config.robustness)
+    far = shell_distance(scene.train_cameras, scene.extent, config.robustness)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
@@ -190,7 +190,7 @@ def _prepared(
             poses=poses,
             hull=hull,
             exposures=exposures,
-            may_be_large=large,
+            shell_distance=far,
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
@@ -242,11 +242,12 @@ def _start(
     points, colors = points[inside], colors[inside]
     rows = _thinned(len(points), limit, notices)
     points, colors = points[rows], colors[rows]
-    if hull is None:  # Far outside of an object there is nothing.
-        points, colors = with_shell(
-            points, colors, scene.train_cameras, scene.extent, options.config.robustness
-        )
-    return initial_cloud(points.to(device), colors.to(device))
+    if hull is not None:  # Far outside of an object there is nothing.
+        return initial_cloud(points.to(device), colors.to(device))
+    around = scene.train_cameras, scene.extent, options.config.robustness
+    points, colors = with_shell(points, colors, *around)
+    cloud = initial_cloud(points.to(device), colors.to(device))
+    return opaque_shell(cloud, shell_distance(*around))
 
 
 def _dense_start(

@@ -191,7 +191,7 @@ class VanillaStage(Stage):
         poses: Poses that are learned, too.
         hull: Where Gaussians may be; None for anywhere.
         exposures: Those of the photographs, to be learned as well.
-        may_be_large: Says of centres, (N, 3), which Gaussians are not removed for their size.
+        shell_distance: Says of centres, (N, 3), how far those of the shell are, 0 for others.
     """
 
     name = "vanilla"
@@ -207,12 +207,12 @@ class VanillaStage(Stage):
         poses: PoseRefinement | None = None,
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
-        may_be_large: Callable[[Tensor], Tensor] | None = None,
+        shell_distance: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.extent = extent
         self.exposures = exposures
         self._hull = hull
-        self._may_be_large = may_be_large
+        self._shell_distance = shell_distance
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -297,16 +297,14 @@ class VanillaStage(Stage):
                 extent=self.extent,
                 # Without an extent every Gaussian would be large.
                 remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
-                generator=generator(
-                    self._config.random_seed, "split", iteration, device=self.model.device
-                ),
-                may_be_large=self._may_be_large,
+                generator=generator(self._config.random_seed, "split", iteration),
+                shell_distance=self._shell_distance,
             )
             self._carve()
             check_population(len(self.model), iteration, "densification")
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
-            reset_opacity(optimizer)
+            reset_opacity(optimizer, self._shell_distance)
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
