@@ -23,6 +23,8 @@ INSTALL_CUDA_TORCH = (
     'Started" for your system, then "pip install -r requirements-without-torch.txt", which keeps it'
 )
 INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart"
+MIN_DRIVER_CUDA, MIN_DRIVER = (13, 0), "580"
+"""What the pinned versions of torch and Warp are built for, and the first driver that serves it."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,8 @@ def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
         )
     if index >= facts.warp_gpus:
         return (
-            f"Warp cannot open {gpu.name}, so the driver is too old for it; {INSTALL_DRIVER}, "
+            f"Warp cannot open {gpu.name}, so the driver is too old for it: {MIN_DRIVER} or newer "
+            f"is needed; {INSTALL_DRIVER}, "
             'then "pip install -r requirements-without-torch.txt"'
         )
     return None

@@ -24,7 +24,7 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.errors import UserError
-from sugar_utils.warp_launch import launch
+from sugar_utils.warp_launch import NO_VECTORISER, launch
 
 LEAF_SIZE = 16
 """Points per leaf. From 4 to 32 the time on a CPU differs by less than a tenth."""
@@ -39,7 +39,7 @@ _MIN_ITEMS = 512
 _EXACT = {
     "enable_backward": False,
     "fuse_fp": False,
-    "cpu_compiler_flags": "-march=native -ffp-contract=off -fno-slp-vectorize -fno-vectorize",
+    "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
 }
 wp.set_module_options(_EXACT)
 

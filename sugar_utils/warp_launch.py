@@ -74,9 +74,15 @@ _start_warp()
 RANGES_PER_THREAD = 8
 """Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""
 
+_KNOWS_VECTORISERS = tuple(int(part) for part in wp.__version__.split(".")[:2]) >= (1, 19)
+
+NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if _KNOWS_VECTORISERS else ""
+"""CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
+drivers of CUDA 12, do not know them."""
+
 NATIVE_OPTIONS = {
     "enable_backward": False,
-    "cpu_compiler_flags": "-march=native -ffp-contract=fast -fno-slp-vectorize -fno-vectorize",
+    "cpu_compiler_flags": "-march=native -ffp-contract=fast" + NO_VECTORISER,
 }
 """Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there."""
 

@@ -87,6 +87,16 @@ def test_a_gpu_that_is_there_and_not_used_is_a_problem(facts, words, tmp_path, m
     assert on_purpose.state == "ok"
 
 
+@pytest.mark.parametrize(("supported", "state"), [((12, 9), "problem"), ((13, 0), "ok")])
+def test_a_driver_that_is_too_old_for_the_kernels_is_named(supported, state, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_checkup, "driver_cuda_version", lambda: supported)
+    monkeypatch.setattr(machine_checkup, "available_bytes", lambda device: 2**34)
+    facts = CudaFacts(driver=True, torch_cuda="13.0")
+    driver = by_name(machine_findings("cpu", None, tmp_path, facts))["NVIDIA driver"]
+    assert driver.state == state
+    assert ("driver 580 or newer" in driver.advice) == (state == "problem")
+
+
 def test_a_wrong_rasterizer_is_found_out(tmp_path, monkeypatch):
     right = self_test.rasterize
 

@@ -17,7 +17,15 @@ from gaussian_splatting.rasterization.backends.choice import choose_rasterizer
 from gaussian_splatting.rasterization.backends.self_test import reference_test
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.doctor.findings import Finding
-from sugar_utils.device import CudaFacts, choose_device, cuda_facts, driver_cuda_version
+from sugar_utils.device import (
+    INSTALL_DRIVER,
+    MIN_DRIVER,
+    MIN_DRIVER_CUDA,
+    CudaFacts,
+    choose_device,
+    cuda_facts,
+    driver_cuda_version,
+)
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 from sugar_utils.neighbor_backends import choose_neighbor_search
@@ -105,7 +113,14 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     supports = (
         "" if newest_cuda is None else f", supports CUDA up to {newest_cuda[0]}.{newest_cuda[1]}"
     )
-    yield Finding("NVIDIA driver", f"found{supports}" if facts.driver else "none")
+    yield Finding.unless(
+        newest_cuda is not None and newest_cuda < MIN_DRIVER_CUDA,
+        "NVIDIA driver",
+        f"found{supports}" if facts.driver else "none",
+        "problem",
+        f"the kernels need CUDA {MIN_DRIVER_CUDA[0]}, so driver {MIN_DRIVER} or newer; "
+        f"{INSTALL_DRIVER}",
+    )
 
 
 def _gpus(facts: CudaFacts) -> Iterator[Finding]:
