@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.far_shell import SHELL_RADIUS
+from gaussian_splatting.optim.densification import FINEST_ANGLE
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
 from sugar_pipeline.metrics_options import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
@@ -227,6 +230,22 @@ def test_gaussians_grow_while_the_schedule_says_so(scene):
     assert numbers[1] > 200
     assert max(numbers) <= 230
     assert len(set(numbers[3:])) == 1
+
+
+def test_what_is_infinitely_far_grows_by_its_angle_only(scene):
+    """Beside a shell, which the threshold would have cloned again and again."""
+    rows = {name: torch.cat([t, t[:20]]) for name, t in scene.cloud.tensors().items()}
+    away = rows["means"][-20:]
+    rows["means"][-20:] = away / away.norm(dim=1, keepdim=True) * SHELL_RADIUS * EXTENT
+    rows["log_scales"][-20:] = math.log(0.5 * FINEST_ANGLE * SHELL_RADIUS * EXTENT)
+    rules = replace(MultiviewConfig().densification, densify_grad_threshold=1e-12)
+    schedule = MultiviewSchedule(densification_interval=1)
+    stage = make_stage(scene, GaussianCloud(**rows), schedule=schedule, densification=rules)
+    see(stage, scene, iteration=7_001)
+    stage.apply(7_001)
+    far = stage.model.cloud.means.detach().norm(dim=1) > 0.5 * SHELL_RADIUS * EXTENT
+    assert len(stage.model) > 220
+    assert int(far.sum()) == 20
 
 
 # Refinement

@@ -10,9 +10,9 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.far_shell import SHELL_RADIUS
 from gaussian_splatting.vanilla.robust import (
     SHELL_OPACITY,
-    SHELL_RADIUS,
     RobustConfig,
     opaque_shell,
     shell_distance,
@@ -40,6 +40,7 @@ def test_the_shell_is_a_sphere_far_outside():
     opacities = cloud.activate().opacities
     assert torch.allclose(opacities[:3], torch.tensor(0.1))
     assert torch.allclose(opacities[3:], torch.tensor(SHELL_OPACITY))
+    assert shell_distance(cameras, 0.0, ON) is None
     unasked = with_shell(points, colors, cameras, EXTENT, replace(ON, robust=False))
     assert unasked[0] is points
     assert shell_distance(cameras, EXTENT, replace(ON, robust=False)) is None

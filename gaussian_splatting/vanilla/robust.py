@@ -19,11 +19,9 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
+from gaussian_splatting.far_shell import SHELL_RADIUS, far_distance
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
-
-SHELL_RADIUS = 20.0
-"""In camera extents: beyond all that a reconstruction places, and what mesh extraction looks at."""
 
 SHELL_GREY = 128
 
@@ -105,12 +103,4 @@ def shell_distance(
     Centres are (N, 3) in world units. Distances are (N,) world units from the middle of the
     cameras, 0 for Gaussians that are not of the shell.
     """
-    if not config.robust:
-        return None
-    middle = middle_of(cameras)
-
-    def distance(means: Tensor) -> Tensor:
-        away = (means - means.new_tensor(middle)).norm(dim=-1)
-        return torch.where(away > 0.5 * SHELL_RADIUS * extent, away, 0.0)
-
-    return distance
+    return far_distance(cameras, extent) if config.robust and extent > 0 else None
