@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from PIL import Image, ImageFilter
 
+from benchmarks.published.similarity import best_similarity
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.images import ImageFolder
@@ -67,19 +68,12 @@ def cameras_of(root: Path) -> dict[str, Camera]:
 
 
 def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
-    """Errors of found cameras after the similarity that brings their centres together best.
-
-    The similarity is that of Umeyama (1991).
-    """
+    """Errors of found cameras after the similarity that brings their centres together best."""
     names = sorted(set(found) & set(known))
     a = np.stack([found[name].center for name in names])
     b = np.stack([known[name].center for name in names])
-    a0, b0 = a.mean(axis=0), b.mean(axis=0)
-    u, s, vt = np.linalg.svd((b - b0).T @ (a - a0))
-    sign = np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt))])
-    rotation = u @ sign @ vt
-    scale = float((s * np.diag(sign)).sum() / ((a - a0) ** 2).sum())
-    moved = scale * (a - a0) @ rotation.T + b0
+    found_to_known = best_similarity(a, b)
+    rotation, moved = found_to_known.rotation, found_to_known.apply(a)
     extent = camera_extent([known[name] for name in names])
     angles = []
     for name in names:

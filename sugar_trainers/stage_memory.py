@@ -104,13 +104,17 @@ def coarse_loads(
 def multiview_loads(
     cloud: GaussianCloud, config: MultiviewConfig, views: Sequence[ViewLoad]
 ) -> LoadsOf:
-    """The multi-view mode, as if the number of Gaussians stayed what it is."""
-    n = len(cloud)
+    """The multi-view mode with the most Gaussians that it may have; without a limit, with those
+    that it begins with."""
+    n = max(len(cloud), config.densification.max_gaussians or 0)
+    views = [view.grown(n / max(len(cloud), 1)) for view in views]
+    # Of these nothing but shapes is asked for.
+    tensors = {name: t[:1].expand(n, *t.shape[1:]) for name, t in cloud.tensors().items()}
 
     def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
         load = StepLoad(
             n,
-            ModelLoad.of(cloud.tensors(), optimizer),
+            ModelLoad.of(tensors, optimizer),
             views[0],
             geometry="planes",
             activation=FREE_ACTIVATION * n,

@@ -38,7 +38,7 @@ STAGES_OF_FLAGS = {
     "poisson_depth poisson_threads poisson_width poisson_scale poisson_linear_fit "
     "vertices_density_quantile max_gap outlier_neighbors outlier_ratio min_opacity mesh_neighbors "
     "diamond_extent ray_samples ray_reach tsdf_depth tsdf_voxel_size tsdf_truncation "
-    "meshing_backend watertight",
+    "tsdf_margin tsdf_fill meshing_backend watertight",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms",

@@ -22,6 +22,8 @@ from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, c
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
+from sugar_trainers.multiview_config import MultiviewConfig, densification
+from sugar_trainers.stage_memory import multiview_loads
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
 
@@ -49,6 +51,23 @@ def test_predicted_peaks_are_within_a_tenth_of_measured_ones(setting):
     weight = weigh_setting(setting)
     assert weight.predicted == pytest.approx(weight.live.peak, rel=0.1)
     assert sum(weight.live.parts.values()) == weight.live.peak
+
+
+def test_multiview_is_forecast_for_as_many_gaussians_as_it_may_have():
+    few, many = tiny_cloud(100), tiny_cloud(400)
+    camera = tiny_cameras()[0]
+
+    def forecast(cloud, limit=None) -> float:
+        views = [ViewLoad.of(project(cloud.activate(), camera))]
+        config = MultiviewConfig(densification=densification(limit))
+        load = multiview_loads(cloud, config, views)(OptimizerConfig())["multiview"]
+        return predict(load, MemoryPlan()).total
+
+    assert forecast(few, 100) == forecast(few)
+    assert forecast(few, 400) == pytest.approx(forecast(many), rel=0.05)
+    assert forecast(many) > 1.1 * forecast(few)
+    # A limit below what there is drops nothing.
+    assert forecast(many, 100) == forecast(many)
 
 
 N, PHOTOGRAPH = 1_000_000, 3 * 1920 * 1244

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -87,6 +87,15 @@ class ViewLoad:
             tiles.ids.shape[0],
             tuple(tiles.offsets[:: tiles.across].diff().tolist()),
             "" if camera.mask is None else camera.mask.mode,
+        )
+
+    def grown(self, factor: float) -> ViewLoad:
+        """What the view costs with so many times the Gaussians, each as large as now."""
+        return replace(
+            self,
+            visible=math.ceil(factor * self.visible),
+            pairs=math.ceil(factor * self.pairs),
+            pairs_per_tile_row=tuple(math.ceil(factor * n) for n in self.pairs_per_tile_row),
         )
 
     def halved(self) -> ViewLoad:

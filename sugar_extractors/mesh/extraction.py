@@ -30,6 +30,7 @@ from sugar_extractors.mesh.meshing_backends import (
     SolverConfig,
     choose_backend,
 )
+from sugar_extractors.mesh.observed_region import ObservedRegion, observed_region
 from sugar_extractors.mesh.plane_views import plane_renderer
 from sugar_extractors.mesh.poisson import MIN_POINTS, finish_mesh, reconstruct_region
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
@@ -354,7 +355,15 @@ class _Extraction:
             parts["background"] = (boxes[1], boxes[0])
         for name, (box, hole) in parts.items():
             start = time.monotonic()
-            fused = fuse_region(render, scene.train_cameras, box, hole, options.tsdf, self._console)
+            fused = fuse_region(
+                render,
+                scene.train_cameras,
+                box,
+                hole,
+                options.tsdf,
+                self._console,
+                self._observed(scene, box),
+            )
             figures[f"{name}_voxel"] = fused.voxel_size
             figures[f"{name}_voxels"] = fused.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
@@ -371,6 +380,13 @@ class _Extraction:
                 "--bboxmax"
             )
         return meshes, None, figures
+
+    def _observed(self, scene: Scene, box: Box) -> ObservedRegion | None:
+        """Where the surface within a box may be; None for anywhere."""
+        margin = self._options.tsdf.margin
+        if margin is None:
+            return None
+        return observed_region(scene.observations, box, margin * scene.extent)
 
     def _renderer(self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene) -> Renderer:
         config = self._options.tsdf

@@ -40,6 +40,8 @@ _VARIANTS: dict[str, MeshVariant] = {
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
 
+_IDLE = (("tsdf_margin", None), ("tsdf_fill", None))
+
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
 
@@ -212,6 +214,11 @@ class MeshOptions(CaptureOptions):
         if not self.watertight:
             # Left out, so that meshes of earlier versions count.
             values.pop("watertight")
+        if "tsdf" in values:
+            # As above, where they do nothing.
+            acting = {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill or None}
+            values["tsdf"] |= acting
+            values["tsdf"] = {n: v for n, v in values["tsdf"].items() if (n, v) not in _IDLE}
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
         return values

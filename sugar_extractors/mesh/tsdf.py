@@ -31,15 +31,18 @@ from sugar_extractors.mesh.level_sets import (
     pixel_centers,
 )
 from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
+from sugar_extractors.mesh.observed_region import ObservedRegion
 from sugar_extractors.mesh.surface_samples import Box
+from sugar_scene.mesh.hole_filling import with_holes_filled
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
+    keep_vertices,
     without_small_components,
     without_unused_vertices,
 )
 from sugar_scene.mesh.triangle_rasterizer import to_camera
 from sugar_utils.console import Console
-from sugar_utils.flags import positive_float
+from sugar_utils.flags import non_negative_float, non_negative_int, positive_float
 from sugar_utils.settings import flag
 from sugar_utils.warp_launch import as_array, launch
 
@@ -57,6 +60,13 @@ _MIN_ITEMS = 4096
 DEPTHS = ("blended", "level_set", "plane")
 """Where depth comes from."""
 
+
+PLANE_MARGIN = 0.05
+"""Of a multi-view model, in camera extents."""
+
+PLANE_FILL = 32
+"""Edges of the pinholes that are closed in its meshes: where ground is seen at a grazing angle,
+views confirm most depths but not all."""
 
 _flag = partial(flag, group="surface", idle="with --mesh_extractor poisson")
 
@@ -90,6 +100,15 @@ class TsdfConfig:
         None, "world units; unset: from the size of a pixel on the surface", parse=positive_float
     )
     pixels_per_voxel: float = 2.0
+    tsdf_margin: float | None = _flag(
+        None, "camera extents by which the surface may lie outside of the convex hull of the "
+        f"reconstruction's points; unset: {PLANE_MARGIN} with --tsdf_depth plane, else anywhere",
+        parse=non_negative_float, idle="where the scene has no tracks of points",
+    )  # fmt: skip
+    tsdf_fill: int | None = _flag(
+        None, "holes of up to so many edges are closed, before decimation; unset: "
+        f"{PLANE_FILL} with --tsdf_depth plane, else 0", parse=non_negative_int,
+    )  # fmt: skip
     tsdf_truncation: float = _flag(
         4.0, "reach of the fused distances, in voxels", parse=positive_float
     )
@@ -97,6 +116,18 @@ class TsdfConfig:
     min_views: int = 1
     min_component: int = 300
     max_voxels: int = 40_000_000
+
+    @property
+    def margin(self) -> float | None:
+        """``tsdf_margin`` as it acts; None for anywhere."""
+        unset = PLANE_MARGIN if self.tsdf_depth == "plane" else None
+        return unset if self.tsdf_margin is None else self.tsdf_margin
+
+    @property
+    def fill(self) -> int:
+        """``tsdf_fill`` as it acts."""
+        unset = PLANE_FILL if self.tsdf_depth == "plane" else 0
+        return unset if self.tsdf_fill is None else self.tsdf_fill
 
 
 @dataclass(frozen=True)
@@ -182,6 +213,7 @@ def fuse_region(
     hole: Box | None,
     config: TsdfConfig,
     console: Console,
+    region: ObservedRegion | None = None,
 ) -> FusedRegion:
     """Fuse all views within a box and extract the surface.
 
@@ -192,6 +224,7 @@ def fuse_region(
         hole: Part of it whose surface is left out; None for nothing.
         config: Constants.
         console: Shows the progress.
+        region: Surface outside of it is left out; None for nothing.
 
     Returns:
         The surface, outward side counter-clockwise.
@@ -203,7 +236,11 @@ def fuse_region(
         grid, table = _mark_blocks(render, cameras, box, voxel, config, console)
         field = _fuse(render, cameras, grid, table, config, console)
     mesh = extract_surface(field, min(config.min_views, 1 + len(cameras) // 2))
+    if region is not None and mesh.n_faces:
+        mesh = keep_vertices(mesh, region.contains(mesh.vertices))
     mesh = without_small_components(mesh, config.min_component)
+    if config.fill:
+        mesh = with_holes_filled(mesh, config.fill)
     if hole is not None and mesh.n_faces:
         centers = mesh.vertices[mesh.faces].mean(axis=1)
         mesh = without_unused_vertices(

@@ -36,16 +36,18 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     return loops
 
 
-def with_holes_filled(mesh: TriangleMesh) -> TriangleMesh:
+def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> TriangleMesh:
     """The mesh with each hole covered by triangles between its border and its middle.
 
     Args:
         mesh: Any; a closed one comes back as it is.
+        longest: Holes with more edges stay open; None fills all.
 
     Returns:
         The same vertices and faces, then those of the covers; without normals.
     """
-    loops = [loop for loop in border_loops(mesh) if len(loop) >= 3]
+    most = mesh.n_faces * 3 if longest is None else longest
+    loops = [loop for loop in border_loops(mesh) if 3 <= len(loop) <= most]
     if not loops:
         return mesh
     vertices, faces, colors = [mesh.vertices], [mesh.faces], [mesh.colors]

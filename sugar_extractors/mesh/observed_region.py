@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a reconstruction has points: their convex hull, and a margin around it.
+
+Sky and other things without texture lie wherever they please: all photographs are explained by a
+dome right behind the scene as well as by one far away. No point of a reconstruction is ever found
+there, while walls of a room have some at their corners and on what hangs there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial import ConvexHull, QhullError
+
+from gaussian_splatting.data.observations import Observations
+from sugar_extractors.mesh.surface_samples import Box
+
+MIN_VIEWS = 3
+"""Photographs that observe a point that counts: two agree by chance now and then."""
+
+MIN_POINTS = 50
+"""Fewer points in a box do not tell where the scene ends."""
+
+
+@dataclass(frozen=True)
+class ObservedRegion:
+    """A convex region.
+
+    Attributes:
+        normals: Outward normals of its sides. (S, 3)
+        offsets: A point x lies inside where normals . x <= offsets. (S,) world units
+    """
+
+    normals: np.ndarray
+    offsets: np.ndarray
+
+    def contains(self, points: np.ndarray) -> np.ndarray:
+        """Points inside. (N, 3) -> (N,) bool"""
+        inside = np.ones(len(points), dtype=bool)
+        for normal, offset in zip(self.normals, self.offsets, strict=True):
+            inside &= points @ normal <= offset
+        return inside
+
+
+def observed_region(
+    observations: Observations | None, box: Box, margin: float
+) -> ObservedRegion | None:
+    """The region around the points of a reconstruction.
+
+    Args:
+        observations: Points and how many photographs observe each; None where nobody knows.
+        box: Points outside of it do not count.
+        margin: How far the region reaches beyond the points. World units
+
+    Returns:
+        None where there are too few points, or all in one plane.
+    """
+    if observations is None:
+        return None
+    points = observations.points[observations.lengths >= MIN_VIEWS].astype(np.float64)
+    points = points[box.contains(points)]
+    if len(points) < MIN_POINTS:
+        return None
+    try:
+        sides = np.unique(ConvexHull(points).equations, axis=0)
+    except QhullError:
+        return None
+    return ObservedRegion(sides[:, :3], margin - sides[:, 3])

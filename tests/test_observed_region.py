@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Surface that is left out because no point of the reconstruction is near, and pinholes closed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gaussian_splatting.data.observations import Observations
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.mesh.observed_region import MIN_POINTS, MIN_VIEWS, observed_region
+from sugar_extractors.mesh.surface_samples import Box
+from sugar_extractors.mesh.tsdf import (
+    PLANE_FILL,
+    PLANE_MARGIN,
+    DepthView,
+    TsdfConfig,
+    fuse_region,
+)
+from sugar_scene.mesh.hole_filling import with_holes_filled
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, keep_vertices, topology
+from sugar_utils.console import Console
+from tests.support.mesh_scenes import cameras_around
+
+EVERYWHERE = Box.cube(np.zeros(3), 100.0)
+
+
+def observed(points, lengths=MIN_VIEWS) -> Observations:
+    n = len(points)
+    counts = np.broadcast_to(lengths, n).astype(np.int32)
+    return Observations(points.astype(np.float32), np.zeros(n, np.float32), counts, {})
+
+
+def cube_of_points(n=400, seed=0) -> np.ndarray:
+    """Points in the cube from -1 to 1, its corners among them."""
+    corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=float)
+    return np.concatenate([corners, np.random.default_rng(seed).uniform(-1, 1, size=(n, 3))])
+
+
+def test_region_is_the_convex_hull_and_a_margin():
+    region = observed_region(observed(cube_of_points()), EVERYWHERE, 0.25)
+    inside = np.array([[0, 0, 0], [1.24, 0, 0], [-1.24, 1.24, 1.24], [0, 0, -1.0]])
+    outside = np.array([[1.26, 0, 0], [0, -1.3, 0], [50, 0, 0]])
+    assert region.contains(inside).all()
+    assert not region.contains(outside).any()
+
+
+def test_points_of_two_views_and_points_outside_of_the_box_do_not_count():
+    cube = cube_of_points()
+    points = np.concatenate([cube, [[5.0, 0, 0]], [[0, 500.0, 0]]])
+    lengths = np.full(len(points), MIN_VIEWS)
+    lengths[-2] = MIN_VIEWS - 1
+    region = observed_region(observed(points, lengths), EVERYWHERE, 0.0)
+    assert not region.contains(np.array([[3.0, 0, 0], [0, 50, 0]])).any()
+    seen = observed_region(observed(points), EVERYWHERE, 0.0)
+    assert seen.contains(np.array([[3.0, 0, 0]])).all()
+
+
+def test_too_little_is_no_region():
+    flat = cube_of_points() * (1, 1, 0)
+    for known in (None, observed(cube_of_points(0)[: MIN_POINTS - 1]), observed(flat)):
+        assert observed_region(known, EVERYWHERE, 0.1) is None
+
+
+def test_depth_of_a_dome_behind_the_scene_makes_no_surface():
+    """Every view sees a sphere of radius 1, and beside it a plane 3 behind the middle."""
+
+    def render(camera) -> DepthView:
+        import torch
+
+        y, x = np.mgrid[: camera.height, : camera.width] + 0.5
+        rays = np.stack([(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy,
+                         np.ones_like(x)], axis=-1)  # fmt: skip
+        middle = camera.rotation @ np.zeros(3) + camera.translation
+        a, b = (rays**2).sum(-1), rays @ middle
+        root = b**2 - a * (middle @ middle - 1)
+        depth = np.where(root > 0, (b - np.sqrt(np.maximum(root, 0))) / a, middle[2] + 3)
+        color = torch.zeros(camera.height, camera.width, 3)
+        return DepthView(camera, torch.tensor(depth, dtype=torch.float32), color)
+
+    cameras = cameras_around()
+    config = TsdfConfig(tsdf_depth="plane", tsdf_voxel_size=0.08, min_component=10)
+    box = Box.cube(np.zeros(3), 6.0)
+    console = Console.silent()
+    everything = fuse_region(render, cameras, box, None, config, console)
+    region = observed_region(observed(cube_of_points() * 0.8), box, 0.3)
+    near = fuse_region(render, cameras, box, None, config, console, region)
+    assert np.linalg.norm(everything.mesh.vertices, axis=1).max() > 2
+    assert np.linalg.norm(near.mesh.vertices, axis=1).max() < 1.1
+    assert near.mesh.n_faces > 1_000
+
+
+def sheet(n=12) -> TriangleMesh:
+    x, y = np.meshgrid(np.arange(n), np.arange(n))
+    vertices = np.stack([x.ravel(), y.ravel(), np.zeros(n * n)], axis=1).astype(float)
+    k = np.arange(n * n).reshape(n, n)[:-1, :-1].ravel()
+    faces = np.concatenate([np.stack([k, k + 1, k + n], 1), np.stack([k + 1, k + n + 1, k + n], 1)])
+    return TriangleMesh(vertices, faces, np.zeros((n * n, 3), dtype=np.uint8))
+
+
+def test_pinholes_are_closed_and_the_border_stays():
+    whole = sheet()
+    keep = np.ones(whole.n_vertices, dtype=bool)
+    keep[[40, 90]] = False
+    torn = keep_vertices(whole, keep)
+    border = 4 * 11
+    n_edges = (3 * torn.n_faces + border + 12) // 2
+    assert topology(torn).open_edge_share == pytest.approx((border + 12) / n_edges)
+    closed = with_holes_filled(torn, longest=8)
+    n_edges = (3 * closed.n_faces + border) // 2
+    assert topology(closed).open_edge_share == pytest.approx(border / n_edges)
+    assert with_holes_filled(torn, longest=5) is torn
+    assert topology(with_holes_filled(torn)).open_edge_share == 0
+
+
+def test_both_act_on_multi_view_models_alone_unless_asked_for():
+    plane, blended = TsdfConfig(tsdf_depth="plane"), TsdfConfig(tsdf_depth="blended")
+    assert (plane.margin, plane.fill) == (PLANE_MARGIN, PLANE_FILL)
+    assert (blended.margin, blended.fill) == (None, 0)
+    asked = replace(blended, tsdf_margin=0.2, tsdf_fill=8)
+    assert (asked.margin, asked.fill) == (0.2, 8)
+    assert replace(plane, tsdf_fill=0).fill == 0
+
+
+def test_meshes_of_earlier_versions_count_while_neither_is_asked_for(tmp_path):
+    def settings(**values) -> dict:
+        options = MeshOptions(
+            scene_path=tmp_path,
+            checkpoint_path=tmp_path,
+            mesh_extractor="tsdf",
+            tsdf=TsdfConfig(**values),
+        )
+        return options.identity(0.3, 100)["tsdf"]
+
+    both = {"tsdf_margin", "tsdf_fill"}
+    assert not both & set(settings())
+    assert not both & set(settings(tsdf_fill=0))
+    assert settings(tsdf_margin=0.1)["tsdf_margin"] == 0.1
+    # What a multi-view model gives unasked is not what it gave before.
+    assert settings(tsdf_depth="plane")["tsdf_fill"] == PLANE_FILL
