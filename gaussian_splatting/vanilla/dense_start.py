@@ -117,11 +117,8 @@ def dense_points(
         Points, (P, 3) float32 world units, and their colours, (P, 3) uint8, on the CPU, in the
         order of the views.
     """
-    cameras = scene.train_cameras
-    if len(cameras) > MAX_VIEWS:
-        cameras = [cameras[i] for i in np.linspace(0, len(cameras) - 1, MAX_VIEWS).astype(int)]
-    cameras, ranges = _with_ranges(cameras, scene.points)
-    smaller = [_small(camera, load_image(camera), device) for camera in cameras]
+    cameras, ranges = _with_ranges(evenly_chosen(scene.train_cameras), scene.points)
+    smaller = [small_copy(camera, load_image(camera), device) for camera in cameras]
     swept = []
     for index, (view, colors, counted) in enumerate(smaller):
         chosen = _neighbors(cameras, index, float(np.sqrt(ranges[index][0] * ranges[index][1])))
@@ -155,7 +152,14 @@ def _with_ranges(
     return kept, ranges
 
 
-def _small(
+def evenly_chosen(cameras: Sequence[Camera]) -> list[Camera]:
+    """The cameras, or MAX_VIEWS evenly spaced ones of more."""
+    if len(cameras) <= MAX_VIEWS:
+        return list(cameras)
+    return [cameras[i] for i in np.linspace(0, len(cameras) - 1, MAX_VIEWS).astype(int)]
+
+
+def small_copy(
     camera: Camera, photograph: Tensor, device: torch.device | str
 ) -> tuple[GreyView, Tensor, Tensor]:
     """A small grey copy, its colours, (h, w, 3) uint8, and what counts in it, (h, w) bool."""

@@ -44,6 +44,7 @@ from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.robust import opaque_shell, shell_distance, with_shell
+from gaussian_splatting.vanilla.shell_colors import with_shell_colors
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -202,7 +203,7 @@ def _prepared(
         products=(options.model_path / "point_cloud",),
     )
     results = (point_cloud_path(options.model_path, config.iterations),)
-    enrich = _dense_start(scene, options, hull)
+    enrich = _enriched(scene, options, hull)
     run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results, enrich)
     return run, cloud
 
@@ -250,17 +251,26 @@ def _start(
     return opaque_shell(cloud, shell_distance(*around))
 
 
-def _dense_start(
+def _enriched(
     scene: Scene, options: VanillaOptions, hull: VisualHull | None
 ) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
-    """What adds dense points to the initial Gaussians; None where it is not asked for."""
-    given = options.init_ply is not None and holds_gaussians(options.init_ply)
-    if given or not options.config.starts_dense:
+    """What photographs add to the initial Gaussians: colours of a shell, and dense points."""
+    if options.init_ply is not None and holds_gaussians(options.init_ply):
         return None
-    limit = options.config.densification.max_gaussians
-    return lambda cloud, store, console: with_dense_points(
-        cloud, scene, store.shown, hull, limit, console.info
-    )
+    config, cameras = options.config, scene.train_cameras
+    far = None if hull is not None else shell_distance(cameras, scene.extent, config.robustness)
+    if far is None and not config.starts_dense:
+        return None
+
+    def enrich(cloud: GaussianCloud, store: ImageStore, console: Console) -> GaussianCloud:
+        if far is not None:
+            cloud = with_shell_colors(cloud, far, cameras, store.shown)
+        if config.starts_dense:
+            limit = config.densification.max_gaussians
+            cloud = with_dense_points(cloud, scene, store.shown, hull, limit, console.info)
+        return cloud
+
+    return enrich
 
 
 def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> torch.Tensor:

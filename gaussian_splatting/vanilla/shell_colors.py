@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What colour the shell begins with: that of the photographs in its direction.
+
+Training views teach the shell their own pieces of sky. What only held-out views see keeps the
+colour it began with, and shines where it should not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera, middle_of
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
+from gaussian_splatting.vanilla.dense_start import evenly_chosen, small_copy
+
+
+def with_shell_colors(
+    cloud: GaussianCloud,
+    distance: Callable[[Tensor], Tensor],
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+) -> GaussianCloud:
+    """The Gaussians, those of the shell in the colours of their directions.
+
+    Args:
+        cloud: Gaussians to start from.
+        distance: What tells which are of the shell, as of
+            :func:`~gaussian_splatting.vanilla.robust.shell_distance`.
+        cameras: Training views.
+        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+    """
+    rows = (distance(cloud.means) > 0).nonzero()[:, 0]
+    colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)
+    if colors is None:
+        return cloud
+    sh_dc = cloud.sh_dc.clone()
+    sh_dc[rows, 0] = rgb_to_sh(colors.float() / 255).to(sh_dc)
+    return replace(cloud, sh_dc=sh_dc)
+
+
+def directional_colors(
+    points: Tensor, cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor]
+) -> Tensor | None:
+    """Median colour that photographs show where points are; the nearest one's where none does.
+
+    Objects before them hide points from some views, hence the median.
+
+    Args:
+        points: Far away. (M, 3) float64 world units, on the CPU
+        cameras: Training views.
+        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+
+    Returns:
+        (M, 3) uint8 on the CPU; None if no photograph shows any of them.
+    """
+    seen = [_colors_in(camera, load_image(camera), points) for camera in evenly_chosen(cameras)]
+    if not seen or len(points) == 0:
+        return None
+    colors = torch.stack(seen).nanmedian(dim=0).values
+    known = ~colors.isnan().any(dim=1)
+    if not known.any():
+        return None
+    middle = torch.from_numpy(np.asarray(middle_of(cameras), dtype=np.float64))
+    directions = torch.nn.functional.normalize(points - middle, dim=1)
+    nearest = (directions @ directions[known].T).argmax(dim=1)
+    return colors[known][nearest].round().to(torch.uint8)
+
+
+def _colors_in(camera: Camera, photograph: Tensor, points: Tensor) -> Tensor:
+    """Colours of a photograph where points project, NaN where it shows them not. (M, 3)"""
+    view, colors, counted = small_copy(camera, photograph, "cpu")
+    small = view.camera
+    there = points @ torch.from_numpy(camera.rotation).T + torch.from_numpy(camera.translation)
+    z = there[:, 2].clamp_min(np.finfo(np.float32).tiny)
+    column = (there[:, 0] / z * small.fx + small.cx).floor()
+    row = (there[:, 1] / z * small.fy + small.cy).floor()
+    inside = (there[:, 2] > 0) & (column >= 0) & (column < small.width)
+    inside &= (row >= 0) & (row < small.height)
+    row = row.clamp(0, small.height - 1).long()
+    column = column.clamp(0, small.width - 1).long()
+    found = inside & counted[row, column]
+    return torch.where(found[:, None], colors[row, column].double(), torch.nan)
