@@ -11,6 +11,7 @@ from typing import Any
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import hull_of
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
@@ -18,6 +19,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.shared_flags import checkpoint_interval
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
@@ -105,18 +107,30 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
     return run_stage(_prepared, options, images)
 
 
-def _prepared(
+def open_coarse(
     options: CoarseOptions, notices: Notices
-) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    config, compute = options.config, options.compute
+) -> tuple[ReferenceCheckpoint, Scene, Exposures | None, Identity]:
+    """Read what a coarse run of any mode starts from, and what identifies it.
+
+    Raises:
+        UserError: If something is missing or damaged.
+    """
+    config = options.config
     checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
     advise(options, checkpoint, notices)
     span = config.schedule.first, config.schedule.last
     exposures, known = capture_exposures(
-        checkpoint, scene, config.exposure, span, compute.device, notices
+        checkpoint, scene, config.exposure, span, options.compute.device, notices
     )
     inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path), **known}
-    identity = Identity(options.identity(), inputs, options.sources())
+    return checkpoint, scene, exposures, Identity(options.identity(), inputs, options.sources())
+
+
+def _prepared(
+    options: CoarseOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    config, compute = options.config, options.compute
+    checkpoint, scene, exposures, identity = open_coarse(options, notices)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
         planned = plan_coarse(cloud, config, options.memory, scene, store, console)

@@ -10,14 +10,18 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import hull_of
-from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices
 from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_trainers.capture import capture_exposures, load_capture
 from sugar_trainers.coarse_config import MULTIVIEW
-from sugar_trainers.coarse_run import CoarseOptions, advise, loop_of, start_cloud, train_coarse
+from sugar_trainers.coarse_run import (
+    CoarseOptions,
+    loop_of,
+    open_coarse,
+    start_cloud,
+    train_coarse,
+)
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.naming import (
@@ -27,9 +31,8 @@ from sugar_trainers.naming import (
     coarse_directory,
     scene_name,
 )
-from sugar_trainers.stage_memory import plan_multiview
+from sugar_trainers.stage_memory import plan_strips
 from sugar_utils.console import Console
-from sugar_utils.files import file_digest
 
 _NAMED_VIEWS = 3
 
@@ -80,18 +83,11 @@ def _prepared(
     options: MultiviewOptions, notices: Notices
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
     config, compute = options.config, options.compute
-    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
-    advise(options, checkpoint, notices)
-    span = config.schedule.first, config.schedule.last
-    exposures, known = capture_exposures(
-        checkpoint, scene, config.exposure, span, compute.device, notices
-    )
-    inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path), **known}
-    identity = Identity(options.identity(), inputs, options.sources())
+    checkpoint, scene, exposures, identity = open_coarse(options, notices)
     neighbors = _neighbors(scene, notices)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
-        planned = plan_multiview(cloud, config, options.memory, scene, store, console)
+        planned = plan_strips(cloud, config, options.memory, scene, store, console)
         return MultiviewStage(
             cloud,
             planned,

@@ -28,7 +28,7 @@ from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.terms import acting, backpropagate, report
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.far_shell import far_distance
-from gaussian_splatting.optim.densification import DensificationStats, densify_and_prune
+from gaussian_splatting.optim.densification import GradientWatch, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
 from sugar_scene.multiview.neighbor_views import NeighborViews
@@ -96,9 +96,7 @@ class MultiviewStage(Stage):
             config.random_seed,
             rasterizer,
         )
-        self._stats = DensificationStats.zeros(len(cloud), self.model.device)
-        # Of the views of this step, so that the sum does not depend on who saw them.
-        self._step_stats: DensificationStats | None = None
+        self._watch = GradientWatch(len(cloud), self.model.device)
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -155,26 +153,19 @@ class MultiviewStage(Stage):
         of_image, d_means2d = view.backpropagate(images)
         backward_through(gaussians.tensors(), leaves.tensors())
         if self._config.schedule.densifies(iteration):
-            stats = DensificationStats.of(d_means2d, view.visible, camera)
-            if self._step_stats is None:
-                self._step_stats = stats
-            else:
-                self._step_stats.add(stats)
+            self._watch.see(d_means2d, view.visible, camera)
         if self.exposures is not None:
             self.exposures.collect(camera.name, seen.exposure)
         return StepResult(report(self.terms, {**found, **of_image}), view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
-        stats = self._step_stats
-        own = () if stats is None else (stats.gradient_sum, stats.views)
+        own = self._watch.step_statistics()
         return own if self.exposures is None else (*own, *self.exposures.step_statistics())
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step; what has just been changed sits that step out."""
-        if self._step_stats is not None:
-            self._stats.add(self._step_stats)
-            self._step_stats = None
+        self._watch.count_step()
         if self._config.schedule.densification_due(iteration):
             self._densify(iteration)
         self.model.optimizer.step()
@@ -198,25 +189,20 @@ class MultiviewStage(Stage):
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics and exposures."""
-        own = {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+        own: dict[str, Any] = self._watch.state()
         return own if self.exposures is None else {**own, **self.exposures.state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none, and exposures."""
-        n, device = len(self.model), self.model.device
         if self.exposures is not None:
             self.exposures.restore(state)
-        self._stats = DensificationStats.zeros(n, device)
-        if "gradient_sum" in state:
-            self._stats = DensificationStats(
-                state["gradient_sum"].to(device), state["views"].to(device)
-            )
+        self._watch.restore(state, len(self.model), self.model.device)
 
     def _densify(self, iteration: int) -> None:
         config = self._config
-        self._stats = densify_and_prune(
+        self._watch.stats = densify_and_prune(
             self.model.optimizer,
-            self._stats,
+            self._watch.stats,
             config.densification,
             extent=self.extent,
             remove_large=False,
@@ -242,7 +228,7 @@ class MultiviewStage(Stage):
 
     def _keep(self, keep: Tensor) -> None:
         self.model.optimizer.keep_rows(keep)
-        self._stats = DensificationStats(self._stats.gradient_sum[keep], self._stats.views[keep])
+        self._watch.stats = self._watch.stats.keep(keep)
 
 
 def views_that_see(

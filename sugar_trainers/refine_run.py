@@ -28,7 +28,7 @@ from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
-from sugar_trainers.stage_memory import plan_refinement
+from sugar_trainers.stage_memory import plan_strips
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.files import file_digest
@@ -136,7 +136,7 @@ def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundC
             write_refined_ply(options.ply_path, refined)
             console.info(f"refined Gaussians: {options.ply_path}")
 
-        planned = plan_refinement(cloud, config, options.memory, scene, store, console)
+        planned = plan_strips(cloud, config, options.memory, scene, store, console)
         exports = export if options.export_ply else None
         comparer = None
         if config.refine_surface_terms:

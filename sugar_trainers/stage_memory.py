@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from sugar_trainers.sampling_block import sampling_mask
 from sugar_utils.console import Console
 
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
+WithoutSamples = TypeVar("WithoutSamples", MultiviewConfig, RefineConfig)
 
 _PAIR_BYTES = 32 * 3 // 2
 """Corners of adjacent triangles, per triangle: three pairs on two triangles."""
@@ -174,28 +176,15 @@ def plan_coarse(
     return replace(config, split=plan.split, sample_chunk=plan.sample_chunk)
 
 
-def plan_refinement(
-    cloud: BoundCloud,
-    config: RefineConfig,
+def plan_strips(
+    cloud: GaussianCloud | BoundCloud,
+    config: WithoutSamples,
     options: MemoryOptions,
     scene: Scene,
     store: ImageStore,
     console: Console,
-) -> RefineConfig:
-    """As :func:`plan_coarse`, of the refinement."""
-    plan = _plan(cloud, config, options, MemoryPlan(options.split), scene, store, console)
-    return replace(config, split=plan.split)
-
-
-def plan_multiview(
-    cloud: GaussianCloud,
-    config: MultiviewConfig,
-    options: MemoryOptions,
-    scene: Scene,
-    store: ImageStore,
-    console: Console,
-) -> MultiviewConfig:
-    """As :func:`plan_coarse`, of the multi-view mode."""
+) -> WithoutSamples:
+    """As :func:`plan_coarse`, of a stage that draws no samples."""
     plan = _plan(cloud, config, options, MemoryPlan(options.split), scene, store, console)
     return replace(config, split=plan.split)
 

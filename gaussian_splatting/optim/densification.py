@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,6 +115,55 @@ class DensificationStats:
     def mean(self) -> Tensor:
         """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
         return torch.where(self.views > 0, self.gradient_sum / self.views, 0.0)
+
+    def keep(self, rows: Tensor) -> DensificationStats:
+        """Those of some Gaussians. (N,) bool"""
+        return DensificationStats(self.gradient_sum[rows], self.views[rows])
+
+
+class GradientWatch:
+    """Watches the views of a stage between two rounds of densification.
+
+    The views of a step have a sum of their own first, so that the total does not depend on which
+    process saw them.
+
+    Attributes:
+        stats: Since the last round, of all steps that were counted.
+    """
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.stats = DensificationStats.zeros(n, device)
+        self._step: DensificationStats | None = None
+
+    def see(self, d_means2d: Tensor, visible: Tensor, camera: Camera) -> None:
+        """One more view of this step; arguments as of :meth:`DensificationStats.of`."""
+        stats = DensificationStats.of(d_means2d, visible, camera)
+        if self._step is None:
+            self._step = stats
+        else:
+            self._step.add(stats)
+
+    def step_statistics(self) -> tuple[Tensor, ...]:
+        """What the processes of a run add up before the step is counted."""
+        return () if self._step is None else (self._step.gradient_sum, self._step.views)
+
+    def count_step(self) -> None:
+        """The step's views count from now on."""
+        if self._step is not None:
+            self.stats.add(self._step)
+            self._step = None
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {"gradient_sum": self.stats.gradient_sum, "views": self.stats.views}
+
+    def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
+        """What a checkpoint of N Gaussians has, or fresh ones."""
+        self.stats = DensificationStats.zeros(n, device)
+        if "gradient_sum" in state:
+            self.stats = DensificationStats(
+                state["gradient_sum"].to(device), state["views"].to(device)
+            )
 
 
 def densify_and_prune(

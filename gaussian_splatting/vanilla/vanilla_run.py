@@ -195,7 +195,7 @@ def _prepared(
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
-    cloud = _start(scene, options, hull, notices)
+    cloud = _start(scene, options, hull, far, notices)
     directory = RunDirectory(
         options.model_path / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
@@ -203,7 +203,7 @@ def _prepared(
         products=(options.model_path / "point_cloud",),
     )
     results = (point_cloud_path(options.model_path, config.iterations),)
-    enrich = _enriched(scene, options, hull)
+    enrich = _enriched(scene, options, hull, far)
     run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results, enrich)
     return run, cloud
 
@@ -227,7 +227,11 @@ def _loop(options: VanillaOptions) -> LoopConfig:
 
 
 def _start(
-    scene: Scene, options: VanillaOptions, hull: VisualHull | None, notices: Notices
+    scene: Scene,
+    options: VanillaOptions,
+    hull: VisualHull | None,
+    far: Callable[[torch.Tensor], torch.Tensor] | None,
+    notices: Notices,
 ) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
@@ -245,26 +249,29 @@ def _start(
     points, colors = points[rows], colors[rows]
     if hull is not None:  # Far outside of an object there is nothing.
         return initial_cloud(points.to(device), colors.to(device))
-    around = scene.train_cameras, scene.extent, options.config.robustness
-    points, colors = with_shell(points, colors, *around)
-    cloud = initial_cloud(points.to(device), colors.to(device))
-    return opaque_shell(cloud, shell_distance(*around))
+    points, colors = with_shell(
+        points, colors, scene.train_cameras, scene.extent, options.config.robustness
+    )
+    return opaque_shell(initial_cloud(points.to(device), colors.to(device)), far)
 
 
 def _enriched(
-    scene: Scene, options: VanillaOptions, hull: VisualHull | None
+    scene: Scene,
+    options: VanillaOptions,
+    hull: VisualHull | None,
+    far: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
     """What photographs add to the initial Gaussians: colours of a shell, and dense points."""
     if options.init_ply is not None and holds_gaussians(options.init_ply):
         return None
-    config, cameras = options.config, scene.train_cameras
-    far = None if hull is not None else shell_distance(cameras, scene.extent, config.robustness)
-    if far is None and not config.starts_dense:
+    config = options.config
+    has_shell = far is not None and hull is None
+    if not has_shell and not config.starts_dense:
         return None
 
     def enrich(cloud: GaussianCloud, store: ImageStore, console: Console) -> GaussianCloud:
-        if far is not None:
-            cloud = with_shell_colors(cloud, far, cameras, store.shown)
+        if has_shell:
+            cloud = with_shell_colors(cloud, far, scene.train_cameras, store.shown)
         if config.starts_dense:
             limit = config.densification.max_gaussians
             cloud = with_dense_points(cloud, scene, store.shown, hull, limit, console.info)

@@ -35,7 +35,7 @@ from gaussian_splatting.losses.photometric import (
 )
 from gaussian_splatting.optim.densification import (
     DensificationConfig,
-    DensificationStats,
+    GradientWatch,
     densify_and_prune,
     reset_opacity,
 )
@@ -220,9 +220,7 @@ class VanillaStage(Stage):
         self._export = export
         self._rasterizer = rasterizer
         self.poses = poses
-        self._stats = DensificationStats.zeros(len(cloud), self.model.device)
-        # Of the views of this step: a sum of its own, so that it does not depend on who saw them.
-        self._step_stats: DensificationStats | None = None
+        self._watch = GradientWatch(len(cloud), self.model.device)
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -263,19 +261,14 @@ class VanillaStage(Stage):
         terms, d_means2d = view.backpropagate([self._color_term(seen)])
         loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
         if iteration < self._config.densification.densify_until_iter:
-            stats = DensificationStats.of(d_means2d, view.visible, camera)
-            if self._step_stats is None:
-                self._step_stats = stats
-            else:
-                self._step_stats.add(stats)
+            self._watch.see(d_means2d, view.visible, camera)
         if self.exposures is not None:
             self.exposures.collect(camera.name, seen.exposure)
         return StepResult({"loss": loss, **terms}, view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
-        stats = self._step_stats
-        own = () if stats is None else (stats.gradient_sum, stats.views)
+        own = self._watch.step_statistics()
         return own if self.exposures is None else (*own, *self.exposures.step_statistics())
 
     def apply(self, iteration: int) -> None:
@@ -286,13 +279,11 @@ class VanillaStage(Stage):
         """
         rules = self._config.densification
         optimizer = self.model.optimizer
-        if self._step_stats is not None:
-            self._stats.add(self._step_stats)
-            self._step_stats = None
+        self._watch.count_step()
         if rules.due(iteration):
-            self._stats = densify_and_prune(
+            self._watch.stats = densify_and_prune(
                 optimizer,
-                self._stats,
+                self._watch.stats,
                 rules,
                 extent=self.extent,
                 # Without an extent every Gaussian would be large.
@@ -340,7 +331,7 @@ class VanillaStage(Stage):
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics, exposures and poses."""
-        own = {"gradient_sum": self._stats.gradient_sum, "views": self._stats.views}
+        own: dict[str, Any] = self._watch.state()
         for learned in (self.exposures, self.poses):
             if learned is not None:
                 own |= learned.state()
@@ -348,26 +339,21 @@ class VanillaStage(Stage):
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none."""
-        n, device = len(self.model), self.model.device
-        if self.exposures is not None:
-            self.exposures.restore(state)
-        self._stats = DensificationStats.zeros(n, device)
-        if self.poses is not None:
-            self.poses.restore(state)
-        if "gradient_sum" in state:
-            self._stats = DensificationStats(
-                state["gradient_sum"].to(device), state["views"].to(device)
-            )
+        for learned in (self.exposures, self.poses):
+            if learned is not None:
+                learned.restore(state)
+        self._watch.restore(state, len(self.model), self.model.device)
 
     def export(self, iteration: int) -> None:
         """Write the Gaussians for other programs."""
         self._export(iteration, self.model.cloud.detached())
 
     def _carve(self) -> None:
-        """Drop Gaussians outside of the masks' hull; statistics have just begun anew."""
+        """Drop Gaussians outside of the masks' hull."""
         if self._hull is not None:
-            self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
-            self._stats = DensificationStats.zeros(len(self.model), self.model.device)
+            inside = self._hull.contains(self.model.cloud.means)
+            self.model.optimizer.keep_rows(inside)
+            self._watch.stats = self._watch.stats.keep(inside)
 
     def _color_term(self, seen: Target) -> ImageTerm:
         weight = self._config.lambda_dssim
