@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays
 from sugar_scene.geometry import smallest_scales
 from sugar_scene.multiview.patch_matching import UNCOUNTED, patch_correlation
-from sugar_scene.multiview.plane_depth import pixel_rays, plane_depth
+from sugar_scene.multiview.plane_depth import plane_depth
 from sugar_scene.multiview.reprojection import ViewPair, cycle_error, cycle_weights
 from sugar_trainers.losses import normals_from_depth
 
@@ -87,7 +88,8 @@ def plane_normal_loss(
     height, width = plane.shape[:2]
     if height < 3 or width < 3:
         return plane.sum() * 0
-    rays = pixel_rays(camera, first_row, first_row + height, dtype=plane.dtype, device=plane.device)
+    span = first_row, first_row + height
+    rays = pixel_rays(camera, span, dtype=plane.dtype, device=plane.device)
     depth, known = plane_depth(plane, rays)
     from_depth = normals_from_depth(
         depth, camera.fx, camera.fy, camera.cx - 0.5, camera.cy - 0.5 - first_row

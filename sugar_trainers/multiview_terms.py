@@ -11,11 +11,12 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.engine.terms import COLOR, ImageStrip, LossTerm
 from gaussian_splatting.rasterization import Rasterizer, channel_background, project
-from sugar_scene.multiview.plane_depth import pixel_rays, plane_depth
+from sugar_scene.multiview.plane_depth import plane_depth
 from sugar_scene.multiview.reprojection import ViewPair
 from sugar_trainers.coarse_terms import VisibleGaussians
 from sugar_trainers.multiview_config import MultiviewConfig
@@ -162,7 +163,7 @@ def planes_depth_map(
     depth = projection.depths.new_empty(camera.height, camera.width)
     for rows in split.rows(camera.height):
         planes = rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
-        rays = pixel_rays(camera, *rows, dtype=planes.dtype, device=planes.device)
+        rays = pixel_rays(camera, rows, dtype=planes.dtype, device=planes.device)
         found, known = plane_depth(planes, rays)
         depth[rows.start : rows.stop] = torch.where(known, found, 0.0)
     return depth

@@ -11,6 +11,7 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.vanilla.dense_start import dense_points, with_dense_points
 from gaussian_splatting.vanilla.plane_sweep import (
@@ -18,7 +19,6 @@ from gaussian_splatting.vanilla.plane_sweep import (
     GreyView,
     consistent,
     parallax,
-    pixel_rays,
     sweep,
     world_points,
 )
@@ -37,7 +37,7 @@ def cameras() -> list[Camera]:
 
 def on_plane(camera: Camera) -> torch.Tensor:
     """Points of the plane y = 0 that the pixels see. (H, W, 3)"""
-    rays = pixel_rays(camera) @ torch.from_numpy(camera.rotation)
+    rays = pixel_rays(camera, dtype=torch.float64, device="cpu") @ torch.from_numpy(camera.rotation)
     center = torch.from_numpy(camera.center)
     return center + rays * (-center[1] / rays[..., 1:2])
 

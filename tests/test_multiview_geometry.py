@@ -14,11 +14,12 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.plane_views import confirmed_depth, plane_view
 from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
 from sugar_scene.multiview.patch_matching import UNCOUNTED
-from sugar_scene.multiview.plane_depth import pixel_rays, plane_depth, plane_depth_map
+from sugar_scene.multiview.plane_depth import plane_depth, plane_depth_map
 from sugar_scene.multiview.reprojection import (
     ViewPair,
     bilinear_depth,
@@ -61,7 +62,7 @@ def disc(n: int = 40, opacity: float = 0.9) -> Gaussians:
 
 def exact_depth(camera: Camera, dtype=torch.float64) -> Tensor:
     """Depth of the plane at every pixel. (H, W)"""
-    rays = pixel_rays(camera, 0, camera.height, dtype=dtype, device=torch.device("cpu"))
+    rays = pixel_rays(camera, dtype=dtype, device=torch.device("cpu"))
     normal = torch.tensor(camera.rotation @ NORMAL, dtype=dtype)
     distance = float(camera.rotation @ NORMAL @ camera.translation)
     return distance / (rays @ normal)
@@ -98,7 +99,7 @@ def test_rays_along_a_plane_and_planes_behind_have_no_depth():
 
 
 def flat_pixels(camera: Camera, dtype=torch.float64) -> Tensor:
-    rays = pixel_rays(camera, 0, camera.height, dtype=dtype, device=torch.device("cpu"))
+    rays = pixel_rays(camera, dtype=dtype, device=torch.device("cpu"))
     return rays.reshape(-1, 3)
 
 
@@ -269,7 +270,7 @@ def test_normals_of_a_plane_agree_with_its_depth():
 def test_turned_normals_cost_one_minus_the_cosine():
     camera = view()
     plane = planes_of(camera)
-    rays = pixel_rays(camera, 0, camera.height, dtype=plane.dtype, device=plane.device)
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
     depth, _ = plane_depth(plane, rays)
     turned = torch.tensor([0.0, 0.0, -1.0], dtype=plane.dtype)
     cosine = float(plane[0, 0, :3] @ turned)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.vanilla.plane_sweep import pixel_rays
 from gaussian_splatting.vanilla.robust import SHELL_GREY, RobustConfig, shell_distance, with_shell
 from gaussian_splatting.vanilla.shell_colors import directional_colors, with_shell_colors
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
@@ -37,8 +37,12 @@ def sky(directions: torch.Tensor) -> torch.Tensor:
     return ((unit * 0.3 + 0.5) * 255).round().to(torch.uint8)
 
 
+def rays_of(camera: Camera) -> torch.Tensor:
+    return pixel_rays(camera, dtype=torch.float64, device="cpu")
+
+
 def photograph(camera: Camera) -> torch.Tensor:
-    return sky(pixel_rays(camera) @ torch.from_numpy(camera.rotation))
+    return sky(rays_of(camera) @ torch.from_numpy(camera.rotation))
 
 
 def shell() -> torch.Tensor:
@@ -60,7 +64,7 @@ def test_what_no_photograph_shows_has_the_colour_of_the_nearest_that_one_does():
     points = shell()
     found = directional_colors(points, cameras(), photograph).int()
     above = points[:, 1] > 0.9 * points.norm(dim=1)
-    shown = sky(pixel_rays(cameras()[0])).amax(), sky(pixel_rays(cameras()[0])).amin()
+    shown = sky(rays_of(cameras()[0])).amax(), sky(rays_of(cameras()[0])).amin()
     assert above.sum() > 20
     # Not grey, and as far up as any photograph shows.
     assert (found[above][:, 1] > 128 + 10).all()

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from benchmarks.published.dtu_data import Truth
-from sugar_extractors.quality.surface_distance import sample_surface
+from benchmarks.published.mesh_points import points_near
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 
@@ -64,15 +64,8 @@ def score_mesh(mesh: TriangleMesh, truth: Truth, seed: int = 0) -> DtuScore:
         UserError: Nothing of the mesh lies where the scanner looked.
     """
     low, high = truth.box[0] - PATCH, truth.box[1] + 2 * PATCH
-    corners = mesh.vertices[mesh.faces]
-    near = ((corners.min(axis=1) < high) & (corners.max(axis=1) >= low)).all(axis=1)
-    faces = mesh.faces[near]
-    edges = mesh.vertices[faces[:, 1:]] - mesh.vertices[faces[:, :1]]
-    area = 0.5 * np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1).sum()
-    count = int(np.ceil(SAMPLES_PER_SPACING * area / SPACING**2))
-    points = sample_surface(mesh.vertices, faces, count, seed).points
-    np.random.default_rng(seed).shuffle(points, axis=0)
-    return score_points(points, truth)
+    density = SAMPLES_PER_SPACING / SPACING**2
+    return score_points(points_near(mesh, low, high, density, seed), truth)
 
 
 def score_points(points: np.ndarray, truth: Truth) -> DtuScore:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial import cKDTree
 
+from benchmarks.published.mesh_points import points_near
 from benchmarks.published.similarity import IDENTITY, Similarity, best_similarity
 from benchmarks.published.tanks_data import CropVolume
-from sugar_extractors.quality.surface_distance import sample_surface
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 
@@ -74,14 +74,8 @@ def score_mesh(
     low, high = volume.polygon.min(axis=0) - reach, volume.polygon.max(axis=0) + reach
     along = "XYZ".index(volume.axis)
     low[along], high[along] = volume.low - reach, volume.high + reach
-    corners = mesh.vertices[mesh.faces]
-    near = ((corners.min(axis=1) <= high) & (corners.max(axis=1) >= low)).all(axis=1)
-    faces = mesh.faces[near]
-    edges = mesh.vertices[faces[:, 1:]] - mesh.vertices[faces[:, :1]]
-    area = 0.5 * np.linalg.norm(np.cross(edges[:, 0], edges[:, 1]), axis=1).sum()
-    count = min(MAX_SAMPLES, int(np.ceil(SAMPLES_PER_VOXEL * area / (threshold / 2) ** 2)))
-    points = sample_surface(mesh.vertices, faces, count, seed).points
-    np.random.default_rng(seed).shuffle(points, axis=0)
+    density = SAMPLES_PER_VOXEL / (threshold / 2) ** 2
+    points = points_near(mesh, low, high, density, seed, MAX_SAMPLES)
     return score_points(points, truth, volume, threshold)
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays, pixels_of
 
 N_DEPTHS = 96
 WINDOW = 7
@@ -86,7 +87,7 @@ def _agreement(
     """Normalised cross-correlation with a neighbour on each plane. (D, H, W)"""
     camera, found = other.camera, []
     turn, shift = _relative(view.camera, camera)
-    rays = pixel_rays(view.camera).to(view.grey) @ turn.to(view.grey).T
+    rays = _rays(view.camera).to(view.grey) @ turn.to(view.grey).T
     shift = shift.to(view.grey)
     for plane in inverse:
         # Points times 1 / depth: the projection is the same.
@@ -121,39 +122,22 @@ def consistent(
         neighbors: Others, with their depth; infinite where it is not to be believed.
         tolerance: Largest difference, as a share of the depth.
     """
-    rays = pixel_rays(view.camera).to(depth)
+    rays = _rays(view.camera).to(depth)
     balance = torch.zeros_like(depth, dtype=torch.int32)
     for other, its_depth in neighbors:
-        camera = other.camera
-        turn, shift = _relative(view.camera, camera)
+        turn, shift = _relative(view.camera, other.camera)
         point = (rays * depth[..., None]) @ turn.to(depth).T + shift.to(depth)
-        z = point[..., 2].clamp_min(1e-6)
-        column = (point[..., 0] / z * camera.fx + camera.cx).floor().long()
-        row = (point[..., 1] / z * camera.fy + camera.cy).floor().long()
-        inside = (column >= 0) & (column < camera.width) & (row >= 0) & (row < camera.height)
-        inside &= point[..., 2] > 0
-        there = its_depth[row.clamp(0, camera.height - 1), column.clamp(0, camera.width - 1)]
-        beyond, near = (there - point[..., 2]) / z, inside & there.isfinite()
+        rows, columns, inside = pixels_of(point, other.camera)
+        there, z = its_depth[rows, columns], point[..., 2]
+        beyond, near = (there - z) / z.clamp_min(1e-6), inside & there.isfinite()
         balance += (near & (beyond.abs() < tolerance)).int()
         balance -= (near & (beyond > SEEN_THROUGH * tolerance)).int()
     return balance > 0
 
 
-def pixel_rays(camera: Camera) -> Tensor:
-    """Directions through the middles of the pixels, of depth one. (H, W, 3) float64"""
-    x = (
-        torch.arange(camera.width, dtype=torch.float64, device="cpu") + 0.5 - camera.cx
-    ) / camera.fx
-    y = (
-        torch.arange(camera.height, dtype=torch.float64, device="cpu") + 0.5 - camera.cy
-    ) / camera.fy
-    rows, columns = torch.meshgrid(y, x, indexing="ij")
-    return torch.stack([columns, rows, torch.ones_like(rows)], dim=-1)
-
-
 def world_points(camera: Camera, depth: Tensor) -> Tensor:
     """Where the pixels of a view are. (H, W) world units -> (H, W, 3) float32 world units"""
-    view = pixel_rays(camera) * depth.double().cpu()[..., None]
+    view = _rays(camera) * depth.double().cpu()[..., None]
     translation, rotation = torch.from_numpy(camera.translation), torch.from_numpy(camera.rotation)
     return ((view - translation) @ rotation).float()
 
@@ -171,6 +155,10 @@ def _relative(camera: Camera, other: Camera) -> tuple[Tensor, Tensor]:
     """Rotation and translation from one camera's axes to another's. (3, 3) and (3,) float64"""
     turn = other.rotation @ camera.rotation.T
     return torch.from_numpy(turn), torch.from_numpy(other.translation - turn @ camera.translation)
+
+
+def _rays(camera: Camera) -> Tensor:
+    return pixel_rays(camera, dtype=torch.float64, device="cpu")
 
 
 def _moments(grey: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
+from gaussian_splatting.data.pixels import pixels_of
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.vanilla.dense_start import evenly_chosen, small_copy
 
@@ -75,14 +76,7 @@ def directional_colors(
 def _colors_in(camera: Camera, photograph: Tensor, points: Tensor) -> Tensor:
     """Colours of a photograph where points project, NaN where it shows them not. (M, 3)"""
     view, colors, counted = small_copy(camera, photograph, "cpu")
-    small = view.camera
     there = points @ torch.from_numpy(camera.rotation).T + torch.from_numpy(camera.translation)
-    z = there[:, 2].clamp_min(np.finfo(np.float32).tiny)
-    column = (there[:, 0] / z * small.fx + small.cx).floor()
-    row = (there[:, 1] / z * small.fy + small.cy).floor()
-    inside = (there[:, 2] > 0) & (column >= 0) & (column < small.width)
-    inside &= (row >= 0) & (row < small.height)
-    row = row.clamp(0, small.height - 1).long()
-    column = column.clamp(0, small.width - 1).long()
-    found = inside & counted[row, column]
-    return torch.where(found[:, None], colors[row, column].double(), torch.nan)
+    rows, columns, inside = pixels_of(there, view.camera)
+    found = inside & counted[rows, columns]
+    return torch.where(found[:, None], colors[rows, columns].double(), torch.nan)

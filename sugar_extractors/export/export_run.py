@@ -29,7 +29,7 @@ from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.export.usdz_file import write_usdz
-from sugar_extractors.texture.placed_export import PlacementOptions, placement
+from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
     TexturedMesh,
@@ -145,7 +145,7 @@ def _axes(to: str, upright: bool) -> np.ndarray:
 
 
 def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
-    moved = mesh.vertices.double().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+    moved = moved_points(mesh.vertices.double().numpy(), matrix)
     return replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
 
 

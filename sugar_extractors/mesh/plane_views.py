@@ -16,10 +16,11 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import DepthView, Renderer
 from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_scene.multiview.plane_depth import REACH, pixel_rays, plane_depth
+from sugar_scene.multiview.plane_depth import REACH, plane_depth
 from sugar_scene.multiview.reprojection import ViewPair, cycle_error
 
 MAX_ANGLE = 80.0
@@ -71,7 +72,7 @@ def plane_view(
     """Depth of the planes up to a distance and, if wanted, colour of degree 0."""
     output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
     plane = output.plane
-    rays = pixel_rays(camera, 0, camera.height, dtype=plane.dtype, device=plane.device)
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
     depth, known = plane_depth(plane, rays)
     cosine = -(plane[..., :3] * rays).sum(dim=-1)
     cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
@@ -95,7 +96,7 @@ def confirmed_depth(
     Returns:
         (H, W) bool
     """
-    rays = pixel_rays(camera, 0, camera.height, dtype=depth.dtype, device=depth.device)
+    rays = pixel_rays(camera, dtype=depth.dtype, device=depth.device)
     compared = torch.zeros_like(depth, dtype=torch.bool).reshape(-1)
     agreed = compared.clone()
     flat = depth.reshape(-1)

@@ -106,7 +106,7 @@ def write_placed(
     matrix = placement(cameras, scene.points, vertices, options)
     target = placed_path(obj_path)
     upright = options.orient == "up"
-    size = np.ptp(_moved(vertices, matrix), axis=0)
+    size = np.ptp(moved_points(vertices, matrix), axis=0)
     note: dict[str, Any] = {
         "matrix": matrix.tolist(),
         "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
@@ -120,7 +120,7 @@ def write_placed(
     }
     files = [*mesh_files(target, glb), placed_gaussians(obj_path)]
     if not (all(path.is_file() for path in files) and _noted(target) == note):
-        moved = torch.from_numpy(_moved(vertices, matrix).astype(np.float32))
+        moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
         target.with_suffix(".json").unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
         write_textured_mesh(target, replace(mesh, vertices=moved), glb=glb, y_up=upright)
@@ -237,5 +237,6 @@ def _photograph_of(text: str, names: Sequence[str]) -> str:
     return name
 
 
-def _moved(vertices: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+def moved_points(vertices: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Points after an affine map. (V, 3) and (4, 4) -> (V, 3)"""
     return vertices @ matrix[:3, :3].T + matrix[:3, 3]

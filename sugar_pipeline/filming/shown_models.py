@@ -13,8 +13,14 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.reporting.view_pictures import (
+    depth_picture,
+    farthest,
+    normal_picture,
+)
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.simplified_mesh import shape_of
 from sugar_extractors.quality.any_mesh import read_any_mesh
@@ -27,9 +33,6 @@ from sugar_scene.mesh_bound import face_normals
 from sugar_utils.errors import UserError
 
 SHOWS = ("image", "depth", "normal", "clay")
-_TOWARDS = (1.0, -1.0, -1.0)
-"""From camera axes to those of pictures of normals: x right is red, y up green, z near blue."""
-
 _SEEN = 0.5
 
 
@@ -136,13 +139,8 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
     normals = face_normals(vertices[faces]) @ rotation.T
     seen = torch.zeros(*hits.face.shape, 3, device=vertices.device)
     seen[hits.covered] = normals[hits.face[hits.covered].long()]
-    y, x = torch.meshgrid(
-        torch.arange(camera.height, device=seen.device) + 0.5 - camera.cy,
-        torch.arange(camera.width, device=seen.device) + 0.5 - camera.cx,
-        indexing="ij",
-    )
-    ray = torch.stack([x / camera.fx, y / camera.fy, torch.ones_like(x)], dim=2)
-    return hits.depth, torch.where((seen * ray).sum(dim=2, keepdim=True) > 0, -seen, seen)
+    rays = pixel_rays(camera, dtype=seen.dtype, device=seen.device)
+    return hits.depth, torch.where((seen * rays).sum(dim=2, keepdim=True) > 0, -seen, seen)
 
 
 def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None:
@@ -173,20 +171,15 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     if show == "clay":
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
     depth, normal = model.geometry(camera)
-    if show == "depth":
-        return to_uint8((depth / far)[..., None].expand(-1, -1, 3)).cpu().numpy()
-    return to_uint8((normal * normal.new_tensor(_TOWARDS) + 1) / 2).cpu().numpy()
+    picture = depth_picture(depth, far) if show == "depth" else normal_picture(normal)
+    return picture.cpu().numpy()
 
 
 def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
     """A depth that nearly all of what some cameras see is nearer than. World units"""
     depths = [model.geometry(camera)[0].flatten() for camera in cameras]
-    finite = [depth[depth.isfinite()] for depth in depths]
-    values = torch.cat(finite)
-    if not values.numel():
-        return 1.0
-    values = values[:: max(1, values.numel() // 1_000_000)]
-    return max(1e-9, float(values.kthvalue(max(1, round(0.98 * values.numel()))).values))
+    values = torch.cat([depth[depth.isfinite()] for depth in depths])
+    return float(farthest(values)) if values.numel() else 1.0
 
 
 def _longer_side(camera: Camera) -> int:

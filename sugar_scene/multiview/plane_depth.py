@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.pixels import pixel_rays
 
 MIN_FACING = 0.05
 """Least -N . r of a pixel with a depth: less is nearly transparent, or seen at a grazing angle."""
@@ -23,16 +24,6 @@ differently: they have no planes."""
 
 MIN_DEPTH = 1e-4
 """Points nearer to the camera than this have no pixel. World units."""
-
-
-def pixel_rays(
-    camera: Camera, first: int, last: int, *, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Points at depth 1 of the middles of pixels, in some rows of the image. (R, W, 3)"""
-    x = (torch.arange(camera.width, dtype=dtype, device=device) + 0.5 - camera.cx) / camera.fx
-    y = (torch.arange(first, last, dtype=dtype, device=device) + 0.5 - camera.cy) / camera.fy
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
-    return torch.cat([grid, torch.ones_like(grid[..., :1])], dim=-1)
 
 
 def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,6 +45,6 @@ def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
 
 def plane_depth_map(plane: Tensor, camera: Camera) -> Tensor:
     """The same of a whole image, 0 where it is undefined. (H, W, 4) -> (H, W) world units"""
-    rays = pixel_rays(camera, 0, camera.height, dtype=plane.dtype, device=plane.device)
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
     depth, known = plane_depth(plane, rays)
     return torch.where(known, depth, 0.0)

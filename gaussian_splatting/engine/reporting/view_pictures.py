@@ -34,14 +34,34 @@ def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]
         ``photograph``, ``render``, ``depth`` (white is far) and ``normal`` (x right is red, y up
         green, towards the camera blue). (H, W, 3) uint8 each, on the CPU
     """
-    upward = output.normal.new_tensor([1.0, -1.0, -1.0])
     pictures = {
         "photograph": photograph,
         "render": to_uint8(output.image),
-        "depth": to_uint8((output.depth / _far(output.depth))[..., None].expand(-1, -1, 3)),
-        "normal": to_uint8((output.normal * upward + 1) / 2),
+        "depth": depth_picture(output.depth, farthest(output.depth)),
+        "normal": normal_picture(output.normal),
     }
     return {name: picture.cpu() for name, picture in pictures.items()}
+
+
+def depth_picture(depth: Tensor, far: Tensor | float) -> Tensor:
+    """Depth as grey: white is far, or where there is nothing. (H, W) -> (H, W, 3) uint8"""
+    return to_uint8((depth / far)[..., None].expand(-1, -1, 3))
+
+
+def normal_picture(normal: Tensor) -> Tensor:
+    """Normals as colours: x right is red, y up green, towards the camera blue.
+
+    (H, W, 3) in camera axes -> (H, W, 3) uint8
+    """
+    return to_uint8((normal * normal.new_tensor([1.0, -1.0, -1.0]) + 1) / 2)
+
+
+def farthest(depth: Tensor) -> Tensor:
+    """Depth that is drawn white: nearly the largest, so that a stray Gaussian does not count."""
+    values = depth.flatten()
+    values = values[:: max(1, values.numel() // _SAMPLED_PIXELS)]
+    place = max(1, round(FARTHEST_SHARE * values.numel()))
+    return values.kthvalue(place).values.clamp_min(1e-9)
 
 
 def thumbnail(picture: Tensor) -> Tensor:
@@ -63,11 +83,3 @@ def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
     padded = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[1])) for row in rows]
     with atomic_path(path) as temporary:
         Image.fromarray(torch.cat(padded).numpy()).save(temporary)
-
-
-def _far(depth: Tensor) -> Tensor:
-    """Depth that is drawn white: nearly the largest, so that a stray Gaussian does not count."""
-    values = depth.flatten()
-    values = values[:: max(1, values.numel() // _SAMPLED_PIXELS)]
-    place = max(1, round(FARTHEST_SHARE * values.numel()))
-    return values.kthvalue(place).values.clamp_min(1e-9)
