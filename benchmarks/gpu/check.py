@@ -4,8 +4,9 @@
 Prints a table, writes JSON with ``--json``, and ends within ``--minutes``. Exit code 1 if a check
 FAILED. Sections: environment; compilation of all kernels; parity with float64 references;
 determinism; recorded values of the original method; times of the rasterizer; time and memory of the
-geometric step; neighbours and fields; a short training with all stages. ``--sections`` chooses some
-of them, and ``--quick --device cpu`` tries the checks themselves without a GPU.
+geometric step; launches and waits; neighbours and fields; a short training with all stages.
+``--sections`` chooses some of them, and ``--quick --device cpu`` tries the checks themselves
+without a GPU.
 
 Each section runs in a process of its own, because an illegal access in one kernel makes every
 later call of its process fail. A check that fails, crashes or hangs ends the process; a new one
@@ -67,6 +68,7 @@ SECTIONS = (
     Section("golden", "benchmarks.gpu.golden", 0.06, ("scipy",)),
     Section("timing", "benchmarks.gpu.timing", 0.16),
     Section("step", "benchmarks.gpu.step", 0.14, _STAGES),
+    Section("launches", "benchmarks.gpu.launches", 0.04, _STAGES),
     Section("search and fields", "benchmarks.gpu.fields", 0.08),
     Section("training", "benchmarks.gpu.training", 0.24, (*_STAGES, "pycolmap", "av")),
 )
