@@ -1,35 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tile kernels for GPUs in Warp's tile language; on the CPU they run as fibers, for tests.
+"""Tile kernels for GPUs; on the CPU they run as fibers, for tests.
 
-One warp of 32 threads blends a tile, each thread eight pixels of one column. The splats of a tile
-come in batches of 32, gathered into shared memory by the whole warp. On the way back a thread first
-adds up its own eight pixels; the warp then adds up 32 numbers per column with shuffles and stores
-them once, in the row of ``pair_sums`` that the pair owns. With one warp per block nothing waits at
-a barrier, and a pair costs an eighth of the shuffles that one pixel per thread would. Nothing is
-added atomically. The numerics are those of the bodies in ``native/``.
+A warp blends a tile of 16 x 16 pixels in eight blocks of 8 x 4, each lane one pixel of every block.
+Splats come in batches of 32 (``splat_batches``). Of each batch a lane tests one splat: which
+blocks its box touches. What the warp then does with a splat is decided by these eight bits, which
+are the same in all lanes, so blocks that a splat does not touch cost nothing. On the way back a
+lane first adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16
+exchanges and stores the sums once, in the row of ``pair_sums`` that the pair owns. Nothing is added
+atomically. The numerics are those of the bodies in ``native/``, but for the rounding of exp and
+reciprocal.
 """
 
 import functools
-from types import SimpleNamespace
 from typing import Any
 
+import torch
 import warp as wp
 
 from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
+from gaussian_splatting.rasterization.splat_batches import batch_functions
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE, TRANSMITTANCE_MIN
+from sugar_utils.warp_launch import launch_blocks
+from sugar_utils.warp_lanes import (
+    SUM_COLUMNS,
+    WARP_LANES,
+    exp_fast,
+    lanes_where,
+    lowest_bit,
+    max_over_lanes,
+    or_over_lanes,
+    read_lane,
+    reciprocal_fast,
+    sum_columns,
+)
 
-BLOCK_DIM = 32
-"""Threads of a block: one warp."""
+_BLOCK_WIDTH = 8
+_BLOCK_HEIGHT = WARP_LANES // _BLOCK_WIDTH
+_BLOCKS_ACROSS = TILE // _BLOCK_WIDTH
+_BLOCKS_DOWN = TILE // _BLOCK_HEIGHT
+_PIXELS_EACH = _BLOCKS_ACROSS * _BLOCKS_DOWN
 
-_COLUMNS = wp.constant(TILE)
-_THREADS = wp.constant(BLOCK_DIM)
-_ROW_STEP = wp.constant(BLOCK_DIM // TILE)
-_PIXELS_EACH = TILE * TILE // BLOCK_DIM
+_SIDE = wp.constant(TILE)
+_LANES = wp.constant(WARP_LANES)
+_ACROSS = wp.constant(_BLOCKS_ACROSS)
+_DOWN = wp.constant(_BLOCKS_DOWN)
+_WIDTH = wp.constant(_BLOCK_WIDTH)
+_HEIGHT = wp.constant(_BLOCK_HEIGHT)
+_RIGHTMOST = wp.constant(float(_BLOCK_WIDTH - 1))
+_LOWEST = wp.constant(float(_BLOCK_HEIGHT - 1))
 _PIXELS = wp.constant(_PIXELS_EACH)
 _CAP = wp.constant(ALPHA_MAX)
 _FAINTEST = wp.constant(ALPHA_MIN)
 _OPAQUE = wp.constant(TRANSMITTANCE_MIN)
-_OPTIONS = {"enable_backward": False, "block_dim": BLOCK_DIM}
+_MANY = wp.constant(32)
+"""A splat of more pairs is summed by a whole warp: each lane has one at least."""
+_OPTIONS = {"enable_backward": False, "block_dim": WARP_LANES}
+_LAUNCH = {"grid_stride": False, "cuda_max_registers": 128}
 
 wp.set_module_options(_OPTIONS)
 
@@ -39,59 +65,116 @@ Floats = wp.types.vector(length=_PIXELS_EACH, dtype=wp.float32)
 Ints = wp.types.vector(length=_PIXELS_EACH, dtype=wp.int32)
 Bits = wp.types.vector(length=1, dtype=wp.int32)
 Shade = wp.types.vector(length=1, dtype=wp.float32)
-vec5 = wp.types.vector(length=5, dtype=wp.float32)
-
-
-# A vote without a reduction through memory. Fibers have no warp: there, nothing is left out.
-@wp.func_native("""
-#if defined(__CUDA_ARCH__)
-return __any_sync(0xffffffffu, yes != 0);
-#else
-return 1;
-#endif
-""")
-def anyone(yes: int) -> int: ...
+Pair = wp.types.vector(length=_BLOCKS_ACROSS, dtype=wp.float32)
 
 
 @wp.func
-def half_square(scale: float, d: float) -> float:
-    return 0.5 * scale * d * d
+def touched_blocks(x: float, y: float, reach_x: float, reach_y: float, left: int, top: int) -> int:
+    """Which blocks of a tile hold a pixel inside a splat's box: one bit each, row by row."""
+    across = int(0)
+    for i in range(_ACROSS):
+        near = float(left + i * _WIDTH)
+        if wp.max(near - x, x - (near + _RIGHTMOST)) <= reach_x:
+            across = across | (1 << i)
+    blocks = int(0)
+    for i in range(_DOWN):
+        near = float(top + i * _HEIGHT)
+        if wp.max(near - y, y - (near + _LOWEST)) <= reach_y:
+            blocks = blocks | (across << (i * _ACROSS))
+    return blocks
 
 
 @wp.func
-def shape_gradients(dx: float, moments: wp.vec3, conic: wp.vec3) -> vec5:
-    """Gradients of centre and conic from sums of dL/dsigma times 1, dy, dy^2 over one column."""
-    gx = moments[0] * dx
-    gy = moments[1]
-    return vec5(
-        conic[0] * gx + conic[1] * gy,
-        conic[1] * gx + conic[2] * gy,
-        -0.5 * gx * dx,
-        -gy * dx,
-        -0.5 * moments[2],
-    )
+def offsets_in_x(first_x: int, x: float) -> Pair:
+    """From a splat's centre to a lane's pixels in the blocks of a row."""
+    d = Pair()
+    for i in range(_ACROSS):
+        d[i] = (float(first_x) + float(i * _WIDTH)) - x
+    return d
+
+
+@wp.func
+def offset_in_y(first_y: int, row: int, y: float) -> float:
+    """From a splat's centre to a lane's pixels in a row of blocks."""
+    return (float(first_y) + float(row * _HEIGHT)) - y
+
+
+@wp.func
+def store_sum(
+    pair_sums: wp.array2d(dtype=float), row: int, group: int, width: int, lane: int, total: float
+):
+    """Store what :func:`sum_columns` returned: column ``lane / 2`` of a group."""
+    column = group * SUM_COLUMNS + lane / 2
+    if lane % 2 == 0 and column < width:
+        pair_sums[row, column] = total
+
+
+@wp.func
+def add_gradient(
+    d_means2d: wp.array2d(dtype=float),
+    d_splats: wp.array2d(dtype=float),
+    i: int,
+    column: int,
+    value: float,
+):
+    """Add a column of a row of ``pair_sums`` to where its gradient belongs."""
+    if column < 2:
+        d_means2d[i, column] += value
+    elif column < 6:
+        d_splats[i, column] += value
+    else:
+        d_splats[i, HEADER + column - 6] += value
+
+
+class BlockKernels:
+    """Kernels for splats of some channels, and how they are launched.
+
+    Attributes:
+        forward: One warp for each tile, like the next.
+        backward: Arguments of both as those of the kernels in ``blend_cpu``.
+        sum_pairs: One warp for every 32 splats.
+    """
+
+    def __init__(self, n_channels: int) -> None:
+        self.forward = _forward_kernel(n_channels)
+        self.backward = _backward_kernel(n_channels)
+        self.sum_pairs = _sum_kernel(n_channels)
+
+    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Blend tiles."""
+        _launch_warps(self.forward, n_tiles, _with_flat_splats(inputs), device)
+
+    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Fill the rows of the pairs in some tiles."""
+        _launch_warps(self.backward, n_tiles, _with_flat_splats(inputs), device)
+
+    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+        """Add the rows of each splat's pairs to its gradients."""
+        _launch_warps(self.sum_pairs, -(-n_splats // WARP_LANES), [n_splats, *inputs], device)
 
 
 @functools.cache
-def block_kernels(n_channels: int) -> SimpleNamespace:
-    """Kernels ``forward``, ``backward`` and ``sum_pairs`` for splats of ``n_channels`` channels.
+def block_kernels(n_channels: int) -> BlockKernels:
+    """Kernels for splats of ``n_channels`` channels, made once."""
+    return BlockKernels(n_channels)
 
-    The first two are launched with :data:`BLOCK_DIM` threads per tile; arguments as those of
-    ``tile_kernels``.
-    """
-    return SimpleNamespace(
-        forward=_forward_kernel(n_channels),
-        backward=_backward_kernel(n_channels),
-        sum_pairs=_sum_kernel(n_channels),
-    )
+
+def _with_flat_splats(inputs: list[Any]) -> list[Any]:
+    return [*inputs[:7], inputs[7].view(-1), *inputs[8:]]
+
+
+def _launch_warps(kernel: Any, n_warps: int, inputs: list[Any], device: torch.device) -> None:
+    launch_blocks(kernel, n_warps, inputs, device=device, block_dim=WARP_LANES)
 
 
 def _forward_kernel(n_channels: int) -> Any:
     CHANNELS = wp.constant(n_channels)
-    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     Colors = wp.types.matrix(shape=(_PIXELS_EACH, n_channels), dtype=wp.float32)
+    batch_of = batch_functions(n_channels)
+    open_batches, copy_batch = batch_of.open, batch_of.copy
+    wait_for_batch, read_splat = batch_of.wait, batch_of.read
 
-    @wp.kernel(module="unique", module_options=_OPTIONS)
+    @wp.kernel(module="unique", module_options=_OPTIONS, **_LAUNCH)
     def forward(
         first_tile: int,
         width: int,
@@ -100,7 +183,7 @@ def _forward_kernel(n_channels: int) -> Any:
         tiles_x: int,
         offsets: wp.array(dtype=int),
         ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row),
+        splats: wp.array(dtype=float),
         background: wp.array(dtype=float),
         image: wp.array3d(dtype=float),
         transmittance: wp.array2d(dtype=float),
@@ -108,43 +191,57 @@ def _forward_kernel(n_channels: int) -> Any:
     ):
         block, lane = wp.tid()
         tile = first_tile + block
-        x = (tile % tiles_x) * _COLUMNS + lane % _COLUMNS
-        top = (tile / tiles_x) * _COLUMNS + lane / _COLUMNS
+        left = (tile % tiles_x) * _SIDE
+        top = (tile / tiles_x) * _SIDE
+        first_x = left + lane % _WIDTH
+        first_y = top + lane / _WIDTH
         light = Floats(1.0)
         latest = Ints(-1)
         alive = Bits()
         blended = Colors()
         for q in range(_PIXELS):
-            y = top + q * _ROW_STEP
+            x = first_x + (q % _ACROSS) * _WIDTH
+            y = first_y + (q / _ACROSS) * _HEIGHT
             # Pixels that are not blended count as opaque, so that they do not keep a tile going.
             if x < width and y >= top_row and y < end_row:
                 alive[0] = alive[0] | (1 << q)
         begin = offsets[tile]
         end = offsets[tile + 1]
-        for batch in range((end - begin + _THREADS - 1) / _THREADS):
-            own_alive = alive[0]
-            if wp.tile_extract(wp.tile_max(wp.tile(own_alive)), 0) == 0:
+        batches = open_batches()
+        next_id = int(0)
+        if begin < end:
+            copy_batch(batches, 0, lane, ids[wp.min(begin + lane, end - 1)], splats)
+            next_id = ids[wp.min(begin + _LANES + lane, end - 1)]
+        for batch in range((end - begin + _LANES - 1) / _LANES):
+            start = begin + batch * _LANES
+            buffer = batch % 2
+            open_blocks = or_over_lanes(alive[0], lane)
+            if open_blocks == 0:
                 break
-            start = begin + batch * _THREADS
-            own_row = ids[wp.min(start + lane, end - 1)]
-            rows = wp.tile(own_row)
-            batch_splats = wp.tile_load_indexed(
-                splats, indices=rows, shape=(_THREADS,), axis=0, storage="shared"
-            )
-            for j in range(wp.min(_THREADS, end - start)):
-                dx = float(x) - batch_splats[j, 0]
-                if alive[0] != 0 and wp.abs(dx) <= batch_splats[j, 7]:
-                    center_y = batch_splats[j, 1]
-                    xx = half_square(batch_splats[j, 2], dx)
-                    xy = batch_splats[j, 3] * dx
-                    yy = batch_splats[j, 4]
-                    opacity = batch_splats[j, 5]
-                    limit = batch_splats[j, 6]
-                    for q in range(_PIXELS):
-                        dy = float(top + q * _ROW_STEP) - center_y
-                        sigma = xx + xy * dy + half_square(yy, dy)
-                        if (alive[0] & (1 << q)) != 0 and sigma >= 0.0 and sigma <= limit:
-                            alpha = wp.min(opacity * wp.exp(-sigma), _CAP)
+            wait_for_batch()
+            if start + _LANES < end:
+                copy_batch(batches, 1 - buffer, lane, next_id, splats)
+                next_id = ids[wp.min(start + 2 * _LANES + lane, end - 1)]
+            own = read_splat(batches, buffer, lane)
+            own_blocks = int(0)
+            if start + lane < end:
+                own_blocks = open_blocks & touched_blocks(own[0], own[1], own[7], own[8], left, top)
+            waiting = lanes_where(own_blocks, lane)
+            while waiting != 0:
+                j = lowest_bit(waiting)
+                waiting = waiting & (waiting - 1)
+                blocks = read_lane(own_blocks, lane, j)
+                splat = read_splat(batches, buffer, j)
+                dx = offsets_in_x(first_x, splat[0])
+                xx = 0.5 * splat[2] * wp.cw_mul(dx, dx)
+                xy = splat[3] * dx
+                yy = 0.5 * splat[4]
+                for q in range(_PIXELS):
+                    if (blocks & (1 << q)) != 0:
+                        dy = offset_in_y(first_y, q / _ACROSS, splat[1])
+                        sigma = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + yy * dy)
+                        if (alive[0] & (1 << q)) != 0 and sigma >= 0.0 and sigma <= splat[6]:
+                            alpha = wp.min(splat[5] * exp_fast(-sigma), _CAP)
                             if alpha >= _FAINTEST:
                                 after = light[q] * (1.0 - alpha)
                                 if after < _OPAQUE:
@@ -152,11 +249,13 @@ def _forward_kernel(n_channels: int) -> Any:
                                 else:
                                     weight = alpha * light[q]
                                     for c in range(CHANNELS):
-                                        blended[q, c] += weight * batch_splats[j, HEADER + c]
+                                        blended[q, c] += weight * splat[HEADER + c]
                                     light[q] = after
                                     latest[q] = start + j
+        wait_for_batch()
         for q in range(_PIXELS):
-            y = top + q * _ROW_STEP
+            x = first_x + (q % _ACROSS) * _WIDTH
+            y = first_y + (q / _ACROSS) * _HEIGHT
             if x < width and y >= top_row and y < end_row:
                 transmittance[y - top_row, x] = light[q]
                 last[y - top_row, x] = latest[q]
@@ -168,11 +267,16 @@ def _forward_kernel(n_channels: int) -> Any:
 
 def _backward_kernel(n_channels: int) -> Any:
     CHANNELS = wp.constant(n_channels)
-    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
+    WIDTH = wp.constant(6 + n_channels)
+    n_groups = -(-(6 + n_channels) // SUM_COLUMNS)
+    GROUPS = wp.constant(n_groups)
     Colors = wp.types.matrix(shape=(_PIXELS_EACH, n_channels), dtype=wp.float32)
-    Sums = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
+    Sums = wp.types.matrix(shape=(n_groups, SUM_COLUMNS), dtype=wp.float32)
+    batch_of = batch_functions(n_channels)
+    open_batches, copy_batch = batch_of.open, batch_of.copy
+    wait_for_batch, read_splat = batch_of.wait, batch_of.read
 
-    @wp.kernel(module="unique", module_options=_OPTIONS)
+    @wp.kernel(module="unique", module_options=_OPTIONS, **_LAUNCH)
     def backward(
         first_tile: int,
         width: int,
@@ -181,29 +285,30 @@ def _backward_kernel(n_channels: int) -> Any:
         tiles_x: int,
         offsets: wp.array(dtype=int),
         ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row),
+        splats: wp.array(dtype=float),
         background: wp.array(dtype=float),
         transmittance: wp.array2d(dtype=float),
         last: wp.array2d(dtype=int),
         d_image: wp.array3d(dtype=float),
         d_transmittance: wp.array2d(dtype=float),
-        pair_sums: wp.array(dtype=Sums),
+        pair_sums: wp.array2d(dtype=float),
     ):
         block, lane = wp.tid()
         tile = first_tile + block
-        x = (tile % tiles_x) * _COLUMNS + lane % _COLUMNS
-        top = (tile / tiles_x) * _COLUMNS + lane / _COLUMNS
+        left = (tile % tiles_x) * _SIDE
+        top = (tile / tiles_x) * _SIDE
+        first_x = left + lane % _WIDTH
+        first_y = top + lane / _WIDTH
         light = Floats(1.0)
         behind = Floats(0.0)
         latest = Ints(-1)
         d_pixel = Colors()
-        own_end = int(-1)
         for q in range(_PIXELS):
-            y = top + q * _ROW_STEP
+            x = first_x + (q % _ACROSS) * _WIDTH
+            y = first_y + (q / _ACROSS) * _HEIGHT
             if x < width and y >= top_row and y < end_row:
                 light[q] = transmittance[y - top_row, x]
                 latest[q] = last[y - top_row, x]
-                own_end = wp.max(own_end, latest[q])
                 d_end = d_transmittance[y - top_row, x]
                 for c in range(CHANNELS):
                     d_pixel[q, c] = d_image[y - top_row, x, c]
@@ -211,94 +316,151 @@ def _backward_kernel(n_channels: int) -> Any:
                 behind[q] = light[q] * d_end
         begin = offsets[tile]
         first_place = offsets[first_tile]
-        end = wp.max(wp.tile_extract(wp.tile_max(wp.tile(own_end)), 0) + 1, begin)
+        # The last splat that a block blended is kept by the lane of the block's number.
+        end = int(begin)
+        block_last = int(-1)
+        for q in range(_PIXELS):
+            largest = max_over_lanes(latest[q], lane)
+            end = wp.max(end, largest + 1)
+            if lane == q:
+                block_last = largest
         # What lies behind the last splat that any pixel blended has no gradient.
-        for k in range(end + lane, offsets[tile + 1], _THREADS):
-            pair_sums[k - first_place] = Sums()
-        for batch in range((end - begin + _THREADS - 1) / _THREADS):
-            start = end - 1 - batch * _THREADS
-            own_row = ids[wp.max(start - lane, begin)]
-            rows = wp.tile(own_row)
-            batch_splats = wp.tile_load_indexed(
-                splats, indices=rows, shape=(_THREADS,), axis=0, storage="shared"
-            )
-            for j in range(wp.min(_THREADS, start - begin + 1)):
+        for k in range(end, offsets[tile + 1]):
+            for g in range(GROUPS):
+                store_sum(pair_sums, k - first_place, g, WIDTH, lane, 0.0)
+        batches = open_batches()
+        next_id = int(0)
+        if begin < end:
+            copy_batch(batches, 0, lane, ids[wp.max(end - 1 - lane, begin)], splats)
+            next_id = ids[wp.max(end - 1 - _LANES - lane, begin)]
+        for batch in range((end - begin + _LANES - 1) / _LANES):
+            start = end - 1 - batch * _LANES
+            buffer = batch % 2
+            wait_for_batch()
+            if start - _LANES >= begin:
+                copy_batch(batches, 1 - buffer, lane, next_id, splats)
+                next_id = ids[wp.max(start - 2 * _LANES - lane, begin)]
+            own = read_splat(batches, buffer, lane)
+            own_blocks = int(0)
+            for q in range(_PIXELS):
+                if start - lane <= read_lane(block_last, lane, q):
+                    own_blocks = own_blocks | (1 << q)
+            own_blocks = own_blocks & touched_blocks(own[0], own[1], own[7], own[8], left, top)
+            for j in range(wp.min(_LANES, start - begin + 1)):
                 k = start - j
+                blocks = read_lane(own_blocks, lane, j)
                 sums = Sums()
                 touched = Bits()
-                dx = float(x) - batch_splats[j, 0]
-                if k <= own_end and wp.abs(dx) <= batch_splats[j, 7]:
-                    conic = wp.vec3(batch_splats[j, 2], batch_splats[j, 3], batch_splats[j, 4])
-                    xx = half_square(conic[0], dx)
-                    moments = wp.vec3()
+                if blocks != 0:
+                    splat = read_splat(batches, buffer, j)
+                    dx = offsets_in_x(first_x, splat[0])
+                    xx = 0.5 * splat[2] * wp.cw_mul(dx, dx)
+                    xy = splat[3] * dx
+                    yy = 0.5 * splat[4]
                     for q in range(_PIXELS):
-                        dy = float(top + q * _ROW_STEP) - batch_splats[j, 1]
-                        sigma = xx + conic[1] * dx * dy + half_square(conic[2], dy)
-                        if k <= latest[q] and sigma >= 0.0 and sigma <= batch_splats[j, 6]:
-                            falloff = wp.exp(-sigma)
-                            uncapped = batch_splats[j, 5] * falloff
-                            alpha = wp.min(uncapped, _CAP)
-                            if alpha >= _FAINTEST:
-                                touched[0] = 1
-                                inverse = 1.0 / (1.0 - alpha)
-                                before = light[q] * inverse
-                                weight = alpha * before
-                                shade = Shade()
-                                for c in range(CHANNELS):
-                                    shade[0] += d_pixel[q, c] * batch_splats[j, HEADER + c]
-                                    sums[6 + c] += weight * d_pixel[q, c]
-                                # The cap passes the gradient straight through, as in 3DGS.
-                                d_alpha = before * shade[0] - behind[q] * inverse
-                                behind[q] += weight * shade[0]
-                                light[q] = before
-                                d_sigma = uncapped * d_alpha
-                                moments[0] += d_sigma
-                                moments[1] += d_sigma * dy
-                                moments[2] += d_sigma * dy * dy
-                                sums[5] += falloff * d_alpha
-                    shape = shape_gradients(dx, moments, conic)
-                    for c in range(5):
-                        sums[c] = shape[c]
-                if anyone(touched[0]) == 1:
-                    total = wp.tile_sum(wp.tile(sums, preserve_type=True))
-                    wp.tile_store(pair_sums, total, offset=(k - first_place,))
-                elif lane == 0:
-                    pair_sums[k - first_place] = sums
+                        if (blocks & (1 << q)) != 0:
+                            dy = offset_in_y(first_y, q / _ACROSS, splat[1])
+                            sigma = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + yy * dy)
+                            if k <= latest[q] and sigma >= 0.0 and sigma <= splat[6]:
+                                falloff = exp_fast(-sigma)
+                                uncapped = splat[5] * falloff
+                                alpha = wp.min(uncapped, _CAP)
+                                if alpha >= _FAINTEST:
+                                    touched[0] = 1
+                                    inverse = reciprocal_fast(1.0 - alpha)
+                                    before = light[q] * inverse
+                                    weight = alpha * before
+                                    shade = Shade()
+                                    for c in range(CHANNELS):
+                                        shade[0] += d_pixel[q, c] * splat[HEADER + c]
+                                        sums[(6 + c) / SUM_COLUMNS, (6 + c) % SUM_COLUMNS] += (
+                                            weight * d_pixel[q, c]
+                                        )
+                                    # The cap passes the gradient straight through, as in 3DGS.
+                                    d_alpha = before * shade[0] - behind[q] * inverse
+                                    behind[q] += weight * shade[0]
+                                    light[q] = before
+                                    d_sigma = uncapped * d_alpha
+                                    gx = d_sigma * dx[q % _ACROSS]
+                                    gy = d_sigma * dy
+                                    sums[0, 0] += gx
+                                    sums[0, 1] += gy
+                                    sums[0, 2] += gx * dx[q % _ACROSS]
+                                    sums[0, 3] += gx * dy
+                                    sums[0, 4] += gy * dy
+                                    sums[0, 5] += falloff * d_alpha
+                    gx = sums[0, 0]
+                    sums[0, 0] = splat[2] * gx + splat[3] * sums[0, 1]
+                    sums[0, 1] = splat[3] * gx + splat[4] * sums[0, 1]
+                    sums[0, 2] = -0.5 * sums[0, 2]
+                    sums[0, 3] = -sums[0, 3]
+                    sums[0, 4] = -0.5 * sums[0, 4]
+                any_touched = lanes_where(touched[0], lane)
+                for g in range(GROUPS):
+                    total = float(0.0)
+                    if any_touched != 0:
+                        total = sum_columns(sums[g], lane)
+                    store_sum(pair_sums, k - first_place, g, WIDTH, lane, total)
+        wait_for_batch()
 
     return backward
 
 
 def _sum_kernel(n_channels: int) -> Any:
-    CHANNELS = wp.constant(n_channels)
-    Sums = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
+    WIDTH = wp.constant(6 + n_channels)
+    n_groups = -(-(6 + n_channels) // SUM_COLUMNS)
+    GROUPS = wp.constant(n_groups)
+    Sums = wp.types.matrix(shape=(n_groups, SUM_COLUMNS), dtype=wp.float32)
 
-    @wp.kernel(module="unique", module_options={"enable_backward": False})
+    @wp.kernel(module="unique", module_options=_OPTIONS, grid_stride=False)
     def sum_pairs(
-        first: int,
+        n_splats: int,
         first_tile: int,
         end_tile: int,
         offsets: wp.array(dtype=int),
         first_pairs: wp.array(dtype=int),
         counts: wp.array(dtype=int),
         places: wp.array(dtype=int),
-        pair_sums: wp.array(dtype=Sums),
+        pair_sums: wp.array2d(dtype=float),
         d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
     ):
-        i = first + wp.tid()
+        warp, lane = wp.tid()
         begin = offsets[first_tile]
         end = offsets[end_tile]
-        total = Sums()
-        for pair in range(first_pairs[i], first_pairs[i] + counts[i]):
-            place = places[pair]
-            if place >= begin and place < end:
-                total += pair_sums[place - begin]
-        if counts[i] > 0:
-            for c in range(2):
-                d_means2d[i, c] += total[c]
-            for c in range(2, 6):
-                d_splats[i, c] += total[c]
-            for c in range(CHANNELS):
-                d_splats[i, HEADER + c] += total[6 + c]
+        # Large splats may have neighbouring numbers, so a warp takes splats far from each other.
+        n_warps = (n_splats + _LANES - 1) / _LANES
+        own = lane * n_warps + warp
+        own_pair = int(0)
+        own_count = int(0)
+        if own < n_splats:
+            own_pair = first_pairs[own]
+            own_count = counts[own]
+        shared = lanes_where(wp.where(own_count > _MANY, 1, 0), lane)
+        if own_count > 0 and own_count <= _MANY:
+            total = Sums()
+            for pair in range(own_pair, own_pair + own_count):
+                row = places[pair] - begin
+                if row >= 0 and row < end - begin:
+                    for c in range(WIDTH):
+                        total[c / SUM_COLUMNS, c % SUM_COLUMNS] += pair_sums[row, c]
+            for c in range(WIDTH):
+                add_gradient(d_means2d, d_splats, own, c, total[c / SUM_COLUMNS, c % SUM_COLUMNS])
+        while shared != 0:
+            j = lowest_bit(shared)
+            shared = shared & (shared - 1)
+            first_pair = read_lane(own_pair, lane, j)
+            count = read_lane(own_count, lane, j)
+            part = Sums()
+            for pair in range(first_pair + lane, first_pair + count, _LANES):
+                row = places[pair] - begin
+                if row >= 0 and row < end - begin:
+                    for c in range(WIDTH):
+                        part[c / SUM_COLUMNS, c % SUM_COLUMNS] += pair_sums[row, c]
+            for g in range(GROUPS):
+                column_sum = sum_columns(part[g], lane)
+                column = g * SUM_COLUMNS + lane / 2
+                if lane % 2 == 0 and column < WIDTH:
+                    add_gradient(d_means2d, d_splats, j * n_warps + warp, column, column_sum)
 
     return sum_pairs
