@@ -40,7 +40,9 @@ def swap_floats(value: float, lane: int, distance: int) -> float:
     ...
 
 
-@wp.func_native(_exchange("int", "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance"))
+@wp.func_native(
+    _exchange("int", "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance")
+)
 def swap_ints(value: int, lane: int, distance: int) -> int:
     """The same for integers."""
     ...
@@ -82,16 +84,18 @@ def lowest_bit(bits: int) -> int:
     ...
 
 
-# Two units in the last place, and the rounding of x / ln 2.
+# The factor is -1 / (2 ln 2).
 @wp.func_native("""
 #if defined(__CUDA_ARCH__)
-return __expf(x);
+float y;
+asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * -0.72134752f));
+return y;
 #else
-return ::expf(x);
+return ::expf(-0.5f * x);
 #endif
 """)
-def exp_fast(x: float) -> float:
-    """e^x; on a GPU by its table instruction."""
+def gauss(x: float) -> float:
+    """e^(-x/2); on a GPU to two units in the last place, and what rounding the exponent adds."""
     ...
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -89,10 +90,17 @@ NATIVE_OPTIONS = {
 SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
 """What native bodies begin with: eight floats in one vector register."""
 
+_KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
+
 
 @functools.lru_cache(maxsize=4)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="warp")
+
+
+def known_options(**wanted: Any) -> dict[str, Any]:
+    """Options of ``wp.kernel`` that tune, less those that this version of Warp does not know."""
+    return {name: value for name, value in wanted.items() if name in _KERNEL_OPTIONS}
 
 
 def as_array(tensor: Tensor, dtype: Any = None) -> Any:

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import warp as wp
 
-from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
+from gaussian_splatting.rasterization.projection_kernels import HEADER
 from gaussian_splatting.rasterization.splat_batches import batch_functions
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE, TRANSMITTANCE_MIN
-from sugar_utils.warp_launch import launch_blocks
 from sugar_utils.warp_lanes import (
     SUM_COLUMNS,
     WARP_LANES,
-    exp_fast,
+    Columns,
+    gauss,
     lanes_where,
     lowest_bit,
     max_over_lanes,
@@ -33,6 +33,7 @@ from sugar_utils.warp_lanes import (
     reciprocal_fast,
     sum_columns,
 )
+from sugar_utils.warp_launch import as_array, known_options, launch_blocks
 
 _BLOCK_WIDTH = 8
 _BLOCK_HEIGHT = WARP_LANES // _BLOCK_WIDTH
@@ -55,7 +56,7 @@ _OPAQUE = wp.constant(TRANSMITTANCE_MIN)
 _MANY = wp.constant(32)
 """A splat of more pairs is summed by a whole warp: each lane has one at least."""
 _OPTIONS = {"enable_backward": False, "block_dim": WARP_LANES}
-_LAUNCH = {"grid_stride": False, "cuda_max_registers": 128}
+
 
 wp.set_module_options(_OPTIONS)
 
@@ -99,14 +100,17 @@ def offset_in_y(first_y: int, row: int, y: float) -> float:
     return (float(first_y) + float(row * _HEIGHT)) - y
 
 
-@wp.func
+@wp.func_native(
+    """
+const int column = group * SUM_COLUMNS + lane / 2;
+if (lane % 2 == 0 && column < width) pair_sums.data[(size_t)row * width + column] = total;
+""".replace("SUM_COLUMNS", str(SUM_COLUMNS))
+)
 def store_sum(
-    pair_sums: wp.array2d(dtype=float), row: int, group: int, width: int, lane: int, total: float
+    pair_sums: wp.array(dtype=float), row: int, width: int, group: int, lane: int, total: float
 ):
     """Store what :func:`sum_columns` returned: column ``lane / 2`` of a group."""
-    column = group * SUM_COLUMNS + lane / 2
-    if lane % 2 == 0 and column < width:
-        pair_sums[row, column] = total
+    ...
 
 
 @wp.func
@@ -139,18 +143,23 @@ class BlockKernels:
         self.forward = _forward_kernel(n_channels)
         self.backward = _backward_kernel(n_channels)
         self.sum_pairs = _sum_kernel(n_channels)
+        self._row = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
 
     def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Blend tiles."""
-        _launch_warps(self.forward, n_tiles, _with_flat_splats(inputs), device)
+        inputs = [*inputs[:7], inputs[7].view(-1), *inputs[8:]]
+        _launch_warps(self.forward, n_tiles, inputs, device)
 
     def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Fill the rows of the pairs in some tiles."""
-        _launch_warps(self.backward, n_tiles, _with_flat_splats(inputs), device)
+        inputs = [*inputs[:7], inputs[7].view(-1), *inputs[8:-1], inputs[-1].view(-1)]
+        _launch_warps(self.backward, n_tiles, inputs, device)
 
     def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
         """Add the rows of each splat's pairs to its gradients."""
-        _launch_warps(self.sum_pairs, -(-n_splats // WARP_LANES), [n_splats, *inputs], device)
+        rows = as_array(inputs[6], self._row)
+        inputs = [n_splats, *inputs[:6], rows, *inputs[7:]]
+        _launch_warps(self.sum_pairs, -(-n_splats // WARP_LANES), inputs, device)
 
 
 @functools.cache
@@ -159,12 +168,19 @@ def block_kernels(n_channels: int) -> BlockKernels:
     return BlockKernels(n_channels)
 
 
-def _with_flat_splats(inputs: list[Any]) -> list[Any]:
-    return [*inputs[:7], inputs[7].view(-1), *inputs[8:]]
-
-
 def _launch_warps(kernel: Any, n_warps: int, inputs: list[Any], device: torch.device) -> None:
     launch_blocks(kernel, n_warps, inputs, device=device, block_dim=WARP_LANES)
+
+
+def _options(n_channels: int) -> dict[str, Any]:
+    """How blending kernels are compiled.
+
+    Registers for 20, 16, 16 and 12 warps on a multiprocessor; the least that spills next to nothing
+    in the loop over splats.
+    """
+    limits = ((4, 96), (8, 128), (10, 168))
+    most = next((registers for channels, registers in limits if n_channels <= channels), 255)
+    return known_options(grid_stride=False, cuda_max_registers=most)
 
 
 def _forward_kernel(n_channels: int) -> Any:
@@ -174,7 +190,7 @@ def _forward_kernel(n_channels: int) -> Any:
     open_batches, copy_batch = batch_of.open, batch_of.copy
     wait_for_batch, read_splat = batch_of.wait, batch_of.read
 
-    @wp.kernel(module="unique", module_options=_OPTIONS, **_LAUNCH)
+    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels))
     def forward(
         first_tile: int,
         width: int,
@@ -233,15 +249,15 @@ def _forward_kernel(n_channels: int) -> Any:
                 blocks = read_lane(own_blocks, lane, j)
                 splat = read_splat(batches, buffer, j)
                 dx = offsets_in_x(first_x, splat[0])
-                xx = 0.5 * splat[2] * wp.cw_mul(dx, dx)
-                xy = splat[3] * dx
-                yy = 0.5 * splat[4]
+                xx = splat[2] * wp.cw_mul(dx, dx)
+                xy = (2.0 * splat[3]) * dx
+                limit = 2.0 * splat[6]
                 for q in range(_PIXELS):
                     if (blocks & (1 << q)) != 0:
                         dy = offset_in_y(first_y, q / _ACROSS, splat[1])
-                        sigma = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + yy * dy)
-                        if (alive[0] & (1 << q)) != 0 and sigma >= 0.0 and sigma <= splat[6]:
-                            alpha = wp.min(splat[5] * exp_fast(-sigma), _CAP)
+                        square = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + splat[4] * dy)
+                        if (alive[0] & (1 << q)) != 0 and square >= 0.0 and square <= limit:
+                            alpha = wp.min(splat[5] * gauss(square), _CAP)
                             if alpha >= _FAINTEST:
                                 after = light[q] * (1.0 - alpha)
                                 if after < _OPAQUE:
@@ -276,7 +292,7 @@ def _backward_kernel(n_channels: int) -> Any:
     open_batches, copy_batch = batch_of.open, batch_of.copy
     wait_for_batch, read_splat = batch_of.wait, batch_of.read
 
-    @wp.kernel(module="unique", module_options=_OPTIONS, **_LAUNCH)
+    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels))
     def backward(
         first_tile: int,
         width: int,
@@ -291,7 +307,7 @@ def _backward_kernel(n_channels: int) -> Any:
         last: wp.array2d(dtype=int),
         d_image: wp.array3d(dtype=float),
         d_transmittance: wp.array2d(dtype=float),
-        pair_sums: wp.array2d(dtype=float),
+        pair_sums: wp.array(dtype=float),
     ):
         block, lane = wp.tid()
         tile = first_tile + block
@@ -327,7 +343,8 @@ def _backward_kernel(n_channels: int) -> Any:
         # What lies behind the last splat that any pixel blended has no gradient.
         for k in range(end, offsets[tile + 1]):
             for g in range(GROUPS):
-                store_sum(pair_sums, k - first_place, g, WIDTH, lane, 0.0)
+                store_sum(pair_sums, k - first_place, WIDTH, g, lane, 0.0)
+        sums = Sums()
         batches = open_batches()
         next_id = int(0)
         if begin < end:
@@ -349,20 +366,19 @@ def _backward_kernel(n_channels: int) -> Any:
             for j in range(wp.min(_LANES, start - begin + 1)):
                 k = start - j
                 blocks = read_lane(own_blocks, lane, j)
-                sums = Sums()
                 touched = Bits()
                 if blocks != 0:
                     splat = read_splat(batches, buffer, j)
                     dx = offsets_in_x(first_x, splat[0])
-                    xx = 0.5 * splat[2] * wp.cw_mul(dx, dx)
-                    xy = splat[3] * dx
-                    yy = 0.5 * splat[4]
+                    xx = splat[2] * wp.cw_mul(dx, dx)
+                    xy = (2.0 * splat[3]) * dx
+                    limit = 2.0 * splat[6]
                     for q in range(_PIXELS):
                         if (blocks & (1 << q)) != 0:
                             dy = offset_in_y(first_y, q / _ACROSS, splat[1])
-                            sigma = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + yy * dy)
-                            if k <= latest[q] and sigma >= 0.0 and sigma <= splat[6]:
-                                falloff = exp_fast(-sigma)
+                            square = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + splat[4] * dy)
+                            if k <= latest[q] and square >= 0.0 and square <= limit:
+                                falloff = gauss(square)
                                 uncapped = splat[5] * falloff
                                 alpha = wp.min(uncapped, _CAP)
                                 if alpha >= _FAINTEST:
@@ -400,7 +416,10 @@ def _backward_kernel(n_channels: int) -> Any:
                     total = float(0.0)
                     if any_touched != 0:
                         total = sum_columns(sums[g], lane)
-                    store_sum(pair_sums, k - first_place, g, WIDTH, lane, total)
+                    store_sum(pair_sums, k - first_place, WIDTH, g, lane, total)
+                # A zero that the compiler does not recognise: it would write the known one again
+                # at every way out of the first block.
+                sums = Sums(0.0 * light[0])
         wait_for_batch()
 
     return backward
@@ -410,9 +429,9 @@ def _sum_kernel(n_channels: int) -> Any:
     WIDTH = wp.constant(6 + n_channels)
     n_groups = -(-(6 + n_channels) // SUM_COLUMNS)
     GROUPS = wp.constant(n_groups)
-    Sums = wp.types.matrix(shape=(n_groups, SUM_COLUMNS), dtype=wp.float32)
+    Sums = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
 
-    @wp.kernel(module="unique", module_options=_OPTIONS, grid_stride=False)
+    @wp.kernel(module="unique", module_options=_OPTIONS, **known_options(grid_stride=False))
     def sum_pairs(
         n_splats: int,
         first_tile: int,
@@ -421,7 +440,7 @@ def _sum_kernel(n_channels: int) -> Any:
         first_pairs: wp.array(dtype=int),
         counts: wp.array(dtype=int),
         places: wp.array(dtype=int),
-        pair_sums: wp.array2d(dtype=float),
+        pair_sums: wp.array(dtype=Sums),
         d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
     ):
@@ -442,10 +461,9 @@ def _sum_kernel(n_channels: int) -> Any:
             for pair in range(own_pair, own_pair + own_count):
                 row = places[pair] - begin
                 if row >= 0 and row < end - begin:
-                    for c in range(WIDTH):
-                        total[c / SUM_COLUMNS, c % SUM_COLUMNS] += pair_sums[row, c]
+                    total += pair_sums[row]
             for c in range(WIDTH):
-                add_gradient(d_means2d, d_splats, own, c, total[c / SUM_COLUMNS, c % SUM_COLUMNS])
+                add_gradient(d_means2d, d_splats, own, c, total[c])
         while shared != 0:
             j = lowest_bit(shared)
             shared = shared & (shared - 1)
@@ -455,10 +473,13 @@ def _sum_kernel(n_channels: int) -> Any:
             for pair in range(first_pair + lane, first_pair + count, _LANES):
                 row = places[pair] - begin
                 if row >= 0 and row < end - begin:
-                    for c in range(WIDTH):
-                        part[c / SUM_COLUMNS, c % SUM_COLUMNS] += pair_sums[row, c]
+                    part += pair_sums[row]
             for g in range(GROUPS):
-                column_sum = sum_columns(part[g], lane)
+                columns = Columns()
+                for c in range(SUM_COLUMNS):
+                    if g * SUM_COLUMNS + c < WIDTH:
+                        columns[c] = part[g * SUM_COLUMNS + c]
+                column_sum = sum_columns(columns, lane)
                 column = g * SUM_COLUMNS + lane / 2
                 if lane % 2 == 0 and column < WIDTH:
                     add_gradient(d_means2d, d_splats, j * n_warps + warp, column, column_sum)

@@ -21,17 +21,23 @@ typedef BATCH_PIECE Piece;
 char* target = (char*)batches + (size_t)buffer * WARP_LANES * BATCH_PITCH;
 const char* source = (const char*)splats.data;
 #pragma unroll
-for (int i = 0; i < BATCH_PIECES; i++) {
-    const int piece = lane + WARP_LANES * i, row = piece / BATCH_PIECES, k = piece % BATCH_PIECES;
+for (int step = 0; step < BATCH_TEAM; step++) {
+    const int row = lane / BATCH_TEAM + step * (WARP_LANES / BATCH_TEAM);
     const size_t id = (size_t)__shfl_sync(0xffffffffu, own_id, row);
-    const Piece* from = (const Piece*)(source + id * BATCH_ROW) + k;
-    Piece* to = (Piece*)(target + row * BATCH_PITCH) + k;
+    const Piece* from = (const Piece*)(source + id * BATCH_ROW);
+    Piece* to = (Piece*)(target + row * BATCH_PITCH);
+    #pragma unroll
+    for (int first = 0; first < BATCH_PIECES; first += BATCH_TEAM) {
+        const int k = first + lane % BATCH_TEAM;
+        if (k >= BATCH_PIECES) continue;
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-        :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "n"(sizeof(Piece)) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+            :: "r"((unsigned)__cvta_generic_to_shared(to + k)), "l"(from + k), "n"(sizeof(Piece))
+            : "memory");
 #else
-    *to = *from;
+        to[k] = from[k];
 #endif
+    }
 }
 #else
 float* to = (float*)batches + (buffer * WARP_LANES + lane) * (BATCH_PITCH / 4);
@@ -90,11 +96,15 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     floats = SPLAT_HEADER + n_channels
     pitch = -(-floats // 4) * 4
     Padded = wp.types.vector(length=pitch, dtype=wp.float32)
+    pieces = floats // 4 if pitch == floats else floats
+    # Lanes that copy one row: as many as it has pieces, rounded up to a power of two.
+    team = 8 if pieces > 16 else 1 << (pieces - 1).bit_length()
     constants = {
         "WARP_LANES": str(WARP_LANES),
         "BATCH_PITCH": str(4 * pitch),
         "BATCH_ROW": str(4 * floats),
-        "BATCH_PIECES": str(floats // 4 if pitch == floats else floats),
+        "BATCH_PIECES": str(pieces),
+        "BATCH_TEAM": str(team),
         "BATCH_PIECE": "float4" if pitch == floats else "float",
     }
 
@@ -117,6 +127,4 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     @wp.func_native(of_width(_READ))
     def read_splat(batches: wp.uint64, buffer: int, row: int) -> Padded: ...
 
-    return SimpleNamespace(
-        open=open_batches, copy=copy_batch, wait=wait_for_batch, read=read_splat
-    )
+    return SimpleNamespace(open=open_batches, copy=copy_batch, wait=wait_for_batch, read=read_splat)
