@@ -162,7 +162,13 @@ def launch(
 
 
 def launch_blocks(
-    kernel: Any, n_blocks: int, inputs: Sequence[Any], *, device: torch.device, block_dim: int
+    kernel: Any,
+    n_blocks: int,
+    inputs: Sequence[Any],
+    *,
+    device: torch.device,
+    block_dim: int,
+    together: int = 1,
 ) -> None:
     """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
 
@@ -175,16 +181,16 @@ def launch_blocks(
         inputs: Kernel arguments; tensors go through :func:`as_array`.
         device: Where the tensors live.
         block_dim: Threads per block; the kernel's module must be made for it.
+        together: So many blocks are one on a GPU; for blocks that are warps and share nothing.
     """
     if n_blocks == 0:
         return
     arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
-        stream = _torch_stream(device)
-        wp.launch_tiled(
-            kernel, dim=[n_blocks], inputs=arguments, stream=stream, block_dim=block_dim
-        )
+        stream, n_threads = _torch_stream(device), together * block_dim
+        shape = (n_blocks, block_dim)
+        wp.launch(kernel, shape, arguments, stream=stream, block_dim=n_threads)
         return
     allowed = wp.config.enable_cpu_blocks
     wp.config.enable_cpu_blocks = True

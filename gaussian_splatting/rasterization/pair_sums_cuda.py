@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of the gradient rows of a splat's pairs on GPUs, in an order that no launch changes.
+
+A pair of a tile and a splat owns a row: two columns for the centre, four for conic and opacity, one
+for each channel. A lane adds up the rows of one splat, one after the other. Splats of many pairs
+are taken by all lanes of a warp, each every 32nd row, and the 32 sums are added in a fixed tree.
+"""
+
+from typing import Any
+
+import warp as wp
+
+from gaussian_splatting.rasterization.projection_kernels import HEADER
+from sugar_utils.warp_lanes import (
+    SUM_COLUMNS,
+    WARP_LANES,
+    Columns,
+    lanes_where,
+    lowest_bit,
+    read_lane,
+    sum_columns,
+)
+from sugar_utils.warp_launch import known_options
+
+WARPS_THAT_SUM = 4
+"""In one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks."""
+
+SPLAT_COLUMNS = 6
+"""Columns of a row before those of the channels."""
+
+_LANES = wp.constant(WARP_LANES)
+_COLUMNS = wp.constant(SUM_COLUMNS)
+_SPLAT_COLUMNS = wp.constant(SPLAT_COLUMNS)
+_MANY = wp.constant(16)
+"""Splats of more pairs are taken by a whole warp: the fewest instructions for a million splats."""
+
+
+@wp.func_native(f"""
+const int column = group * {SUM_COLUMNS} + lane / 2;
+if (lane % 2 == 0 && column < width) pair_sums.data[(size_t)row * width + column] = total;
+""")
+def store_sum(
+    pair_sums: wp.array(dtype=float), row: int, width: int, group: int, lane: int, total: float
+):
+    """Store what :func:`sum_columns` returned for some group of columns."""
+    ...
+
+
+@wp.func
+def add_gradient(
+    d_means2d: wp.array2d(dtype=float),
+    d_splats: wp.array2d(dtype=float),
+    i: int,
+    column: int,
+    value: float,
+):
+    """Add a column of a splat's sum to where its gradient belongs."""
+    if column < 2:
+        d_means2d[i, column] += value
+    elif column < _SPLAT_COLUMNS:
+        d_splats[i, column] += value
+    else:
+        d_splats[i, HEADER + column - _SPLAT_COLUMNS] += value
+
+
+def sum_kernel(n_channels: int) -> Any:
+    """Kernel for one warp for every 32 splats; arguments as those of the kernel in ``blend_cpu``."""
+    width = SPLAT_COLUMNS + n_channels
+    WIDTH = wp.constant(width)
+    GROUPS = wp.constant(-(-width // SUM_COLUMNS))
+    Sums = wp.types.vector(length=width, dtype=wp.float32)
+    options = {"enable_backward": False, "block_dim": WARPS_THAT_SUM * WARP_LANES}
+
+    @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
+    def sum_pairs(
+        n_splats: int,
+        first_tile: int,
+        end_tile: int,
+        offsets: wp.array(dtype=int),
+        first_pairs: wp.array(dtype=int),
+        counts: wp.array(dtype=int),
+        places: wp.array(dtype=int),
+        pair_sums: wp.array(dtype=Sums),
+        d_means2d: wp.array2d(dtype=float),
+        d_splats: wp.array2d(dtype=float),
+    ):
+        warp, lane = wp.tid()
+        begin = offsets[first_tile]
+        end = offsets[end_tile]
+        # Large splats may have neighbouring numbers, so a warp takes splats far from each other.
+        n_warps = (n_splats + _LANES - 1) / _LANES
+        own = lane * n_warps + warp
+        own_pair = int(0)
+        own_count = int(0)
+        if own < n_splats:
+            own_pair = first_pairs[own]
+            own_count = counts[own]
+        if own_count > 0 and own_count <= _MANY:
+            total = Sums()
+            for pair in range(own_pair, own_pair + own_count):
+                place = places[pair]
+                if place >= begin and place < end:
+                    total += pair_sums[place - begin]
+            for c in range(WIDTH):
+                add_gradient(d_means2d, d_splats, own, c, total[c])
+        waiting = lanes_where(wp.where(own_count > _MANY, 1, 0), lane)
+        while waiting != 0:
+            j = lowest_bit(waiting)
+            waiting = waiting & (waiting - 1)
+            first_pair = read_lane(own_pair, lane, j)
+            count = read_lane(own_count, lane, j)
+            part = Sums()
+            for pair in range(first_pair + lane, first_pair + count, _LANES):
+                place = places[pair]
+                if place >= begin and place < end:
+                    part += pair_sums[place - begin]
+            for g in range(GROUPS):
+                columns = Columns()
+                for c in range(_COLUMNS):
+                    if g * _COLUMNS + c < WIDTH:
+                        columns[c] = part[g * _COLUMNS + c]
+                total_of_column = sum_columns(columns, lane)
+                column = g * _COLUMNS + lane / 2
+                if lane % 2 == 0 and column < WIDTH:
+                    add_gradient(d_means2d, d_splats, j * n_warps + warp, column, total_of_column)
+
+    return sum_pairs
