@@ -2,10 +2,10 @@
 """Tile kernels for GPUs; on the CPU they run as fibers, for tests.
 
 A warp blends a tile, each lane eight pixels (``pixel_blocks``). Splats come in batches of 32
-(``splat_batches``), of which a lane tests one: which blocks of pixels its box touches. What the warp
-then does with a splat is decided by these eight bits, which all lanes know, so blocks that it does
-not touch cost nothing. On the way back a lane first adds up its own eight pixels; the warp then
-adds up the columns of 32 lanes in 16 exchanges and stores the sums at once, in the row of
+(``splat_batches``), of which a lane tests one: which blocks of pixels its box touches. What the
+warp then does with a splat is decided by these eight bits, which all lanes know, so blocks that it
+does not touch cost nothing. On the way back a lane first adds up its own eight pixels; the warp
+then adds up the columns of 32 lanes in 16 exchanges and stores the sums at once, in the row of
 ``pair_sums`` that the pair owns. Nothing is added atomically. The numerics are those of the bodies
 in ``native/``, but for the rounding of exponentials and reciprocals.
 """
@@ -19,16 +19,19 @@ import warp as wp
 from gaussian_splatting.rasterization.pair_sums_cuda import (
     SPLAT_COLUMNS,
     WARPS_THAT_SUM,
-    store_sum,
+    store_row_function,
     sum_kernel,
 )
 from gaussian_splatting.rasterization.pixel_blocks import (
     BLOCKS,
     BLOCKS_ACROSS,
+    Places,
     blocks_that_reach,
     first_pixel,
+    form_at,
+    form_of,
+    last_of_blocks,
     offset_in_y,
-    offsets_in_x,
     pixel_in_block,
     tile_corner,
     touched_blocks,
@@ -47,7 +50,6 @@ from sugar_utils.warp_lanes import (
     or_over_lanes,
     read_lane,
     reciprocal_fast,
-    sum_columns,
 )
 from sugar_utils.warp_launch import as_array, known_options, launch_blocks
 
@@ -70,7 +72,6 @@ wp.set_module_options(_OPTIONS)
 # What changes inside a condition is an element of a vector, which is changed in place. A scalar
 # would be a new variable merged with the old one, and keep both in registers around the loop.
 Floats = wp.types.vector(length=BLOCKS, dtype=wp.float32)
-Ints = wp.types.vector(length=BLOCKS, dtype=wp.int32)
 Bits = wp.types.vector(length=1, dtype=wp.int32)
 Shade = wp.types.vector(length=1, dtype=wp.float32)
 
@@ -121,18 +122,16 @@ def _options(n_channels: int) -> dict[str, Any]:
 
 
 @wp.func
-def shape_gradients(sums: Columns, xx: float, xy: float, yy: float) -> Columns:
+def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
     """The first five columns: gradients of centre and conic, from sums of dL/dsigma times offsets.
 
     Args:
         sums: Of dL/dsigma times dx, dy, dx^2, dx dy and dy^2, and columns that stay.
-        xx: Conic.
-        xy: Conic.
-        yy: Conic.
+        conic: Of the splat.
     """
     result = sums
-    result[0] = xx * sums[0] + xy * sums[1]
-    result[1] = xy * sums[0] + yy * sums[1]
+    result[0] = conic[0] * sums[0] + conic[1] * sums[1]
+    result[1] = conic[1] * sums[0] + conic[2] * sums[1]
     result[2] = -0.5 * sums[2]
     result[3] = -sums[3]
     result[4] = -0.5 * sums[4]
@@ -143,30 +142,21 @@ def _forward_kernel(n_channels: int) -> Any:
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
     batch_of = batch_functions(n_channels)
-    open_batches, copy_batch = batch_of.open, batch_of.copy
-    wait_for_batch, read_splat = batch_of.wait, batch_of.read
 
     @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels))
     def forward(
-        first_tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets: wp.array(dtype=int),
-        ids: wp.array(dtype=int),
-        splats: wp.array(dtype=float),
-        background: wp.array(dtype=float),
-        image: wp.array3d(dtype=float),
-        transmittance: wp.array2d(dtype=float),
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
+        splats: wp.array(dtype=float), background: wp.array(dtype=float),
+        image: wp.array3d(dtype=float), transmittance: wp.array2d(dtype=float),
         last: wp.array2d(dtype=int),
-    ):
+    ):  # fmt: skip
         warp, lane = wp.tid()
         tile = first_tile + warp
         corner = tile_corner(tile, tiles_x)
         first = first_pixel(corner, lane)
         light = Floats(1.0)
-        latest = Ints(-1)
+        latest = Places(-1)
         alive = Bits()
         blended = Colors()
         for q in range(_BLOCKS):
@@ -176,10 +166,10 @@ def _forward_kernel(n_channels: int) -> Any:
                 alive[0] = alive[0] | (1 << q)
         begin = offsets[tile]
         end = offsets[tile + 1]
-        batches = open_batches()
+        batches = batch_of.open()
         next_id = int(0)
         if begin < end:
-            copy_batch(batches, 0, lane, ids[wp.min(begin + lane, end - 1)], splats)
+            batch_of.copy(batches, 0, lane, ids[wp.min(begin + lane, end - 1)], splats)
             next_id = ids[wp.min(begin + _LANES + lane, end - 1)]
         for batch in range((end - begin + _LANES - 1) / _LANES):
             start = begin + batch * _LANES
@@ -187,11 +177,11 @@ def _forward_kernel(n_channels: int) -> Any:
             open_blocks = or_over_lanes(alive[0], lane)
             if open_blocks == 0:
                 break
-            wait_for_batch()
+            batch_of.wait()
             if start + _LANES < end:
-                copy_batch(batches, 1 - buffer, lane, next_id, splats)
+                batch_of.copy(batches, 1 - buffer, lane, next_id, splats)
                 next_id = ids[wp.min(start + 2 * _LANES + lane, end - 1)]
-            own = read_splat(batches, buffer, lane)
+            own = batch_of.read(batches, buffer, lane)
             own_blocks = int(0)
             if start + lane < end:
                 own_blocks = open_blocks & touched_blocks(corner, own[0], own[1], own[7], own[8])
@@ -200,15 +190,14 @@ def _forward_kernel(n_channels: int) -> Any:
                 j = lowest_bit(waiting)
                 waiting = waiting & (waiting - 1)
                 blocks = read_lane(own_blocks, lane, j)
-                splat = read_splat(batches, buffer, j)
-                dx = offsets_in_x(first, splat[0])
-                xx = splat[2] * wp.cw_mul(dx, dx)
-                xy = (2.0 * splat[3]) * dx
+                splat = batch_of.read(batches, buffer, j)
+                conic = wp.vec3(splat[2], splat[3], splat[4])
+                form = form_of(first, splat[0], splat[1], conic)
                 limit = 2.0 * splat[6]
                 for q in range(_BLOCKS):
                     if (blocks & (1 << q)) != 0:
-                        dy = offset_in_y(first, q, splat[1])
-                        square = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + splat[4] * dy)
+                        dy = offset_in_y(form, q)
+                        square = form_at(form, q, dy)
                         if (alive[0] & (1 << q)) != 0 and square >= 0.0 and square <= limit:
                             alpha = wp.min(splat[5] * gauss(square), _CAP)
                             if alpha >= _FAINTEST:
@@ -222,7 +211,7 @@ def _forward_kernel(n_channels: int) -> Any:
                                     light[q] = after
                                     latest[q] = start + j
         # Nothing may still be on its way into the memory of a warp that ends.
-        wait_for_batch()
+        batch_of.wait()
         for q in range(_BLOCKS):
             at = pixel_in_block(first, q)
             if at[0] < width and at[1] >= top_row and at[1] < end_row:
@@ -234,45 +223,27 @@ def _forward_kernel(n_channels: int) -> Any:
     return forward
 
 
-def _backward_kernel(n_channels: int) -> Any:
-    CHANNELS = wp.constant(n_channels)
-    WIDTH = wp.constant(SPLAT_COLUMNS + n_channels)
-    n_groups = -(-(SPLAT_COLUMNS + n_channels) // SUM_COLUMNS)
-    GROUPS = wp.constant(n_groups)
-    Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
-    Sums = wp.types.matrix(shape=(n_groups, SUM_COLUMNS), dtype=wp.float32)
-    batch_of = batch_functions(n_channels)
-    open_batches, copy_batch = batch_of.open, batch_of.copy
-    wait_for_batch, read_splat = batch_of.wait, batch_of.read
+def _loading_function(n_channels: int) -> wp.Function:
+    """Loads what the way back begins with.
 
-    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels))
-    def backward(
-        first_tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets: wp.array(dtype=int),
-        ids: wp.array(dtype=int),
-        splats: wp.array(dtype=float),
+    Returns:
+        ``load(...)``, which returns for a lane's eight pixels: the light behind the last splat, the
+        gradient to what is behind it, its place, and the gradient to the channels.
+    """
+    CHANNELS = wp.constant(n_channels)
+    Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
+
+    @wp.func
+    def load_pixels(
+        first: wp.vec2i, width: int, top_row: int, end_row: int,
         background: wp.array(dtype=float),
-        transmittance: wp.array2d(dtype=float),
-        last: wp.array2d(dtype=int),
-        d_image: wp.array3d(dtype=float),
-        d_transmittance: wp.array2d(dtype=float),
-        pair_sums: wp.array(dtype=float),
-    ):
-        warp, lane = wp.tid()
-        tile = first_tile + warp
-        corner = tile_corner(tile, tiles_x)
-        first = first_pixel(corner, lane)
+        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
+        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+    ):  # fmt: skip
         light = Floats(1.0)
         behind = Floats(0.0)
-        latest = Ints(-1)
+        latest = Places(-1)
         d_pixel = Colors()
-        begin = offsets[tile]
-        end = int(begin)
-        block_last = int(-1)
         for q in range(_BLOCKS):
             at = pixel_in_block(first, q)
             if at[0] < width and at[1] >= top_row and at[1] < end_row:
@@ -283,45 +254,70 @@ def _backward_kernel(n_channels: int) -> Any:
                     d_pixel[q, c] = d_image[at[1] - top_row, at[0], c]
                     d_end += d_pixel[q, c] * background[c]
                 behind[q] = light[q] * d_end
-            last_of_block = max_over_lanes(latest[q], lane)
-            end = wp.max(end, last_of_block + 1)
-            if lane == q:
-                block_last = last_of_block
-        # What lies behind the last splat that any pixel blended has no gradient.
+        return light, behind, latest, d_pixel
+
+    return load_pixels
+
+
+def _backward_kernel(n_channels: int) -> Any:
+    CHANNELS = wp.constant(n_channels)
+    load_pixels = _loading_function(n_channels)
+    Sums, store_row = store_row_function(n_channels)
+    batch_of = batch_functions(n_channels)
+
+    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels))
+    def backward(
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
+        splats: wp.array(dtype=float), background: wp.array(dtype=float),
+        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
+        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+        pair_sums: wp.array(dtype=float),
+    ):  # fmt: skip
+        warp, lane = wp.tid()
+        tile = first_tile + warp
+        corner = tile_corner(tile, tiles_x)
+        first = first_pixel(corner, lane)
+        light, behind, latest, d_pixel = load_pixels(
+            first, width, top_row, end_row, background, transmittance, last, d_image,
+            d_transmittance,
+        )  # fmt: skip
+        kept = last_of_blocks(latest, lane)
+        begin = offsets[tile]
+        end = wp.max(max_over_lanes(kept, lane) + 1, begin)
         first_place = offsets[first_tile]
-        for k in range(end, offsets[tile + 1]):
-            for g in range(GROUPS):
-                store_sum(pair_sums, k - first_place, WIDTH, g, lane, 0.0)
         sums = Sums()
-        batches = open_batches()
+        # What lies behind the last splat that any pixel blended has no gradient.
+        for k in range(end, offsets[tile + 1]):
+            store_row(pair_sums, k - first_place, sums, 0, lane)
+        batches = batch_of.open()
         next_id = int(0)
         if begin < end:
-            copy_batch(batches, 0, lane, ids[wp.max(end - 1 - lane, begin)], splats)
+            batch_of.copy(batches, 0, lane, ids[wp.max(end - 1 - lane, begin)], splats)
             next_id = ids[wp.max(end - 1 - _LANES - lane, begin)]
         for batch in range((end - begin + _LANES - 1) / _LANES):
             start = end - 1 - batch * _LANES
             buffer = batch % 2
-            wait_for_batch()
+            batch_of.wait()
             if start - _LANES >= begin:
-                copy_batch(batches, 1 - buffer, lane, next_id, splats)
+                batch_of.copy(batches, 1 - buffer, lane, next_id, splats)
                 next_id = ids[wp.max(start - 2 * _LANES - lane, begin)]
-            own = read_splat(batches, buffer, lane)
+            own = batch_of.read(batches, buffer, lane)
             own_blocks = touched_blocks(corner, own[0], own[1], own[7], own[8])
-            own_blocks = own_blocks & blocks_that_reach(block_last, start - lane, lane)
+            own_blocks = own_blocks & blocks_that_reach(kept, start - lane, lane)
             for j in range(wp.min(_LANES, start - begin + 1)):
                 k = start - j
                 blocks = read_lane(own_blocks, lane, j)
                 touched = Bits()
                 if blocks != 0:
-                    splat = read_splat(batches, buffer, j)
-                    dx = offsets_in_x(first, splat[0])
-                    xx = splat[2] * wp.cw_mul(dx, dx)
-                    xy = (2.0 * splat[3]) * dx
+                    splat = batch_of.read(batches, buffer, j)
+                    conic = wp.vec3(splat[2], splat[3], splat[4])
+                    form = form_of(first, splat[0], splat[1], conic)
                     limit = 2.0 * splat[6]
                     for q in range(_BLOCKS):
                         if (blocks & (1 << q)) != 0:
-                            dy = offset_in_y(first, q, splat[1])
-                            square = xx[q % _ACROSS] + dy * (xy[q % _ACROSS] + splat[4] * dy)
+                            dy = offset_in_y(form, q)
+                            square = form_at(form, q, dy)
                             if k <= latest[q] and square >= 0.0 and square <= limit:
                                 falloff = gauss(square)
                                 uncapped = splat[5] * falloff
@@ -343,24 +339,20 @@ def _backward_kernel(n_channels: int) -> Any:
                                     behind[q] += weight * shade[0]
                                     light[q] = before
                                     d_sigma = uncapped * d_alpha
-                                    gx = d_sigma * dx[q % _ACROSS]
+                                    gx = d_sigma * form.dx[q % _ACROSS]
                                     gy = d_sigma * dy
                                     sums[0, 0] += gx
                                     sums[0, 1] += gy
-                                    sums[0, 2] += gx * dx[q % _ACROSS]
+                                    sums[0, 2] += gx * form.dx[q % _ACROSS]
                                     sums[0, 3] += gx * dy
                                     sums[0, 4] += gy * dy
                                     sums[0, 5] += falloff * d_alpha
-                    sums[0] = shape_gradients(sums[0], splat[2], splat[3], splat[4])
+                    sums[0] = shape_gradients(sums[0], conic)
                 any_touched = lanes_where(touched[0], lane)
-                for g in range(GROUPS):
-                    total = float(0.0)
-                    if any_touched != 0:
-                        total = sum_columns(sums[g], lane)
-                    store_sum(pair_sums, k - first_place, WIDTH, g, lane, total)
+                store_row(pair_sums, k - first_place, sums, any_touched, lane)
                 # A zero that the compiler does not know: it would write the known one again at
                 # every way out of the first block.
                 sums = Sums(0.0 * light[0])
-        wait_for_batch()
+        batch_of.wait()
 
     return backward

@@ -6,6 +6,7 @@ for each channel. A lane adds up the rows of one splat, one after the other. Spl
 are taken by all lanes of a warp, each every 32nd row, and the 32 sums are added in a fixed tree.
 """
 
+import functools
 from typing import Any
 
 import warp as wp
@@ -46,6 +47,31 @@ def store_sum(
     ...
 
 
+@functools.cache
+def store_row_function(n_channels: int) -> tuple[type, wp.Function]:
+    """The type of a lane's part of a row, and what adds up the parts and stores the row.
+
+    Returns:
+        A matrix of groups of 16 columns; ``store(pair_sums, row, part, any_part, lane)``, which
+        stores zeros if no lane has a part.
+    """
+    width = SPLAT_COLUMNS + n_channels
+    WIDTH = wp.constant(width)
+    n_groups = -(-width // SUM_COLUMNS)
+    GROUPS = wp.constant(n_groups)
+    Part = wp.types.matrix(shape=(n_groups, SUM_COLUMNS), dtype=wp.float32)
+
+    @wp.func
+    def store_row(pair_sums: wp.array(dtype=float), row: int, part: Part, any_part: int, lane: int):
+        for g in range(GROUPS):
+            total = float(0.0)
+            if any_part != 0:
+                total = sum_columns(part[g], lane)
+            store_sum(pair_sums, row, WIDTH, g, lane, total)
+
+    return Part, store_row
+
+
 @wp.func
 def add_gradient(
     d_means2d: wp.array2d(dtype=float),
@@ -64,7 +90,7 @@ def add_gradient(
 
 
 def sum_kernel(n_channels: int) -> Any:
-    """Kernel for one warp for every 32 splats; arguments as those of the kernel in ``blend_cpu``."""
+    """Kernel of one warp for every 32 splats; arguments as those of the kernel in ``blend_cpu``."""
     width = SPLAT_COLUMNS + n_channels
     WIDTH = wp.constant(width)
     GROUPS = wp.constant(-(-width // SUM_COLUMNS))

@@ -7,7 +7,7 @@ Blocks are numbered row by row, and so are lanes within a block. A set of blocks
 import warp as wp
 
 from gaussian_splatting.rasterization.view import TILE
-from sugar_utils.warp_lanes import WARP_LANES, read_lane
+from sugar_utils.warp_lanes import WARP_LANES, max_over_lanes, read_lane
 
 _WIDTH = 8
 _HEIGHT = WARP_LANES // _WIDTH
@@ -25,6 +25,8 @@ _TO_LAST_ROW = wp.constant(float(_HEIGHT - 1))
 
 Offsets = wp.types.vector(length=BLOCKS_ACROSS, dtype=wp.float32)
 """One number for each block of a row."""
+
+Places = wp.types.vector(length=BLOCKS, dtype=wp.int32)
 
 
 @wp.func
@@ -45,19 +47,51 @@ def pixel_in_block(first: wp.vec2i, block: int) -> wp.vec2i:
     return first + wp.vec2i((block % _ACROSS) * _PIXELS_ACROSS, (block / _ACROSS) * _PIXELS_DOWN)
 
 
+@wp.struct
+class Form:
+    """The quadratic form d^T conic d of a splat, as far as it is known for a lane's two columns.
+
+    Attributes:
+        dx: From the centre to the lane's pixels.
+        xx: Their part of the form.
+        xy: Its slope in dy there.
+        yy: Its curvature.
+        first_y: Row of the lane's pixel in the first block.
+        y: Of the centre.
+    """
+
+    dx: Offsets
+    xx: Offsets
+    xy: Offsets
+    yy: float
+    first_y: float
+    y: float
+
+
 @wp.func
-def offsets_in_x(first: wp.vec2i, x: float) -> Offsets:
-    """From a splat's centre to a lane's pixels in the blocks of a row."""
-    d = Offsets()
+def form_of(first: wp.vec2i, x: float, y: float, conic: wp.vec3) -> Form:
+    """The form of a splat, from its centre and conic."""
+    form = Form()
     for i in range(_ACROSS):
-        d[i] = (float(first[0]) + float(i * _PIXELS_ACROSS)) - x
-    return d
+        form.dx[i] = (float(first[0]) + float(i * _PIXELS_ACROSS)) - x
+    form.xx = conic[0] * wp.cw_mul(form.dx, form.dx)
+    form.xy = (2.0 * conic[1]) * form.dx
+    form.yy = conic[2]
+    form.first_y = float(first[1])
+    form.y = y
+    return form
 
 
 @wp.func
-def offset_in_y(first: wp.vec2i, block: int, y: float) -> float:
+def offset_in_y(form: Form, block: int) -> float:
     """From a splat's centre to a lane's pixel in a block."""
-    return (float(first[1]) + float((block / _ACROSS) * _PIXELS_DOWN)) - y
+    return (form.first_y + float((block / _ACROSS) * _PIXELS_DOWN)) - form.y
+
+
+@wp.func
+def form_at(form: Form, block: int, dy: float) -> float:
+    """The value of the form at a lane's pixel in a block, twice the exponent."""
+    return form.xx[block % _ACROSS] + dy * (form.xy[block % _ACROSS] + form.yy * dy)
 
 
 @wp.func
@@ -77,10 +111,21 @@ def touched_blocks(corner: wp.vec2i, x: float, y: float, reach_x: float, reach_y
 
 
 @wp.func
-def blocks_that_reach(block_last: int, place: int, lane: int) -> int:
-    """Blocks whose last place, kept by the lane of the block's number, is not before ``place``."""
+def last_of_blocks(latest: Places, lane: int) -> int:
+    """The largest place of any lane in each block, kept by the lane of the block's number."""
+    kept = int(-1)
+    for block in range(_BLOCKS):
+        largest = max_over_lanes(latest[block], lane)
+        if lane == block:
+            kept = largest
+    return kept
+
+
+@wp.func
+def blocks_that_reach(kept: int, place: int, lane: int) -> int:
+    """Blocks whose last place, from :func:`last_of_blocks`, is not before ``place``."""
     blocks = int(0)
     for block in range(_BLOCKS):
-        if place <= read_lane(block_last, lane, block):
+        if place <= read_lane(kept, lane, block):
             blocks = blocks | (1 << block)
     return blocks
