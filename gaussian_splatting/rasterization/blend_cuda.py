@@ -63,9 +63,10 @@ _FAINTEST = wp.constant(ALPHA_MIN)
 _OPAQUE = wp.constant(TRANSMITTANCE_MIN)
 _OPTIONS = {"enable_backward": False, "block_dim": WARP_LANES}
 
-_REGISTERS = ((4, 96), (8, 128), (10, 168))
-"""Up to so many channels, so many registers of a thread: for 20, 16 and 12 warps on a
+_FORWARD_REGISTERS = ((3, 80), (4, 96), (8, 128), (12, 168))
+"""Up to so many channels, so many registers of a thread: for 24, 20, 16 and 12 warps on a
 multiprocessor. With fewer, the loop over splats would keep much in memory."""
+_BACKWARD_REGISTERS = ((4, 96), (8, 128), (10, 168))
 
 wp.set_module_options(_OPTIONS)
 
@@ -116,8 +117,8 @@ def block_kernels(n_channels: int) -> BlockKernels:
     return BlockKernels(n_channels)
 
 
-def _options(n_channels: int) -> dict[str, Any]:
-    most = next((registers for limit, registers in _REGISTERS if n_channels <= limit), 255)
+def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    most = next((registers for channels, registers in limits if n_channels <= channels), 255)
     return known_options(grid_stride=False, cuda_max_registers=most)
 
 
@@ -143,7 +144,7 @@ def _forward_kernel(n_channels: int) -> Any:
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
     batch_of = batch_functions(n_channels)
 
-    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels))
+    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels, _FORWARD_REGISTERS))
     def forward(
         first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
         offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
@@ -265,7 +266,9 @@ def _backward_kernel(n_channels: int) -> Any:
     Sums, store_row = store_row_function(n_channels)
     batch_of = batch_functions(n_channels)
 
-    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels))
+    @wp.kernel(
+        module="unique", module_options=_OPTIONS, **_options(n_channels, _BACKWARD_REGISTERS)
+    )
     def backward(
         first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
         offsets: wp.array(dtype=int), ids: wp.array(dtype=int),

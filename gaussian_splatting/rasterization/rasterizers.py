@@ -79,12 +79,15 @@ class WarpRasterizer:
 
     Args:
         gpu_kernels: What blends on a GPU, by number of channels.
+        blocks: Whether these blend, which a CPU can do as well, slowly; None: on a GPU.
     """
 
     name = "warp"
 
-    def __init__(self, gpu_kernels: MakeKernels = block_kernels) -> None:
-        self._gpu_kernels = gpu_kernels
+    def __init__(
+        self, gpu_kernels: MakeKernels = block_kernels, blocks: bool | None = None
+    ) -> None:
+        self._kernels = {"gpu_kernels": gpu_kernels, "blocks": blocks}
 
     def build_tile_lists(self, projection: Projection) -> Any:
         """See :func:`blending.build_tile_lists`."""
@@ -92,7 +95,7 @@ class WarpRasterizer:
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
         """See :func:`blending.blend_rows`."""
-        return blend_rows(splats, tiles, background, rows, gpu_kernels=self._gpu_kernels)
+        return blend_rows(splats, tiles, background, rows, **self._kernels)
 
     def backpropagate_rows(
         self,
@@ -107,7 +110,7 @@ class WarpRasterizer:
         """See :func:`blending.backpropagate_rows`."""
         backpropagate_rows(
             splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
-            gpu_kernels=self._gpu_kernels,
+            **self._kernels,
         )  # fmt: skip
 
 
