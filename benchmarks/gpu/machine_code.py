@@ -11,7 +11,9 @@ Needs ``pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm``.
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -74,6 +76,7 @@ class MachineCode:
 
     Attributes:
         instructions: Without padding.
+        per_pixel: Those of a pixel that a splat reaches: from one exponential to the next.
         exchanges: Instructions among them that ask other lanes.
         wide_loads: Loads among them of 16 bytes at once.
         spills: Instructions among them that move registers to local memory and back.
@@ -83,6 +86,7 @@ class MachineCode:
     """
 
     instructions: int
+    per_pixel: int
     exchanges: int
     wide_loads: int
     spills: int
@@ -130,6 +134,7 @@ def machine_code(kernel: Any, architecture: int) -> MachineCode:
         (binary,) = (str(path) for path in Path(folder).glob("*.cubin"))
         usage = _run("cuobjdump", "--dump-resource-usage", binary)
         listing = _run("nvdisasm", "-c", binary)
+        (notes,) = (json.loads(path.read_text()) for path in Path(folder).glob("*.meta"))
     found = re.search(r"REG:(\d+) STACK:\d+ SHARED:(\d+)", usage)
     names = re.findall(
         r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)", listing, re.MULTILINE
@@ -140,19 +145,23 @@ def machine_code(kernel: Any, architecture: int) -> MachineCode:
     def count(*starts: str) -> int:
         return sum(name.startswith(starts) for name in names)
 
+    exponentials = [i for i, name in enumerate(names) if name == "MUFU.EX2"]
+    gaps = [b - a for a, b in zip(exponentials, exponentials[1:], strict=False)]
     return MachineCode(
         instructions=len(names),
+        per_pixel=round(statistics.median(gaps)) if gaps else 0,
         exchanges=count("SHFL", "REDUX"),
         wide_loads=count("LDS.128", "LDG.E.128", "LDGSTS.E.128"),
         spills=count("LDL", "STL"),
         registers=int(found[1]),
-        # From compute capability 9.0 on, the compiler counts the system's part.
-        shared=int(found[2]) - reserved,
+        # From compute capability 9.0 on, the compiler counts the system's part; Warp asks for more
+        # when it launches.
+        shared=int(found[2]) - reserved + sum(notes.values()),
         threads=kernel.module.options["block_dim"],
     )
 
 
-COLUMNS = ("instructions", "exchanges", "wide_loads", "spills", "registers", "shared")
+COLUMNS = ("instructions", "per_pixel", "exchanges", "wide_loads", "spills", "registers", "shared")
 
 
 def _row(name: str, n_channels: int, architecture: int) -> str:
@@ -168,10 +177,9 @@ def print_table(architectures: list[int], channels: list[int]) -> None:
     """One row for each kernel, number of channels and generation."""
     version = ".".join(map(str, wp.get_cuda_toolkit_version()))
     print(f"Warp {wp.__version__}, CUDA {version}; first → new\n")
-    print(
-        "| kernel | channels | sm | instructions | exchanges | 16-byte loads | spills "
-        "| registers | shared bytes | resident warps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
-    )
+    heads = ("kernel", "channels", "sm", "instructions", "per pixel", "exchanges", "16-byte loads",
+        "spills", "registers", "shared bytes", "resident warps")  # fmt: skip
+    print(f"| {' | '.join(heads)} |\n|---{'|--:' * (len(heads) - 1)}|")
     for name in KERNELS:
         for n_channels in channels:
             for architecture in architectures:
