@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import warp as wp
+from torch import Tensor
 
 from gaussian_splatting.rasterization.pair_sums_cuda import (
     SPLAT_COLUMNS,
@@ -36,7 +37,7 @@ from gaussian_splatting.rasterization.pixel_blocks import (
     tile_corner,
     touched_blocks,
 )
-from gaussian_splatting.rasterization.projection_kernels import HEADER
+from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
 from gaussian_splatting.rasterization.splat_batches import batch_functions
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
 from sugar_utils.warp_lanes import (
@@ -90,21 +91,20 @@ class BlockKernels:
         self.forward = _forward_kernel(n_channels)
         self.backward = _backward_kernel(n_channels)
         self.sum_pairs = sum_kernel(n_channels)
-        self._row = wp.types.vector(length=SPLAT_COLUMNS + n_channels, dtype=wp.float32)
 
     def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Blend tiles."""
-        inputs = [*inputs[:7], inputs[7].view(-1), *inputs[8:]]
+        inputs = [*inputs[:7], _as_rows(inputs[7]), *inputs[8:]]
         launch_blocks(self.forward, n_tiles, inputs, device=device, block_dim=WARP_LANES)
 
     def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Fill the rows of the pairs in some tiles."""
-        inputs = [*inputs[:7], inputs[7].view(-1), *inputs[8:-1], inputs[-1].view(-1)]
+        inputs = [*inputs[:7], _as_rows(inputs[7]), *inputs[8:-1], _as_rows(inputs[-1])]
         launch_blocks(self.backward, n_tiles, inputs, device=device, block_dim=WARP_LANES)
 
     def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
         """Add the rows of each splat's pairs to its gradients."""
-        inputs = [n_splats, *inputs[:6], as_array(inputs[6], self._row), *inputs[7:]]
+        inputs = [n_splats, *inputs[:6], _as_rows(inputs[6]), *inputs[7:]]
         launch_blocks(
             self.sum_pairs, -(-n_splats // WARP_LANES), inputs,
             device=device, block_dim=WARP_LANES, together=WARPS_THAT_SUM,
@@ -115,6 +115,11 @@ class BlockKernels:
 def block_kernels(n_channels: int) -> BlockKernels:
     """Kernels for splats of ``n_channels`` channels, made once."""
     return BlockKernels(n_channels)
+
+
+def _as_rows(table: Tensor) -> Any:
+    """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
+    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
 
 def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:
@@ -142,13 +147,14 @@ def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
 def _forward_kernel(n_channels: int) -> Any:
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
+    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     batch_of = batch_functions(n_channels)
 
     @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels, _FORWARD_REGISTERS))
     def forward(
         first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
         offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
-        splats: wp.array(dtype=float), background: wp.array(dtype=float),
+        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
         image: wp.array3d(dtype=float), transmittance: wp.array2d(dtype=float),
         last: wp.array2d(dtype=int),
     ):  # fmt: skip
@@ -263,7 +269,8 @@ def _loading_function(n_channels: int) -> wp.Function:
 def _backward_kernel(n_channels: int) -> Any:
     CHANNELS = wp.constant(n_channels)
     load_pixels = _loading_function(n_channels)
-    Sums, store_row = store_row_function(n_channels)
+    SumsRow, Sums, store_row = store_row_function(n_channels)
+    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     batch_of = batch_functions(n_channels)
 
     @wp.kernel(
@@ -272,10 +279,10 @@ def _backward_kernel(n_channels: int) -> Any:
     def backward(
         first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
         offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
-        splats: wp.array(dtype=float), background: wp.array(dtype=float),
+        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
         transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
         d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
-        pair_sums: wp.array(dtype=float),
+        pair_sums: wp.array(dtype=SumsRow),
     ):  # fmt: skip
         warp, lane = wp.tid()
         tile = first_tile + warp

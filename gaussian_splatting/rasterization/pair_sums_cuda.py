@@ -36,40 +36,40 @@ _MANY = wp.constant(16)
 """Splats of more pairs are taken by a whole warp: the fewest instructions for a million splats."""
 
 
-@wp.func_native(f"""
+_STORE = f"""
 const int column = group * {SUM_COLUMNS} + lane / 2;
-if (lane % 2 == 0 && column < width) pair_sums.data[(size_t)row * width + column] = total;
-""")
-def store_sum(
-    pair_sums: wp.array(dtype=float), row: int, width: int, group: int, lane: int, total: float
-):
-    """Store what :func:`sum_columns` returned for some group of columns."""
-    ...
+if (lane % 2 == 0 && column < WIDTH) pair_sums.data[row][column] = total;
+"""
 
 
 @functools.cache
-def store_row_function(n_channels: int) -> tuple[type, wp.Function]:
-    """The type of a lane's part of a row, and what adds up the parts and stores the row.
+def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
+    """The types of a row and of a lane's part of it, and what adds up the parts and stores the row.
 
     Returns:
-        A matrix of groups of 16 columns; ``store(pair_sums, row, part, any_part, lane)``, which
+        A vector; a matrix of groups of 16 columns; ``store(pair_sums, row, part, any_part, lane)``, which
         stores zeros if no lane has a part.
     """
     width = SPLAT_COLUMNS + n_channels
-    WIDTH = wp.constant(width)
     n_groups = -(-width // SUM_COLUMNS)
     GROUPS = wp.constant(n_groups)
     Part = wp.types.matrix(shape=(n_groups, SUM_COLUMNS), dtype=wp.float32)
+    Row = wp.types.vector(length=width, dtype=wp.float32)
+
+    @wp.func_native(_STORE.replace("WIDTH", str(width)))
+    def store_sum(
+        pair_sums: wp.array(dtype=Row), row: int, group: int, lane: int, total: float
+    ): ...
 
     @wp.func
-    def store_row(pair_sums: wp.array(dtype=float), row: int, part: Part, any_part: int, lane: int):
+    def store_row(pair_sums: wp.array(dtype=Row), row: int, part: Part, any_part: int, lane: int):
         for g in range(GROUPS):
             total = float(0.0)
             if any_part != 0:
                 total = sum_columns(part[g], lane)
-            store_sum(pair_sums, row, WIDTH, g, lane, total)
+            store_sum(pair_sums, row, g, lane, total)
 
-    return Part, store_row
+    return Row, Part, store_row
 
 
 @wp.func

@@ -41,7 +41,7 @@ for (int step = 0; step < BATCH_TEAM; step++) {
 }
 #else
 float* to = (float*)batches + (buffer * WARP_LANES + lane) * (BATCH_PITCH / 4);
-for (int c = 0; c < BATCH_ROW / 4; c++) to[c] = splats.data[(size_t)own_id * (BATCH_ROW / 4) + c];
+for (int c = 0; c < BATCH_ROW / 4; c++) to[c] = splats.data[own_id][c];
 #endif
 """
 
@@ -95,6 +95,7 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     """
     floats = SPLAT_HEADER + n_channels
     pitch = -(-floats // 4) * 4
+    Row = wp.types.vector(length=floats, dtype=wp.float32)
     Padded = wp.types.vector(length=pitch, dtype=wp.float32)
     pieces = floats // 4 if pitch == floats else floats
     # Lanes that copy one row: as many as it has pieces, rounded up to a power of two.
@@ -118,7 +119,7 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
 
     @wp.func_native(of_width(_COPY))
     def copy_batch(
-        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=float)
+        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=Row)
     ): ...
 
     @wp.func_native(of_width(_WAIT))
