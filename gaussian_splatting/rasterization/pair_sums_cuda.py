@@ -47,8 +47,8 @@ def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
     """The types of a row and of a lane's part of it, and what adds up the parts and stores the row.
 
     Returns:
-        A vector; a matrix of groups of 16 columns; ``store(pair_sums, row, part, any_part, lane)``, which
-        stores zeros if no lane has a part.
+        A vector; a matrix of groups of 16 columns; ``store(pair_sums, row, part, any_part, lane)``,
+        which stores zeros if no lane has a part.
     """
     width = SPLAT_COLUMNS + n_channels
     n_groups = -(-width // SUM_COLUMNS)
