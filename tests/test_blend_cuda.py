@@ -128,6 +128,8 @@ def fill_the_screen(gaussians):
 def test_splats_that_fill_the_screen_agree_with_native_code_and_between_strips():
     projection = projected(300, 2, width=128, height=96, change=fill_the_screen)
     assert bool((projection.tile_counts[:20] == 48).all())
+    lists = [build_tile_lists(projection, blocks=blocks).ids for blocks in (True, False)]
+    assert torch.equal(*lists)
     assert_blocks_agree_with_native_code(projection)
     assert_blocks_agree_with_native_code(projection, Rows(20, 70))
 

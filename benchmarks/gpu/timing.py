@@ -128,7 +128,7 @@ def _steps(setup: Setup, n: int) -> Iterator[Finding]:
         yield _time("blending, both", there + back, of_flops=needed, blended_pairs=blended)
     if first is not None:
         own = (there, back, pixels, gradients)
-        yield from _beside(setup, "first kernels", first, tiles, found, d_pixels, own, 1e-4)
+        yield from _beside(setup, "first kernels", first, tiles, found, d_pixels, own, 1e-3)
     total = forward + backward + lists + there + back
     yield _time("everything", total, frames_per_second=1e3 / total)
     yield from _beside_gsplat(setup, found, d_pixels, (there, back, pixels, gradients))
@@ -192,6 +192,29 @@ def _at(n: int) -> Callable[[Setup], Iterator[Finding]]:
     return run
 
 
+def full_screen(setup: Setup) -> Iterator[Finding]:
+    """What 20 splats in every tile of the image cost: one thread for each would take long."""
+    width, height = setup.size(1920, 64), setup.size(1244, 48)
+    gaussians, camera = large_scene(setup.size(300_000, 300), width, height, setup.place)
+    with torch.no_grad():
+        means = gaussians.means[:20]
+        gaussians.means[:20] = means.mean(dim=0) + 0.01 * (means - means.mean(dim=0))
+        gaussians.scales[:20] = 300.0
+        gaussians.opacities[:20] = 0.05
+        found = project(gaussians, camera, features=means.new_zeros(len(gaussians), N_FEATURES))
+    lists = milliseconds(setup.place, lambda: build_tile_lists(found, blocks=True))
+    tiles = build_tile_lists(found, blocks=True)
+    n_filling = int((found.tile_counts == tiles.offsets.shape[0] - 1).sum())
+    yield _time(f"tile lists, {n_filling} in every tile", lists, filling=n_filling)
+    d_pixels = torch.rand(height, width, CHANNELS, device=setup.place)
+    used, first = WarpRasterizer(blocks=True), _first_rasterizer()
+    own = _blend_times(setup, used, found, tiles, d_pixels)
+    yield _time("blending, forward", own[0])
+    yield _time("blending, backward", own[1])
+    if first is not None:
+        yield from _beside(setup, "first kernels", first, tiles, found, d_pixels, own, 1e-3)
+
+
 def gsplat(setup: Setup) -> Iterator[Finding]:
     """Whether there is anything to compare with."""
     setup.need_cuda()
@@ -205,4 +228,5 @@ def gsplat(setup: Setup) -> Iterator[Finding]:
 CHECKS = (
     Check("gsplat", gsplat),
     *(Check(f"{n:,} Gaussians", _at(n)) for n in SIZES),
+    Check("20 fill the screen", full_screen),
 )
