@@ -27,7 +27,10 @@ CPU_ONLY = {
 }
 """Bodies in C++ with CPU vectors, which no launch on a GPU reaches."""
 
-MADE_ON_DEMAND = {"gaussian_splatting/rasterization/blend_cuda.py"}
+MADE_ON_DEMAND = {
+    "gaussian_splatting/rasterization/blend_cuda.py",
+    "gaussian_splatting/rasterization/pair_sums_cuda.py",
+}
 """All of whose kernels are made for a number of channels."""
 
 

@@ -17,6 +17,12 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.rasterization.pair_sums_cuda import (
+    SPLAT_COLUMNS,
+    launch_sums,
+    store_row_function,
+    sum_kernel,
+)
 from gaussian_splatting.rasterization.pixel_blocks import (
     BLOCKS,
     BLOCKS_ACROSS,
@@ -33,12 +39,6 @@ from gaussian_splatting.rasterization.pixel_blocks import (
 )
 from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
 from gaussian_splatting.rasterization.splat_batches import batch_functions
-from gaussian_splatting.rasterization.splat_pairs_cuda import (
-    SPLAT_COLUMNS,
-    launch_on_warps,
-    store_row_function,
-    sum_kernel,
-)
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
 from sugar_utils.warp_lanes import (
     SUM_COLUMNS,
@@ -105,7 +105,7 @@ class BlockKernels:
     def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
         """Add the rows of each splat's pairs to its gradients."""
         inputs = [*inputs[:6], _as_rows(inputs[6]), *inputs[7:]]
-        launch_on_warps(self.sum_pairs, n_splats, inputs, device)
+        launch_sums(self.sum_pairs, n_splats, inputs, device)
 
 
 @functools.cache

@@ -175,3 +175,17 @@ def place_pairs(
     """The place of each pair, from the pair at each place."""
     k = first + wp.tid()
     places[sorted_pairs[k]] = k
+
+
+@wp.kernel
+def name_splats(
+    first: int,
+    first_pairs: wp.array(dtype=int),
+    counts: wp.array(dtype=int),
+    places: wp.array(dtype=int),
+    ids: wp.array(dtype=int),
+):
+    """Write each splat's index to all of its places."""
+    i = first + wp.tid()
+    for pair in range(first_pairs[i], first_pairs[i] + counts[i]):
+        ids[places[pair]] = i

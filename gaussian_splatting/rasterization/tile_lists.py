@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gaussian_splatting.rasterization.blend_cpu import sort_pairs, sort_splats
 from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
-from gaussian_splatting.rasterization.splat_pairs_cuda import launch_on_warps, name_splats
-from gaussian_splatting.rasterization.tile_coverage import list_tiles, place_pairs
+from gaussian_splatting.rasterization.tile_coverage import list_tiles, name_splats, place_pairs
 from gaussian_splatting.rasterization.view import n_tiles
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
@@ -85,7 +84,7 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
         offsets, places = _sort_by_radix(pair_tiles, n_pairs, across * down)
         ids = _ints(n_pairs, counts.device)
         inputs = [first_pairs, counts, places, ids]
-        launch_on_warps(name_splats, counts.shape[0], inputs, counts.device)
+        launch(name_splats, counts.shape[0], inputs, device=counts.device, min_items=MIN_ITEMS)
     else:
         offsets, ids, places = _sort_natively(order, counts, pair_tiles, across * down)
     return TileLists(offsets, ids, first_pairs, counts, places, across, camera.width, camera.height)

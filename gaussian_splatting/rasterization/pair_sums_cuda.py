@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GPUs do for each pair of a splat, where most splats have two and some thousands.
+"""Sums of the gradient rows of a splat's pairs on GPUs, in an order that no launch changes.
 
-A lane takes the pairs of one splat, one after the other. Splats of many pairs are then taken by all
-lanes of the warp, each every 32nd pair. So are gradients summed up, in an order that no launch
-changes: a pair owns a row with two columns for the centre, four for conic and opacity, and one for
-each channel; of a large splat 32 sums are added in a fixed tree.
+A pair of a tile and a splat owns a row: two columns for the centre, four for conic and opacity, one
+for each channel. A lane adds up the rows of one splat, one after the other. Splats of many pairs
+are taken by all lanes of a warp, each every 32nd row, and the 32 sums are added in a fixed tree.
 """
 
 import functools
@@ -25,7 +24,7 @@ from sugar_utils.warp_lanes import (
 )
 from sugar_utils.warp_launch import known_options, launch_blocks
 
-WARPS_TOGETHER = 4
+_WARPS_TOGETHER = 4
 """In one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks."""
 
 SPLAT_COLUMNS = 6
@@ -38,42 +37,10 @@ _MANY = wp.constant(16)
 """Splats of more pairs are taken by a whole warp: the fewest instructions for a million splats."""
 
 
-wp.set_module_options({"enable_backward": False, "block_dim": WARPS_TOGETHER * WARP_LANES})
-
-
 @wp.func
 def splat_of(warp: int, lane: int, n_splats: int) -> int:
     """Large splats may have neighbouring numbers, so a warp takes splats far from each other."""
     return lane * ((n_splats + _LANES - 1) / _LANES) + warp
-
-
-@wp.kernel
-def name_splats(
-    n_splats: int,
-    first_pairs: wp.array(dtype=int),
-    counts: wp.array(dtype=int),
-    places: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
-):
-    """Write each splat's index to all of its places; one warp for every 32 splats."""
-    warp, lane = wp.tid()
-    own = splat_of(warp, lane, n_splats)
-    own_pair = int(0)
-    own_count = int(0)
-    if own < n_splats:
-        own_pair = first_pairs[own]
-        own_count = counts[own]
-    if own_count <= _MANY:
-        for pair in range(own_pair, own_pair + own_count):
-            ids[places[pair]] = own
-    waiting = lanes_where(wp.where(own_count > _MANY, 1, 0), lane)
-    while waiting != 0:
-        j = lowest_bit(waiting)
-        waiting = waiting & (waiting - 1)
-        first_pair = read_lane(own_pair, lane, j)
-        count = read_lane(own_count, lane, j)
-        for pair in range(first_pair + lane, first_pair + count, _LANES):
-            ids[places[pair]] = splat_of(warp, j, n_splats)
 
 
 _STORE = f"""
@@ -129,11 +96,11 @@ def add_gradient(
         d_splats[i, HEADER + column - _SPLAT_COLUMNS] += value
 
 
-def launch_on_warps(kernel: Any, n_splats: int, inputs: list[Any], device: torch.device) -> None:
-    """Launch a kernel of this file; its first argument is added."""
+def launch_sums(kernel: Any, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+    """Launch what :func:`sum_kernel` returned; its first argument is added."""
     n_warps, inputs = -(-n_splats // WARP_LANES), [n_splats, *inputs]
     launch_blocks(
-        kernel, n_warps, inputs, device=device, block_dim=WARP_LANES, together=WARPS_TOGETHER
+        kernel, n_warps, inputs, device=device, block_dim=WARP_LANES, together=_WARPS_TOGETHER
     )
 
 
@@ -143,7 +110,7 @@ def sum_kernel(n_channels: int) -> Any:
     WIDTH = wp.constant(width)
     GROUPS = wp.constant(-(-width // SUM_COLUMNS))
     Sums = wp.types.vector(length=width, dtype=wp.float32)
-    options = {"enable_backward": False, "block_dim": WARPS_TOGETHER * WARP_LANES}
+    options = {"enable_backward": False, "block_dim": _WARPS_TOGETHER * WARP_LANES}
 
     @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
     def sum_pairs(
