@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import warp as wp
-from torch import Tensor
 
+from gaussian_splatting.rasterization.blend_cuda import BlockKernels, as_rows
 from gaussian_splatting.rasterization.projection import MIN_ITEMS
 from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE, TRANSMITTANCE_MIN
-from sugar_utils.warp_launch import as_array, launch, launch_blocks
+from sugar_utils.warp_launch import launch
 
 BLOCK_DIM = 32
 """Threads of a block: one warp."""
@@ -78,27 +78,17 @@ def shape_gradients(dx: float, moments: wp.vec3, conic: wp.vec3) -> vec5:
     )
 
 
-class FirstBlockKernels:
-    """As ``blend_cuda.BlockKernels``; rows of floats go to Warp as one vector each."""
+class FirstBlockKernels(BlockKernels):
+    """The same arguments as those in use, but one thread for the sum of each splat."""
 
     def __init__(self, n_channels: int) -> None:
         self.forward = _forward_kernel(n_channels)
         self.backward = _backward_kernel(n_channels)
         self.sum_pairs = _sum_kernel(n_channels)
 
-    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Blend tiles."""
-        inputs = [*inputs[:7], _as_rows(inputs[7]), *inputs[8:]]
-        launch_blocks(self.forward, n_tiles, inputs, device=device, block_dim=BLOCK_DIM)
-
-    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Fill the rows of the pairs in some tiles."""
-        inputs = [*inputs[:7], _as_rows(inputs[7]), *inputs[8:-1], _as_rows(inputs[-1])]
-        launch_blocks(self.backward, n_tiles, inputs, device=device, block_dim=BLOCK_DIM)
-
     def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
-        """Add the rows of each splat's pairs to its gradients, one thread for each splat."""
-        inputs = [*inputs[:6], _as_rows(inputs[6]), *inputs[7:]]
+        """Add the rows of each splat's pairs to its gradients."""
+        inputs = [*inputs[:6], as_rows(inputs[6]), *inputs[7:]]
         launch(self.sum_pairs, n_splats, inputs, device=device, min_items=MIN_ITEMS)
 
 
@@ -106,10 +96,6 @@ class FirstBlockKernels:
 def first_block_kernels(n_channels: int) -> FirstBlockKernels:
     """Kernels for splats of ``n_channels`` channels, made once."""
     return FirstBlockKernels(n_channels)
-
-
-def _as_rows(table: Tensor) -> Any:
-    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
 
 def _forward_kernel(n_channels: int) -> Any:

@@ -94,17 +94,17 @@ class BlockKernels:
 
     def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Blend tiles."""
-        inputs = [*inputs[:7], _as_rows(inputs[7]), *inputs[8:]]
+        inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:]]
         launch_blocks(self.forward, n_tiles, inputs, device=device, block_dim=WARP_LANES)
 
     def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Fill the rows of the pairs in some tiles."""
-        inputs = [*inputs[:7], _as_rows(inputs[7]), *inputs[8:-1], _as_rows(inputs[-1])]
+        inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:-1], as_rows(inputs[-1])]
         launch_blocks(self.backward, n_tiles, inputs, device=device, block_dim=WARP_LANES)
 
     def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
         """Add the rows of each splat's pairs to its gradients."""
-        inputs = [*inputs[:6], _as_rows(inputs[6]), *inputs[7:]]
+        inputs = [*inputs[:6], as_rows(inputs[6]), *inputs[7:]]
         launch_sums(self.sum_pairs, n_splats, inputs, device)
 
 
@@ -114,7 +114,7 @@ def block_kernels(n_channels: int) -> BlockKernels:
     return BlockKernels(n_channels)
 
 
-def _as_rows(table: Tensor) -> Any:
+def as_rows(table: Tensor) -> Any:
     """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
     return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
