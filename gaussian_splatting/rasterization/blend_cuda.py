@@ -62,14 +62,12 @@ _CHANNEL_0 = wp.constant(SPLAT_COLUMNS)
 _CAP = wp.constant(ALPHA_MAX)
 _FAINTEST = wp.constant(ALPHA_MIN)
 _OPAQUE = wp.constant(TRANSMITTANCE_MIN)
-_OPTIONS = {"enable_backward": False, "block_dim": WARP_LANES}
-
 _FORWARD_REGISTERS = ((3, 80), (4, 96), (8, 128), (12, 168))
 """Up to so many channels, so many registers of a thread: for 24, 20, 16 and 12 warps on a
 multiprocessor. With fewer, the loop over splats would keep much in memory."""
 _BACKWARD_REGISTERS = ((4, 96), (8, 128), (10, 168))
 
-wp.set_module_options(_OPTIONS)
+wp.set_module_options({"enable_backward": False})
 
 # What changes inside a condition is an element of a vector, which is changed in place. A scalar
 # would be a new variable merged with the old one, and keep both in registers around the loop.
@@ -95,12 +93,12 @@ class BlockKernels:
     def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Blend tiles."""
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:]]
-        launch_blocks(self.forward, n_tiles, inputs, device=device, block_dim=WARP_LANES)
+        _launch_on_tiles(self.forward, n_tiles, inputs, device)
 
     def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Fill the rows of the pairs in some tiles."""
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:-1], as_rows(inputs[-1])]
-        launch_blocks(self.backward, n_tiles, inputs, device=device, block_dim=WARP_LANES)
+        _launch_on_tiles(self.backward, n_tiles, inputs, device)
 
     def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
         """Add the rows of each splat's pairs to its gradients."""
@@ -114,14 +112,29 @@ def block_kernels(n_channels: int) -> BlockKernels:
     return BlockKernels(n_channels)
 
 
+def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    together = kernel.module.options["block_dim"] // WARP_LANES
+    launch_blocks(kernel, n_tiles, inputs, device=device, block_dim=WARP_LANES, together=together)
+
+
 def as_rows(table: Tensor) -> Any:
     """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
     return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
 
+def _tiles_together(n_channels: int) -> int:
+    """Tiles in one block of a GPU: two where registers allow more warps than 16, the least number
+    of blocks that a multiprocessor holds."""
+    return 2 if n_channels <= 4 else 1
+
+
 def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     most = next((registers for channels, registers in limits if n_channels <= channels), 255)
-    return known_options(grid_stride=False, cuda_max_registers=most)
+    block_dim = _tiles_together(n_channels) * WARP_LANES
+    return {
+        "module_options": {"enable_backward": False, "block_dim": block_dim},
+        **known_options(grid_stride=False, cuda_max_registers=most),
+    }
 
 
 @wp.func
@@ -147,7 +160,7 @@ def _forward_kernel(n_channels: int) -> Any:
     Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     batch_of = batch_functions(n_channels)
 
-    @wp.kernel(module="unique", module_options=_OPTIONS, **_options(n_channels, _FORWARD_REGISTERS))
+    @wp.kernel(module="unique", **_options(n_channels, _FORWARD_REGISTERS))
     def forward(
         first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
         offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
@@ -270,9 +283,7 @@ def _backward_kernel(n_channels: int) -> Any:
     Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     batch_of = batch_functions(n_channels)
 
-    @wp.kernel(
-        module="unique", module_options=_OPTIONS, **_options(n_channels, _BACKWARD_REGISTERS)
-    )
+    @wp.kernel(module="unique", **_options(n_channels, _BACKWARD_REGISTERS))
     def backward(
         first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
         offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
