@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -92,10 +93,17 @@ NATIVE_OPTIONS = {
 SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
 """What native bodies begin with: eight floats in one vector register."""
 
+_KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
+
 
 @functools.lru_cache(maxsize=4)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="warp")
+
+
+def known_options(**wanted: Any) -> dict[str, Any]:
+    """Options of ``wp.kernel`` that tune, less those that this version of Warp does not know."""
+    return {name: value for name, value in wanted.items() if name in _KERNEL_OPTIONS}
 
 
 def as_array(tensor: Tensor, dtype: Any = None) -> Any:
@@ -167,7 +175,13 @@ def launch(
 
 
 def launch_blocks(
-    kernel: Any, n_blocks: int, inputs: Sequence[Any], *, device: torch.device, block_dim: int
+    kernel: Any,
+    n_blocks: int,
+    inputs: Sequence[Any],
+    *,
+    device: torch.device,
+    block_dim: int,
+    together: int = 1,
 ) -> None:
     """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
 
@@ -180,16 +194,16 @@ def launch_blocks(
         inputs: Kernel arguments; tensors go through :func:`as_array`.
         device: Where the tensors live.
         block_dim: Threads per block; the kernel's module must be made for it.
+        together: So many blocks are one on a GPU; for blocks that are warps and share nothing.
     """
     if n_blocks == 0:
         return
     arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
-        stream = _torch_stream(device)
-        wp.launch_tiled(
-            kernel, dim=[n_blocks], inputs=arguments, stream=stream, block_dim=block_dim
-        )
+        stream, n_threads = _torch_stream(device), together * block_dim
+        shape = (n_blocks, block_dim)
+        wp.launch(kernel, shape, arguments, stream=stream, block_dim=n_threads)
         return
     allowed = wp.config.enable_cpu_blocks
     wp.config.enable_cpu_blocks = True

@@ -23,25 +23,22 @@ from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch_blocks
 from tests.support.random_scenes import look_at, random_gaussians
 
-CHANNELS = 6
-"""Colour, depth and two of a normal."""
 
-
-def projected(n, seed=1, *, width=70, height=50, change=None):
+def projected(n, seed=1, *, width=70, height=50, change=None, **channels):
     gaussians = random_gaussians(n, seed, torch.float32)
     if change is not None:
         change(gaussians)
     camera = look_at((2.5, 1.2, 0.3), width=width, height=height)
-    return project(gaussians, camera, depth=True, normal=True)
+    return project(gaussians, camera, **(channels or {"depth": True, "normal": True}))
 
 
 def random_inputs(projection, rows, seed=0):
     g = torch.Generator().manual_seed(seed)
     shape = (rows.stop - rows.start, projection.camera.width)
-    background = torch.rand(CHANNELS, generator=g)
+    n_channels = projection.layout.total
     return (
-        background,
-        torch.randn(*shape, CHANNELS, generator=g),
+        torch.rand(n_channels, generator=g),
+        torch.randn(*shape, n_channels, generator=g),
         torch.randn(shape, generator=g),
     )
 
@@ -110,6 +107,53 @@ def test_blocks_agree_with_native_code(n, width, height, change):
     if n == 1200:
         assert int(projection.tile_counts.sum()) > 256
     assert_blocks_agree_with_native_code(projection)
+
+
+@pytest.mark.parametrize(
+    "n_features", [1, 11, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5, 8))]
+)
+def test_any_number_of_channels_agrees_with_native_code(n_features):
+    """Rows that are whole multiples of 16 bytes and that are not; more sums than one exchange."""
+    features = torch.rand(120, n_features, generator=torch.Generator().manual_seed(0))
+    projection = projected(120, width=40, height=30, rgb=False, features=features)
+    assert_blocks_agree_with_native_code(projection)
+
+
+def fill_the_screen(gaussians):
+    gaussians.means[:20] *= 0.1
+    gaussians.scales[:20] = 300.0
+    gaussians.opacities[:20] = 0.05
+
+
+def test_splats_that_fill_the_screen_agree_with_native_code_and_between_strips():
+    projection = projected(300, 2, width=128, height=96, change=fill_the_screen)
+    assert bool((projection.tile_counts[:20] == 48).all())
+    lists = [build_tile_lists(projection, blocks=blocks).ids for blocks in (True, False)]
+    assert torch.equal(*lists)
+    assert_blocks_agree_with_native_code(projection)
+    assert_blocks_agree_with_native_code(projection, Rows(20, 70))
+
+
+def test_sums_of_large_splats_do_not_depend_on_how_many_others_there_are():
+    def add_none_in_view(gaussians):
+        fill_the_screen(gaussians)
+        gaussians.means[300:] = 100.0
+
+    results = []
+    for n in (300, 437):
+        projection = projected(300, 2, width=128, height=96, change=fill_the_screen)
+        if n > 300:
+            others = projected(n, 2, width=128, height=96, change=add_none_in_view)
+            for name in ("splats", "means2d", "depths", "tile_rects", "tile_counts", "radii"):
+                mine = getattr(projection, name).detach()
+                whole = torch.cat([mine, getattr(others, name).detach()[300:]])
+                setattr(projection, name, whole)
+        inputs = random_inputs(projection, Rows(0, 96))
+        gradients = blend_and_return(projection, Rows(0, 96), inputs, blocks=True)[1]
+        results.append([gradients.splats[:300], gradients.means2d[:300]])
+    assert float(results[0][0][:20].abs().max()) > 0
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("rows", [Rows(0, 1), Rows(13, 37), Rows(16, 32), Rows(49, 50)])

@@ -3,11 +3,14 @@
 
 Shares of the peak count work as ``benchmarks/rasterizer.py`` does: 125 operations for each blended
 (pixel, Gaussian) pair, forward and backward. Shares of the bandwidth count the least bytes that a
-step must move: every Gaussian's parameters and splat once, pixels once.
+step must move: every Gaussian's parameters and splat once, pixels once. The first kernels for GPUs
+are timed beside those in use, so that the two are compared where neither could be tried before;
+``SUGAR_FIRST_KERNELS=0`` leaves them out.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,9 +26,9 @@ from benchmarks.gpu.common import (
     measure_peaks,
     milliseconds,
 )
+from benchmarks.gpu.first_blending import first_block_kernels
 from benchmarks.rasterizer import FLOP_PER_PAIR, N_FEATURES, count_blended_pairs
 from gaussian_splatting.rasterization import (
-    WARP,
     Projection,
     Rasterizer,
     Rows,
@@ -35,12 +38,15 @@ from gaussian_splatting.rasterization import (
 )
 from gaussian_splatting.rasterization.backends.gsplat import load_gsplat
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
+from gaussian_splatting.rasterization.rasterizers import WarpRasterizer
 from sugar_utils.errors import UserError
 from sugar_utils.memory import out_of_memory
 
 CHANNELS = 3 + N_FEATURES
 PARAMETERS = 3 + 4 + 3 + 1 + 48 + N_FEATURES
 SIZES = (50_000, 300_000, 1_000_000, 3_000_000, 6_000_000)
+FIRST_KERNELS = "SUGAR_FIRST_KERNELS"
+"""Environment variable; 0 leaves out the first kernels for GPUs, timed beside those in use."""
 COUNTED = 1_000_000
 """Blended pairs are counted up to this size; it takes longer than what is measured."""
 
@@ -111,7 +117,8 @@ def _steps(setup: Setup, n: int) -> Iterator[Finding]:
     yield _time(f"tile lists, {n_pairs:,} pairs", lists, pairs=n_pairs)
 
     d_pixels = torch.rand(height, width, CHANNELS, device=setup.place)
-    there, back, pixels, gradients = _blend_times(setup, WARP, found, tiles, d_pixels)
+    first, used = _first_rasterizer(), WarpRasterizer(blocks=True)
+    there, back, pixels, gradients = _blend_times(setup, used, found, tiles, d_pixels)
     least = 4 * (n_pairs * (SPLAT_HEADER + CHANNELS + 1) + pixels.numel())
     yield _time("blending, forward", there, of_bandwidth=least / bandwidth)
     yield _time("blending, backward", back, of_bandwidth=2 * least / bandwidth)
@@ -119,6 +126,9 @@ def _steps(setup: Setup, n: int) -> Iterator[Finding]:
         blended = count_blended_pairs(found, tiles)
         needed = blended * FLOP_PER_PAIR / flops
         yield _time("blending, both", there + back, of_flops=needed, blended_pairs=blended)
+    if first is not None:
+        own = (there, back, pixels, gradients)
+        yield from _beside(setup, "first kernels", first, tiles, found, d_pixels, own, 1e-3)
     total = forward + backward + lists + there + back
     yield _time("everything", total, frames_per_second=1e3 / total)
     yield from _beside_gsplat(setup, found, d_pixels, (there, back, pixels, gradients))
@@ -131,27 +141,41 @@ def _time(what: str, ms: float, **more: float) -> Finding:
     return Finding(what, True, ", ".join([f"{ms:.3f} ms", *words]), {"ms": ms, **more, **shares})
 
 
+def _first_rasterizer() -> Rasterizer | None:
+    """What blends with the first kernels for GPUs, unless the environment says otherwise."""
+    if os.environ.get(FIRST_KERNELS, "1") == "0":
+        return None
+    return WarpRasterizer(first_block_kernels, blocks=True)
+
+
+def _beside(
+    setup: Setup, name: str, other: Rasterizer, tiles: Any, found: Projection, d_pixels: Tensor,
+    own: tuple, tolerance: float,
+) -> Iterator[Finding]:  # fmt: skip
+    """The same splats and lists, blended by something else."""
+    there, back, pixels, gradients = own
+    result = _blend_times(setup, other, found, tiles, d_pixels)
+    for way, ms, theirs in (("forward", there, result[0]), ("backward", back, result[1])):
+        shown = f"{theirs:.3f} ms, {theirs / ms:.2f} times ours"
+        yield Finding(f"{name}, {way}", True, shown, {"ms": theirs, "ours": ms})
+    for what, a, b in (
+        ("pixels", pixels, result[2]), ("gradients", gradients.splats, result[3].splats),
+    ):  # fmt: skip
+        error = float((a - b).norm() / b.norm().clamp_min(1e-12))
+        yield Finding(f"{name}, {what}", error < tolerance, f"differ by {error:.1e}, relative L2")
+
+
 def _beside_gsplat(
     setup: Setup, found: Projection, d_pixels: Tensor, own: tuple
 ) -> Iterator[Finding]:
-    """The same splats and lists, blended by the other package, where it is installed."""
+    """The same by the other package, where it is installed."""
     try:
         other = load_gsplat() if setup.on_cuda else None
     except UserError:
         other = None
-    if other is None:
-        return
-    there, back, pixels, gradients = own
-    tiles = other.build_tile_lists(found)
-    result = _blend_times(setup, other, found, tiles, d_pixels)
-    for name, ms, theirs in (("forward", there, result[0]), ("backward", back, result[1])):
-        shown = f"{theirs:.3f} ms, {theirs / ms:.2f} times ours"
-        yield Finding(f"gsplat's blending, {name}", True, shown, {"ms": theirs, "ours": ms})
-    for name, a, b in (
-        ("pixels", pixels, result[2]), ("gradients", gradients.splats, result[3].splats),
-    ):  # fmt: skip
-        error = float((a - b).norm() / b.norm().clamp_min(1e-12))
-        yield Finding(f"gsplat's {name}", error < 2e-2, f"differ by {error:.1e}, relative L2")
+    if other is not None:
+        tiles = other.build_tile_lists(found)
+        yield from _beside(setup, "gsplat", other, tiles, found, d_pixels, own, 2e-2)
 
 
 def _at(n: int) -> Callable[[Setup], Iterator[Finding]]:
@@ -168,6 +192,29 @@ def _at(n: int) -> Callable[[Setup], Iterator[Finding]]:
     return run
 
 
+def full_screen(setup: Setup) -> Iterator[Finding]:
+    """What 20 splats in every tile of the image cost: one thread for each would take long."""
+    width, height = setup.size(1920, 64), setup.size(1244, 48)
+    gaussians, camera = large_scene(setup.size(300_000, 300), width, height, setup.place)
+    with torch.no_grad():
+        means = gaussians.means[:20]
+        gaussians.means[:20] = means.mean(dim=0) + 0.01 * (means - means.mean(dim=0))
+        gaussians.scales[:20] = 300.0
+        gaussians.opacities[:20] = 0.05
+        found = project(gaussians, camera, features=means.new_zeros(len(gaussians), N_FEATURES))
+    lists = milliseconds(setup.place, lambda: build_tile_lists(found, blocks=True))
+    tiles = build_tile_lists(found, blocks=True)
+    n_filling = int((found.tile_counts == tiles.offsets.shape[0] - 1).sum())
+    yield _time(f"tile lists, {n_filling} in every tile", lists, filling=n_filling)
+    d_pixels = torch.rand(height, width, CHANNELS, device=setup.place)
+    used, first = WarpRasterizer(blocks=True), _first_rasterizer()
+    own = _blend_times(setup, used, found, tiles, d_pixels)
+    yield _time("blending, forward", own[0])
+    yield _time("blending, backward", own[1])
+    if first is not None:
+        yield from _beside(setup, "first kernels", first, tiles, found, d_pixels, own, 1e-3)
+
+
 def gsplat(setup: Setup) -> Iterator[Finding]:
     """Whether there is anything to compare with."""
     setup.need_cuda()
@@ -181,4 +228,5 @@ def gsplat(setup: Setup) -> Iterator[Finding]:
 CHECKS = (
     Check("gsplat", gsplat),
     *(Check(f"{n:,} Gaussians", _at(n)) for n in SIZES),
+    Check("20 fill the screen", full_screen),
 )

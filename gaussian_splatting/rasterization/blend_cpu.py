@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import torch
 import warp as wp
 
-from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE
+from gaussian_splatting.rasterization.projection import MIN_ITEMS
+from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
 
 wp.set_module_options(NATIVE_OPTIONS)
 
@@ -79,20 +80,40 @@ def sort_pairs(
     _sort_pairs_body(n_pairs, n_tiles, counts, order, pair_tiles, offsets, cursor, ids, places)
 
 
-@functools.cache
-def tile_kernels(n_channels: int) -> SimpleNamespace:
-    """Kernels ``forward``, ``backward`` and ``sum_pairs`` for splats of ``n_channels`` channels.
+class TileKernels:
+    """Kernels for splats of some channels, and how they are launched.
 
-    The first two work on the tiles from ``first_tile`` on and on the rows from ``top_row`` to
-    before ``end_row``; image-sized arrays hold those rows only.
+    Attributes:
+        forward: Works on the tiles from ``first_tile`` on, like the next, and on the rows from
+            ``top_row`` to before ``end_row``; image-sized arrays hold those rows only.
+        backward: One item is a tile here, too.
+        sum_pairs: One item is a splat.
     """
-    common = f"constexpr int CHANNELS = {n_channels};\n" + SIMD_SOURCE + _source("common")
-    header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
-    return SimpleNamespace(
-        forward=_forward_kernel(common),
-        backward=_backward_kernel(common),
-        sum_pairs=_sum_kernel(header + "typedef unsigned long long size;\n"),
-    )
+
+    def __init__(self, n_channels: int) -> None:
+        common = f"constexpr int CHANNELS = {n_channels};\n" + SIMD_SOURCE + _source("common")
+        header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
+        self.forward = _forward_kernel(common)
+        self.backward = _backward_kernel(common)
+        self.sum_pairs = _sum_kernel(header + "typedef unsigned long long size;\n")
+
+    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Blend tiles."""
+        launch(self.forward, n_tiles, inputs, device=device)
+
+    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Fill the rows of the pairs in some tiles."""
+        launch(self.backward, n_tiles, inputs, device=device)
+
+    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+        """Add the rows of each splat's pairs to its gradients."""
+        launch(self.sum_pairs, n_splats, inputs, device=device, min_items=MIN_ITEMS)
+
+
+@functools.cache
+def tile_kernels(n_channels: int) -> TileKernels:
+    """Kernels for splats of ``n_channels`` channels, made once."""
+    return TileKernels(n_channels)
 
 
 def _forward_kernel(common: str) -> Any:

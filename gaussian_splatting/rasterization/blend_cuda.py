@@ -1,150 +1,222 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tile kernels for GPUs in Warp's tile language; on the CPU they run as fibers, for tests.
+"""Tile kernels for GPUs; on the CPU they run as fibers, for tests.
 
-One warp of 32 threads blends a tile, each thread eight pixels of one column. The splats of a tile
-come in batches of 32, gathered into shared memory by the whole warp. On the way back a thread first
-adds up its own eight pixels; the warp then adds up 32 numbers per column with shuffles and stores
-them once, in the row of ``pair_sums`` that the pair owns. With one warp per block nothing waits at
-a barrier, and a pair costs an eighth of the shuffles that one pixel per thread would. Nothing is
-added atomically. The numerics are those of the bodies in ``native/``.
+A warp blends a tile, each lane eight pixels (``pixel_blocks``). Splats come in batches of 32
+(``splat_batches``), of which a lane tests one: which blocks of pixels its box touches. What the
+warp then does with a splat is decided by these eight bits, which all lanes know, so blocks that it
+does not touch cost nothing. On the way back a lane first adds up its own eight pixels; the warp
+then adds up the columns of 32 lanes in 16 exchanges and stores the sums at once, in the row of
+``pair_sums`` that the pair owns. Nothing is added atomically. The numerics are those of the bodies
+in ``native/``, but for the rounding of exponentials and reciprocals.
 """
 
 import functools
-from types import SimpleNamespace
 from typing import Any
 
+import torch
 import warp as wp
+from torch import Tensor
 
+from gaussian_splatting.rasterization.pair_sums_cuda import (
+    SPLAT_COLUMNS,
+    launch_sums,
+    store_row_function,
+    sum_kernel,
+)
+from gaussian_splatting.rasterization.pixel_blocks import (
+    BLOCKS,
+    BLOCKS_ACROSS,
+    Places,
+    blocks_that_reach,
+    first_pixel,
+    form_at,
+    form_of,
+    last_of_blocks,
+    offset_in_y,
+    pixel_in_block,
+    tile_corner,
+    touched_blocks,
+)
 from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
-from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE, TRANSMITTANCE_MIN
+from gaussian_splatting.rasterization.splat_batches import batch_functions
+from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
+from sugar_utils.warp_lanes import (
+    SUM_COLUMNS,
+    WARP_LANES,
+    Columns,
+    gauss,
+    lanes_where,
+    lowest_bit,
+    max_over_lanes,
+    or_over_lanes,
+    read_lane,
+    reciprocal_fast,
+)
+from sugar_utils.warp_launch import as_array, known_options, launch_blocks
 
-BLOCK_DIM = 32
-"""Threads of a block: one warp."""
-
-_COLUMNS = wp.constant(TILE)
-_THREADS = wp.constant(BLOCK_DIM)
-_ROW_STEP = wp.constant(BLOCK_DIM // TILE)
-_PIXELS_EACH = TILE * TILE // BLOCK_DIM
-_PIXELS = wp.constant(_PIXELS_EACH)
+_LANES = wp.constant(WARP_LANES)
+_BLOCKS = wp.constant(BLOCKS)
+_ACROSS = wp.constant(BLOCKS_ACROSS)
+_GROUP = wp.constant(SUM_COLUMNS)
+_CHANNEL_0 = wp.constant(SPLAT_COLUMNS)
 _CAP = wp.constant(ALPHA_MAX)
 _FAINTEST = wp.constant(ALPHA_MIN)
 _OPAQUE = wp.constant(TRANSMITTANCE_MIN)
-_OPTIONS = {"enable_backward": False, "block_dim": BLOCK_DIM}
+_FORWARD_REGISTERS = ((3, 80), (4, 96), (8, 128), (12, 168))
+"""Up to so many channels, so many registers of a thread: for 24, 20, 16 and 12 warps on a
+multiprocessor. With fewer, the loop over splats would keep much in memory."""
+_BACKWARD_REGISTERS = ((4, 96), (8, 128), (10, 168))
 
-wp.set_module_options(_OPTIONS)
+wp.set_module_options({"enable_backward": False})
 
 # What changes inside a condition is an element of a vector, which is changed in place. A scalar
 # would be a new variable merged with the old one, and keep both in registers around the loop.
-Floats = wp.types.vector(length=_PIXELS_EACH, dtype=wp.float32)
-Ints = wp.types.vector(length=_PIXELS_EACH, dtype=wp.int32)
+Floats = wp.types.vector(length=BLOCKS, dtype=wp.float32)
 Bits = wp.types.vector(length=1, dtype=wp.int32)
 Shade = wp.types.vector(length=1, dtype=wp.float32)
-vec5 = wp.types.vector(length=5, dtype=wp.float32)
 
 
-# A vote without a reduction through memory. Fibers have no warp: there, nothing is left out.
-@wp.func_native("""
-#if defined(__CUDA_ARCH__)
-return __any_sync(0xffffffffu, yes != 0);
-#else
-return 1;
-#endif
-""")
-def anyone(yes: int) -> int: ...
+class BlockKernels:
+    """Kernels for splats of some channels, and how they are launched.
 
+    Attributes:
+        forward: One warp for each tile, like the next.
+        backward: Arguments of both as those of the kernels in ``blend_cpu``.
+        sum_pairs: One warp for every 32 splats.
+    """
 
-@wp.func
-def half_square(scale: float, d: float) -> float:
-    return 0.5 * scale * d * d
+    def __init__(self, n_channels: int) -> None:
+        self.forward = _forward_kernel(n_channels)
+        self.backward = _backward_kernel(n_channels)
+        self.sum_pairs = sum_kernel(n_channels)
 
+    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Blend tiles."""
+        inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:]]
+        _launch_on_tiles(self.forward, n_tiles, inputs, device)
 
-@wp.func
-def shape_gradients(dx: float, moments: wp.vec3, conic: wp.vec3) -> vec5:
-    """Gradients of centre and conic from sums of dL/dsigma times 1, dy, dy^2 over one column."""
-    gx = moments[0] * dx
-    gy = moments[1]
-    return vec5(
-        conic[0] * gx + conic[1] * gy,
-        conic[1] * gx + conic[2] * gy,
-        -0.5 * gx * dx,
-        -gy * dx,
-        -0.5 * moments[2],
-    )
+    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Fill the rows of the pairs in some tiles."""
+        inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:-1], as_rows(inputs[-1])]
+        _launch_on_tiles(self.backward, n_tiles, inputs, device)
+
+    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+        """Add the rows of each splat's pairs to its gradients."""
+        inputs = [*inputs[:6], as_rows(inputs[6]), *inputs[7:]]
+        launch_sums(self.sum_pairs, n_splats, inputs, device)
 
 
 @functools.cache
-def block_kernels(n_channels: int) -> SimpleNamespace:
-    """Kernels ``forward``, ``backward`` and ``sum_pairs`` for splats of ``n_channels`` channels.
+def block_kernels(n_channels: int) -> BlockKernels:
+    """Kernels for splats of ``n_channels`` channels, made once."""
+    return BlockKernels(n_channels)
 
-    The first two are launched with :data:`BLOCK_DIM` threads per tile; arguments as those of
-    ``tile_kernels``.
+
+def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    together = kernel.module.options["block_dim"] // WARP_LANES
+    launch_blocks(kernel, n_tiles, inputs, device=device, block_dim=WARP_LANES, together=together)
+
+
+def as_rows(table: Tensor) -> Any:
+    """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
+    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
+
+
+def _tiles_together(n_channels: int) -> int:
+    """Tiles in one block of a GPU: two where registers allow more warps than 16, the least number
+    of blocks that a multiprocessor holds."""
+    return 2 if n_channels <= 4 else 1
+
+
+def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    most = next((registers for channels, registers in limits if n_channels <= channels), 255)
+    block_dim = _tiles_together(n_channels) * WARP_LANES
+    return {
+        "module_options": {"enable_backward": False, "block_dim": block_dim},
+        **known_options(grid_stride=False, cuda_max_registers=most),
+    }
+
+
+@wp.func
+def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
+    """The first five columns: gradients of centre and conic, from sums of dL/dsigma times offsets.
+
+    Args:
+        sums: Of dL/dsigma times dx, dy, dx^2, dx dy and dy^2, and columns that stay.
+        conic: Of the splat.
     """
-    return SimpleNamespace(
-        forward=_forward_kernel(n_channels),
-        backward=_backward_kernel(n_channels),
-        sum_pairs=_sum_kernel(n_channels),
-    )
+    result = sums
+    result[0] = conic[0] * sums[0] + conic[1] * sums[1]
+    result[1] = conic[1] * sums[0] + conic[2] * sums[1]
+    result[2] = -0.5 * sums[2]
+    result[3] = -sums[3]
+    result[4] = -0.5 * sums[4]
+    return result
 
 
 def _forward_kernel(n_channels: int) -> Any:
     CHANNELS = wp.constant(n_channels)
+    Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
     Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
-    Colors = wp.types.matrix(shape=(_PIXELS_EACH, n_channels), dtype=wp.float32)
+    batch_of = batch_functions(n_channels)
 
-    @wp.kernel(module="unique", module_options=_OPTIONS)
+    @wp.kernel(module="unique", **_options(n_channels, _FORWARD_REGISTERS))
     def forward(
-        first_tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets: wp.array(dtype=int),
-        ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row),
-        background: wp.array(dtype=float),
-        image: wp.array3d(dtype=float),
-        transmittance: wp.array2d(dtype=float),
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
+        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
+        image: wp.array3d(dtype=float), transmittance: wp.array2d(dtype=float),
         last: wp.array2d(dtype=int),
-    ):
-        block, lane = wp.tid()
-        tile = first_tile + block
-        x = (tile % tiles_x) * _COLUMNS + lane % _COLUMNS
-        top = (tile / tiles_x) * _COLUMNS + lane / _COLUMNS
+    ):  # fmt: skip
+        warp, lane = wp.tid()
+        tile = first_tile + warp
+        corner = tile_corner(tile, tiles_x)
+        first = first_pixel(corner, lane)
         light = Floats(1.0)
-        latest = Ints(-1)
+        latest = Places(-1)
         alive = Bits()
         blended = Colors()
-        for q in range(_PIXELS):
-            y = top + q * _ROW_STEP
+        for q in range(_BLOCKS):
+            at = pixel_in_block(first, q)
             # Pixels that are not blended count as opaque, so that they do not keep a tile going.
-            if x < width and y >= top_row and y < end_row:
+            if at[0] < width and at[1] >= top_row and at[1] < end_row:
                 alive[0] = alive[0] | (1 << q)
         begin = offsets[tile]
         end = offsets[tile + 1]
-        for batch in range((end - begin + _THREADS - 1) / _THREADS):
-            own_alive = alive[0]
-            if wp.tile_extract(wp.tile_max(wp.tile(own_alive)), 0) == 0:
+        batches = batch_of.open()
+        next_id = int(0)
+        if begin < end:
+            batch_of.copy(batches, 0, lane, ids[wp.min(begin + lane, end - 1)], splats)
+            next_id = ids[wp.min(begin + _LANES + lane, end - 1)]
+        for batch in range((end - begin + _LANES - 1) / _LANES):
+            start = begin + batch * _LANES
+            buffer = batch % 2
+            open_blocks = or_over_lanes(alive[0], lane)
+            if open_blocks == 0:
                 break
-            start = begin + batch * _THREADS
-            own_row = ids[wp.min(start + lane, end - 1)]
-            rows = wp.tile(own_row)
-            batch_splats = wp.tile_load_indexed(
-                splats, indices=rows, shape=(_THREADS,), axis=0, storage="shared"
-            )
-            for j in range(wp.min(_THREADS, end - start)):
-                dx = float(x) - batch_splats[j, 0]
-                if alive[0] != 0 and wp.abs(dx) <= batch_splats[j, 7]:
-                    center_y = batch_splats[j, 1]
-                    xx = half_square(batch_splats[j, 2], dx)
-                    xy = batch_splats[j, 3] * dx
-                    yy = batch_splats[j, 4]
-                    opacity = batch_splats[j, 5]
-                    limit = batch_splats[j, 6]
-                    for q in range(_PIXELS):
-                        dy = float(top + q * _ROW_STEP) - center_y
-                        sigma = xx + xy * dy + half_square(yy, dy)
-                        if (alive[0] & (1 << q)) != 0 and sigma >= 0.0 and sigma <= limit:
-                            alpha = wp.min(opacity * wp.exp(-sigma), _CAP)
+            batch_of.wait()
+            if start + _LANES < end:
+                batch_of.copy(batches, 1 - buffer, lane, next_id, splats)
+                next_id = ids[wp.min(start + 2 * _LANES + lane, end - 1)]
+            own = batch_of.read(batches, buffer, lane)
+            own_blocks = int(0)
+            if start + lane < end:
+                own_blocks = open_blocks & touched_blocks(corner, own[0], own[1], own[7], own[8])
+            waiting = lanes_where(own_blocks, lane)
+            while waiting != 0:
+                j = lowest_bit(waiting)
+                waiting = waiting & (waiting - 1)
+                blocks = read_lane(own_blocks, lane, j)
+                splat = batch_of.read(batches, buffer, j)
+                conic = wp.vec3(splat[2], splat[3], splat[4])
+                form = form_of(first, splat[0], splat[1], conic)
+                limit = 2.0 * splat[6]
+                for q in range(_BLOCKS):
+                    if (blocks & (1 << q)) != 0:
+                        dy = offset_in_y(form, q)
+                        square = form_at(form, q, dy)
+                        if (alive[0] & (1 << q)) != 0 and square >= 0.0 and square <= limit:
+                            alpha = wp.min(splat[5] * gauss(square), _CAP)
                             if alpha >= _FAINTEST:
                                 after = light[q] * (1.0 - alpha)
                                 if after < _OPAQUE:
@@ -152,153 +224,153 @@ def _forward_kernel(n_channels: int) -> Any:
                                 else:
                                     weight = alpha * light[q]
                                     for c in range(CHANNELS):
-                                        blended[q, c] += weight * batch_splats[j, HEADER + c]
+                                        blended[q, c] += weight * splat[HEADER + c]
                                     light[q] = after
                                     latest[q] = start + j
-        for q in range(_PIXELS):
-            y = top + q * _ROW_STEP
-            if x < width and y >= top_row and y < end_row:
-                transmittance[y - top_row, x] = light[q]
-                last[y - top_row, x] = latest[q]
+        # Nothing may still be on its way into the memory of a warp that ends.
+        batch_of.wait()
+        for q in range(_BLOCKS):
+            at = pixel_in_block(first, q)
+            if at[0] < width and at[1] >= top_row and at[1] < end_row:
+                transmittance[at[1] - top_row, at[0]] = light[q]
+                last[at[1] - top_row, at[0]] = latest[q]
                 for c in range(CHANNELS):
-                    image[y - top_row, x, c] = blended[q, c] + light[q] * background[c]
+                    image[at[1] - top_row, at[0], c] = blended[q, c] + light[q] * background[c]
 
     return forward
 
 
-def _backward_kernel(n_channels: int) -> Any:
-    CHANNELS = wp.constant(n_channels)
-    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
-    Colors = wp.types.matrix(shape=(_PIXELS_EACH, n_channels), dtype=wp.float32)
-    Sums = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
+def _loading_function(n_channels: int) -> wp.Function:
+    """Loads what the way back begins with.
 
-    @wp.kernel(module="unique", module_options=_OPTIONS)
-    def backward(
-        first_tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets: wp.array(dtype=int),
-        ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row),
+    Returns:
+        ``load(...)``, which returns for a lane's eight pixels: the light behind the last splat, the
+        gradient to what is behind it, its place, and the gradient to the channels.
+    """
+    CHANNELS = wp.constant(n_channels)
+    Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
+
+    @wp.func
+    def load_pixels(
+        first: wp.vec2i, width: int, top_row: int, end_row: int,
         background: wp.array(dtype=float),
-        transmittance: wp.array2d(dtype=float),
-        last: wp.array2d(dtype=int),
-        d_image: wp.array3d(dtype=float),
-        d_transmittance: wp.array2d(dtype=float),
-        pair_sums: wp.array(dtype=Sums),
-    ):
-        block, lane = wp.tid()
-        tile = first_tile + block
-        x = (tile % tiles_x) * _COLUMNS + lane % _COLUMNS
-        top = (tile / tiles_x) * _COLUMNS + lane / _COLUMNS
+        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
+        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+    ):  # fmt: skip
         light = Floats(1.0)
         behind = Floats(0.0)
-        latest = Ints(-1)
+        latest = Places(-1)
         d_pixel = Colors()
-        own_end = int(-1)
-        for q in range(_PIXELS):
-            y = top + q * _ROW_STEP
-            if x < width and y >= top_row and y < end_row:
-                light[q] = transmittance[y - top_row, x]
-                latest[q] = last[y - top_row, x]
-                own_end = wp.max(own_end, latest[q])
-                d_end = d_transmittance[y - top_row, x]
+        for q in range(_BLOCKS):
+            at = pixel_in_block(first, q)
+            if at[0] < width and at[1] >= top_row and at[1] < end_row:
+                light[q] = transmittance[at[1] - top_row, at[0]]
+                latest[q] = last[at[1] - top_row, at[0]]
+                d_end = d_transmittance[at[1] - top_row, at[0]]
                 for c in range(CHANNELS):
-                    d_pixel[q, c] = d_image[y - top_row, x, c]
+                    d_pixel[q, c] = d_image[at[1] - top_row, at[0], c]
                     d_end += d_pixel[q, c] * background[c]
                 behind[q] = light[q] * d_end
+        return light, behind, latest, d_pixel
+
+    return load_pixels
+
+
+def _backward_kernel(n_channels: int) -> Any:
+    CHANNELS = wp.constant(n_channels)
+    load_pixels = _loading_function(n_channels)
+    SumsRow, Sums, store_row = store_row_function(n_channels)
+    Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
+    batch_of = batch_functions(n_channels)
+
+    @wp.kernel(module="unique", **_options(n_channels, _BACKWARD_REGISTERS))
+    def backward(
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
+        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
+        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
+        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+        pair_sums: wp.array(dtype=SumsRow),
+    ):  # fmt: skip
+        warp, lane = wp.tid()
+        tile = first_tile + warp
+        corner = tile_corner(tile, tiles_x)
+        first = first_pixel(corner, lane)
+        light, behind, latest, d_pixel = load_pixels(
+            first, width, top_row, end_row, background, transmittance, last, d_image,
+            d_transmittance,
+        )  # fmt: skip
+        kept = last_of_blocks(latest, lane)
         begin = offsets[tile]
+        end = wp.max(max_over_lanes(kept, lane) + 1, begin)
         first_place = offsets[first_tile]
-        end = wp.max(wp.tile_extract(wp.tile_max(wp.tile(own_end)), 0) + 1, begin)
+        sums = Sums()
         # What lies behind the last splat that any pixel blended has no gradient.
-        for k in range(end + lane, offsets[tile + 1], _THREADS):
-            pair_sums[k - first_place] = Sums()
-        for batch in range((end - begin + _THREADS - 1) / _THREADS):
-            start = end - 1 - batch * _THREADS
-            own_row = ids[wp.max(start - lane, begin)]
-            rows = wp.tile(own_row)
-            batch_splats = wp.tile_load_indexed(
-                splats, indices=rows, shape=(_THREADS,), axis=0, storage="shared"
-            )
-            for j in range(wp.min(_THREADS, start - begin + 1)):
+        for k in range(end, offsets[tile + 1]):
+            store_row(pair_sums, k - first_place, sums, 0, lane)
+        batches = batch_of.open()
+        next_id = int(0)
+        if begin < end:
+            batch_of.copy(batches, 0, lane, ids[wp.max(end - 1 - lane, begin)], splats)
+            next_id = ids[wp.max(end - 1 - _LANES - lane, begin)]
+        for batch in range((end - begin + _LANES - 1) / _LANES):
+            start = end - 1 - batch * _LANES
+            buffer = batch % 2
+            batch_of.wait()
+            if start - _LANES >= begin:
+                batch_of.copy(batches, 1 - buffer, lane, next_id, splats)
+                next_id = ids[wp.max(start - 2 * _LANES - lane, begin)]
+            own = batch_of.read(batches, buffer, lane)
+            own_blocks = touched_blocks(corner, own[0], own[1], own[7], own[8])
+            own_blocks = own_blocks & blocks_that_reach(kept, start - lane, lane)
+            for j in range(wp.min(_LANES, start - begin + 1)):
                 k = start - j
-                sums = Sums()
+                blocks = read_lane(own_blocks, lane, j)
                 touched = Bits()
-                dx = float(x) - batch_splats[j, 0]
-                if k <= own_end and wp.abs(dx) <= batch_splats[j, 7]:
-                    conic = wp.vec3(batch_splats[j, 2], batch_splats[j, 3], batch_splats[j, 4])
-                    xx = half_square(conic[0], dx)
-                    moments = wp.vec3()
-                    for q in range(_PIXELS):
-                        dy = float(top + q * _ROW_STEP) - batch_splats[j, 1]
-                        sigma = xx + conic[1] * dx * dy + half_square(conic[2], dy)
-                        if k <= latest[q] and sigma >= 0.0 and sigma <= batch_splats[j, 6]:
-                            falloff = wp.exp(-sigma)
-                            uncapped = batch_splats[j, 5] * falloff
-                            alpha = wp.min(uncapped, _CAP)
-                            if alpha >= _FAINTEST:
-                                touched[0] = 1
-                                inverse = 1.0 / (1.0 - alpha)
-                                before = light[q] * inverse
-                                weight = alpha * before
-                                shade = Shade()
-                                for c in range(CHANNELS):
-                                    shade[0] += d_pixel[q, c] * batch_splats[j, HEADER + c]
-                                    sums[6 + c] += weight * d_pixel[q, c]
-                                # The cap passes the gradient straight through, as in 3DGS.
-                                d_alpha = before * shade[0] - behind[q] * inverse
-                                behind[q] += weight * shade[0]
-                                light[q] = before
-                                d_sigma = uncapped * d_alpha
-                                moments[0] += d_sigma
-                                moments[1] += d_sigma * dy
-                                moments[2] += d_sigma * dy * dy
-                                sums[5] += falloff * d_alpha
-                    shape = shape_gradients(dx, moments, conic)
-                    for c in range(5):
-                        sums[c] = shape[c]
-                if anyone(touched[0]) == 1:
-                    total = wp.tile_sum(wp.tile(sums, preserve_type=True))
-                    wp.tile_store(pair_sums, total, offset=(k - first_place,))
-                elif lane == 0:
-                    pair_sums[k - first_place] = sums
+                if blocks != 0:
+                    splat = batch_of.read(batches, buffer, j)
+                    conic = wp.vec3(splat[2], splat[3], splat[4])
+                    form = form_of(first, splat[0], splat[1], conic)
+                    limit = 2.0 * splat[6]
+                    for q in range(_BLOCKS):
+                        if (blocks & (1 << q)) != 0:
+                            dy = offset_in_y(form, q)
+                            square = form_at(form, q, dy)
+                            if k <= latest[q] and square >= 0.0 and square <= limit:
+                                falloff = gauss(square)
+                                uncapped = splat[5] * falloff
+                                alpha = wp.min(uncapped, _CAP)
+                                if alpha >= _FAINTEST:
+                                    touched[0] = 1
+                                    inverse = reciprocal_fast(1.0 - alpha)
+                                    before = light[q] * inverse
+                                    weight = alpha * before
+                                    shade = Shade()
+                                    for c in range(CHANNELS):
+                                        d_c = d_pixel[q, c]
+                                        shade[0] += d_c * splat[HEADER + c]
+                                        sums[
+                                            (_CHANNEL_0 + c) / _GROUP, (_CHANNEL_0 + c) % _GROUP
+                                        ] += weight * d_c
+                                    # The cap passes the gradient straight through, as in 3DGS.
+                                    d_alpha = before * shade[0] - behind[q] * inverse
+                                    behind[q] += weight * shade[0]
+                                    light[q] = before
+                                    d_sigma = uncapped * d_alpha
+                                    gx = d_sigma * form.dx[q % _ACROSS]
+                                    gy = d_sigma * dy
+                                    sums[0, 0] += gx
+                                    sums[0, 1] += gy
+                                    sums[0, 2] += gx * form.dx[q % _ACROSS]
+                                    sums[0, 3] += gx * dy
+                                    sums[0, 4] += gy * dy
+                                    sums[0, 5] += falloff * d_alpha
+                    sums[0] = shape_gradients(sums[0], conic)
+                any_touched = lanes_where(touched[0], lane)
+                store_row(pair_sums, k - first_place, sums, any_touched, lane)
+                # A zero that the compiler does not know: it would write the known one again at
+                # every way out of the first block.
+                sums = Sums(0.0 * light[0])
+        batch_of.wait()
 
     return backward
-
-
-def _sum_kernel(n_channels: int) -> Any:
-    CHANNELS = wp.constant(n_channels)
-    Sums = wp.types.vector(length=6 + n_channels, dtype=wp.float32)
-
-    @wp.kernel(module="unique", module_options={"enable_backward": False})
-    def sum_pairs(
-        first: int,
-        first_tile: int,
-        end_tile: int,
-        offsets: wp.array(dtype=int),
-        first_pairs: wp.array(dtype=int),
-        counts: wp.array(dtype=int),
-        places: wp.array(dtype=int),
-        pair_sums: wp.array(dtype=Sums),
-        d_means2d: wp.array2d(dtype=float),
-        d_splats: wp.array2d(dtype=float),
-    ):
-        i = first + wp.tid()
-        begin = offsets[first_tile]
-        end = offsets[end_tile]
-        total = Sums()
-        for pair in range(first_pairs[i], first_pairs[i] + counts[i]):
-            place = places[pair]
-            if place >= begin and place < end:
-                total += pair_sums[place - begin]
-        if counts[i] > 0:
-            for c in range(2):
-                d_means2d[i, c] += total[c]
-            for c in range(2, 6):
-                d_splats[i, c] += total[c]
-            for c in range(CHANNELS):
-                d_splats[i, HEADER + c] += total[6 + c]
-
-    return sum_pairs

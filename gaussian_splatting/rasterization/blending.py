@@ -8,19 +8,37 @@ tiles do. A pixel has the same bits whatever rows are blended with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
-from gaussian_splatting.rasterization.blend_cuda import BLOCK_DIM, block_kernels
-from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
+from gaussian_splatting.rasterization.blend_cuda import block_kernels
+from gaussian_splatting.rasterization.projection import Projection
 from gaussian_splatting.rasterization.tile_lists import TileLists
 from gaussian_splatting.rasterization.view import TILE
-from sugar_utils.warp_launch import as_array, launch, launch_blocks
+
+
+class BlendKernels(Protocol):
+    """Kernels for splats of some number of channels; ``inputs`` are arguments without the first."""
+
+    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Blend tiles."""
+        ...
+
+    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Fill the rows of the pairs in some tiles with gradients."""
+        ...
+
+    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+        """Add the rows of each splat's pairs to its gradients."""
+        ...
+
+
+MakeKernels = Callable[[int], BlendKernels]
 
 
 class Rows(NamedTuple):
@@ -76,6 +94,7 @@ def blend_rows(
     rows: Rows,
     *,
     blocks: bool | None = None,
+    gpu_kernels: MakeKernels = block_kernels,
 ) -> BlendedRows:
     """Blend splats front to back over a background, without a gradient.
 
@@ -86,6 +105,7 @@ def blend_rows(
         rows: What to blend; not empty, inside the image.
         blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: where the
             tensors are on one.
+        gpu_kernels: What those are, by number of channels.
     """
     device, shape = splats.device, (rows.stop - rows.start, tiles.width)
     n_channels = background.shape[0]
@@ -93,16 +113,12 @@ def blend_rows(
     transmittance = torch.empty(shape, device=device)
     last = torch.empty(shape, dtype=torch.int32, device=device)
     first, count = _tiles_of(rows, tiles)
-    blocks = _on_blocks(device, blocks)
     inputs = [
-        first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids,
-        _as_rows(splats) if blocks else splats.detach(), background, pixels, transmittance, last,
+        first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
+        background, pixels, transmittance, last,
     ]  # fmt: skip
-    if blocks:
-        kernel = block_kernels(n_channels).forward
-        launch_blocks(kernel, count, inputs, device=device, block_dim=BLOCK_DIM)
-    else:
-        launch(tile_kernels(n_channels).forward, count, inputs, device=device)
+    make_kernels = _choose_kernels(device, blocks, gpu_kernels)
+    make_kernels(n_channels).launch_forward(count, inputs, device)
     return BlendedRows(pixels, transmittance, last, rows)
 
 
@@ -116,6 +132,7 @@ def backpropagate_rows(
     gradients: SplatGradients,
     *,
     blocks: bool | None = None,
+    gpu_kernels: MakeKernels = block_kernels,
 ) -> None:
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
@@ -128,41 +145,30 @@ def backpropagate_rows(
         d_transmittance: (R, W)
         gradients: Sums to add to.
         blocks: As there.
+        gpu_kernels: As there.
     """
     device, n_channels = splats.device, background.shape[0]
-    blocks = _on_blocks(device, blocks)
-    kernels = (block_kernels if blocks else tile_kernels)(n_channels)
+    kernels = _choose_kernels(device, blocks, gpu_kernels)(n_channels)
     first, count = _tiles_of(blended.rows, tiles)
     pair_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
-    pair_rows = _as_rows(pair_sums) if blocks else pair_sums
     inputs = [
-        first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids,
-        _as_rows(splats) if blocks else splats.detach(), background, blended.transmittance,
-        blended.last, d_pixels.contiguous(), d_transmittance.contiguous(), pair_rows,
+        first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
+        background, blended.transmittance, blended.last, d_pixels.contiguous(),
+        d_transmittance.contiguous(), pair_sums,
     ]  # fmt: skip
-    if blocks:
-        launch_blocks(kernels.backward, count, inputs, device=device, block_dim=BLOCK_DIM)
-    else:
-        launch(kernels.backward, count, inputs, device=device)
-    launch(
-        kernels.sum_pairs,
-        splats.shape[0],
-        [
-            first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
-            pair_rows, gradients.means2d, gradients.splats,
-        ],
-        device=device,
-        min_items=MIN_ITEMS,
-    )  # fmt: skip
+    kernels.launch_backward(count, inputs, device)
+    inputs = [
+        first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
+        pair_sums, gradients.means2d, gradients.splats,
+    ]  # fmt: skip
+    kernels.launch_sums(splats.shape[0], inputs, device)
 
 
-def _on_blocks(device: torch.device, blocks: bool | None) -> bool:
-    return device.type != "cpu" if blocks is None else blocks
-
-
-def _as_rows(table: Tensor) -> Any:
-    """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
-    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
+def _choose_kernels(
+    device: torch.device, blocks: bool | None, gpu_kernels: MakeKernels
+) -> MakeKernels:
+    on_blocks = device.type != "cpu" if blocks is None else blocks
+    return gpu_kernels if on_blocks else tile_kernels
 
 
 def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:

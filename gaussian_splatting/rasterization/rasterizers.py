@@ -13,8 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.rasterization.blending import (
     BlendedRows,
+    MakeKernels,
     Rows,
     SplatGradients,
     backpropagate_rows,
@@ -73,9 +75,19 @@ class Rasterizer(Protocol):
 
 
 class WarpRasterizer:
-    """The built-in one: any device, exact tile lists, the same bits on every run."""
+    """The built-in one: any device, exact tile lists, the same bits on every run.
+
+    Args:
+        gpu_kernels: What blends on a GPU, by number of channels.
+        blocks: Whether these blend, which a CPU can do as well, slowly; None: on a GPU.
+    """
 
     name = "warp"
+
+    def __init__(
+        self, gpu_kernels: MakeKernels = block_kernels, blocks: bool | None = None
+    ) -> None:
+        self._kernels = {"gpu_kernels": gpu_kernels, "blocks": blocks}
 
     def build_tile_lists(self, projection: Projection) -> Any:
         """See :func:`blending.build_tile_lists`."""
@@ -83,7 +95,7 @@ class WarpRasterizer:
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
         """See :func:`blending.blend_rows`."""
-        return blend_rows(splats, tiles, background, rows)
+        return blend_rows(splats, tiles, background, rows, **self._kernels)
 
     def backpropagate_rows(
         self,
@@ -96,7 +108,10 @@ class WarpRasterizer:
         gradients: SplatGradients,
     ) -> None:
         """See :func:`blending.backpropagate_rows`."""
-        backpropagate_rows(splats, tiles, background, blended, d_pixels, d_transmittance, gradients)
+        backpropagate_rows(
+            splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
+            **self._kernels,
+        )  # fmt: skip
 
 
 WARP = WarpRasterizer()

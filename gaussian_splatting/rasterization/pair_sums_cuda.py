@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of the gradient rows of a splat's pairs on GPUs, in an order that no launch changes.
+
+A pair of a tile and a splat owns a row: two columns for the centre, four for conic and opacity, one
+for each channel. A lane adds up the rows of one splat, one after the other. Splats of many pairs
+are taken by all lanes of a warp, each every 32nd row, and the 32 sums are added in a fixed tree.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import warp as wp
+
+from gaussian_splatting.rasterization.projection_kernels import HEADER
+from sugar_utils.warp_lanes import (
+    SUM_COLUMNS,
+    WARP_LANES,
+    Columns,
+    lanes_where,
+    lowest_bit,
+    read_lane,
+    sum_columns,
+)
+from sugar_utils.warp_launch import known_options, launch_blocks
+
+_WARPS_TOGETHER = 4
+"""In one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks."""
+
+SPLAT_COLUMNS = 6
+"""Columns of a row before those of the channels."""
+
+_LANES = wp.constant(WARP_LANES)
+_COLUMNS = wp.constant(SUM_COLUMNS)
+_SPLAT_COLUMNS = wp.constant(SPLAT_COLUMNS)
+_MANY = wp.constant(16)
+"""Splats of more pairs are taken by a whole warp: the fewest instructions for a million splats."""
+
+
+@wp.func
+def splat_of(warp: int, lane: int, n_splats: int) -> int:
+    """Large splats may have neighbouring numbers, so a warp takes splats far from each other."""
+    return lane * ((n_splats + _LANES - 1) / _LANES) + warp
+
+
+_STORE = f"""
+const int column = group * {SUM_COLUMNS} + lane / 2;
+if (lane % 2 == 0 && column < WIDTH) pair_sums.data[row][column] = total;
+"""
+
+
+@functools.cache
+def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
+    """The types of a row and of a lane's part of it, and what adds up the parts and stores the row.
+
+    Returns:
+        A vector; a matrix of groups of 16 columns; ``store(pair_sums, row, part, any_part, lane)``,
+        which stores zeros if no lane has a part.
+    """
+    width = SPLAT_COLUMNS + n_channels
+    n_groups = -(-width // SUM_COLUMNS)
+    GROUPS = wp.constant(n_groups)
+    Part = wp.types.matrix(shape=(n_groups, SUM_COLUMNS), dtype=wp.float32)
+    Row = wp.types.vector(length=width, dtype=wp.float32)
+
+    @wp.func_native(_STORE.replace("WIDTH", str(width)))
+    def store_sum(
+        pair_sums: wp.array(dtype=Row), row: int, group: int, lane: int, total: float
+    ): ...
+
+    @wp.func
+    def store_row(pair_sums: wp.array(dtype=Row), row: int, part: Part, any_part: int, lane: int):
+        for g in range(GROUPS):
+            total = float(0.0)
+            if any_part != 0:
+                total = sum_columns(part[g], lane)
+            store_sum(pair_sums, row, g, lane, total)
+
+    return Row, Part, store_row
+
+
+@wp.func
+def add_gradient(
+    d_means2d: wp.array2d(dtype=float),
+    d_splats: wp.array2d(dtype=float),
+    i: int,
+    column: int,
+    value: float,
+):
+    """Add a column of a splat's sum to where its gradient belongs."""
+    if column < 2:
+        d_means2d[i, column] += value
+    elif column < _SPLAT_COLUMNS:
+        d_splats[i, column] += value
+    else:
+        d_splats[i, HEADER + column - _SPLAT_COLUMNS] += value
+
+
+def launch_sums(kernel: Any, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+    """Launch what :func:`sum_kernel` returned; its first argument is added."""
+    n_warps, inputs = -(-n_splats // WARP_LANES), [n_splats, *inputs]
+    launch_blocks(
+        kernel, n_warps, inputs, device=device, block_dim=WARP_LANES, together=_WARPS_TOGETHER
+    )
+
+
+def sum_kernel(n_channels: int) -> Any:
+    """Kernel of one warp for every 32 splats; arguments as those of the kernel in ``blend_cpu``."""
+    width = SPLAT_COLUMNS + n_channels
+    WIDTH = wp.constant(width)
+    GROUPS = wp.constant(-(-width // SUM_COLUMNS))
+    Sums = wp.types.vector(length=width, dtype=wp.float32)
+    options = {"enable_backward": False, "block_dim": _WARPS_TOGETHER * WARP_LANES}
+
+    @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
+    def sum_pairs(
+        n_splats: int,
+        first_tile: int,
+        end_tile: int,
+        offsets: wp.array(dtype=int),
+        first_pairs: wp.array(dtype=int),
+        counts: wp.array(dtype=int),
+        places: wp.array(dtype=int),
+        pair_sums: wp.array(dtype=Sums),
+        d_means2d: wp.array2d(dtype=float),
+        d_splats: wp.array2d(dtype=float),
+    ):
+        warp, lane = wp.tid()
+        begin = offsets[first_tile]
+        end = offsets[end_tile]
+        own = splat_of(warp, lane, n_splats)
+        own_pair = int(0)
+        own_count = int(0)
+        if own < n_splats:
+            own_pair = first_pairs[own]
+            own_count = counts[own]
+        if own_count > 0 and own_count <= _MANY:
+            own_sum = Sums()
+            for pair in range(own_pair, own_pair + own_count):
+                place = places[pair]
+                if place >= begin and place < end:
+                    own_sum += pair_sums[place - begin]
+            for c in range(WIDTH):
+                add_gradient(d_means2d, d_splats, own, c, own_sum[c])
+        waiting = lanes_where(wp.where(own_count > _MANY, 1, 0), lane)
+        while waiting != 0:
+            j = lowest_bit(waiting)
+            waiting = waiting & (waiting - 1)
+            first_pair = read_lane(own_pair, lane, j)
+            count = read_lane(own_count, lane, j)
+            part = Sums()
+            for pair in range(first_pair + lane, first_pair + count, _LANES):
+                place = places[pair]
+                if place >= begin and place < end:
+                    part += pair_sums[place - begin]
+            for g in range(GROUPS):
+                columns = Columns()
+                for c in range(_COLUMNS):
+                    if g * _COLUMNS + c < WIDTH:
+                        columns[c] = part[g * _COLUMNS + c]
+                total = sum_columns(columns, lane)
+                column = g * _COLUMNS + lane / 2
+                if lane % 2 == 0 and column < WIDTH:
+                    add_gradient(d_means2d, d_splats, splat_of(warp, j, n_splats), column, total)
+
+    return sum_pairs
