@@ -12,11 +12,11 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.terms import COLOR, ImageStrip, LossTerm
 from sugar_scene.fields.reference_fields import sdf_from_density
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
     density_estimation_loss,
-    depth_normal_consistency,
     opacity_entropy,
     sdf_estimation_loss,
 )
@@ -65,9 +65,9 @@ def _entropy(seen: VisibleGaussians) -> Tensor | None:
 
 def _depth_normals(strip: ImageStrip) -> Tensor:
     maps, camera = strip.maps, strip.camera
-    return depth_normal_consistency(
+    return fused_depth_normal_consistency(
         maps.depth,
-        maps.normal,
+        maps.normal_xy,
         camera.fx,
         camera.fy,
         camera.cx,

@@ -19,7 +19,8 @@ MIN_VIEW_Z = 1e-4
 """Points closer to the camera plane than this, or behind it, have no pixel. World units."""
 
 _MIN_BETA = 1e-12
-_MIN_SQUARED_CROSS = 1e-24
+MIN_SQUARED_CROSS = 1e-24
+"""Differences of neighbouring points whose cross product is shorter than the root span no surface."""
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
@@ -128,7 +129,7 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
     cross = torch.linalg.cross(down, right)
     squared = cross.square().sum(dim=-1, keepdim=True)
     # Normalising a zero vector multiplies its gradient by the inverse of an epsilon.
-    regular = squared > _MIN_SQUARED_CROSS
+    regular = squared > MIN_SQUARED_CROSS
     normals = torch.where(regular, cross / torch.where(regular, squared, 1.0).sqrt(), 0.0)
     return functional.pad(normals, (0, 0, 1, 1, 1, 1))
 

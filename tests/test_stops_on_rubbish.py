@@ -130,7 +130,7 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
     [
         (terms, "weighted_color_loss", "color", FIRST),
         (coarse_terms, "opacity_entropy", "entropy", FIRST + 1),
-        (coarse_terms, "depth_normal_consistency", "dn", PRUNED),
+        (coarse_terms, "fused_depth_normal_consistency", "dn", PRUNED),
     ],
 )
 def test_loss_term_that_is_not_a_number(

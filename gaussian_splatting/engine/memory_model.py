@@ -35,8 +35,8 @@ BOUND_ACTIVATION = (167, 186)
 _SHAPE_GRADIENTS = 44
 """Gradients of centres, quaternions, scales and opacities."""
 _PACKED = 64
-_NORMAL_LOSS = 121
-"""Depth-normal consistency of a pixel: unprojected points, differences, normals, gradients."""
+_NORMAL_LOSS = 12
+"""Depth-normal consistency of a pixel: gradients of depth and of a normal's x and y."""
 _PLANE_NORMAL_LOSS = 142
 """Agreement of a pixel's plane with the depth of planes: rays, depth and the same."""
 

@@ -28,7 +28,6 @@ from gaussian_splatting.rasterization import (
     Rows,
     SplatGradients,
     channel_background,
-    complete_normals,
 )
 
 
@@ -62,7 +61,7 @@ class StripMaps:
     Attributes:
         image: Colour. (R, W, 3)
         depth: Depth along the view axis. (R, W) world units
-        normal_xy: Camera-space x and y of the normals. (R, W, 2)
+        normal_xy: Camera-space x and y of the normals; see ``complete_normals``. (R, W, 2)
         shown: Which rows of the image these are.
         counted: Rows of these maps that count; the others are their neighbours.
         height: Rows of the whole image.
@@ -76,11 +75,6 @@ class StripMaps:
     counted: slice
     height: int
     plane: Tensor | None = None
-
-    @property
-    def normal(self) -> Tensor:
-        """Unit normals towards the camera. (R, W, 3)"""
-        return complete_normals(self.normal_xy)
 
     @property
     def share(self) -> float:
