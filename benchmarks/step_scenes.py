@@ -40,6 +40,7 @@ class MadeUpPhotographs:
     """Stands in for the store of decoded photographs."""
 
     get: Callable[[Camera], Tensor]
+    prefetch: Callable[[Camera], None] = lambda camera: None
 
 
 def make_multiview_stage(

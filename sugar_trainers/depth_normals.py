@@ -221,9 +221,7 @@ class _Consistency(torch.autograd.Function):
         n_runs = -(-(shape.end - shape.top) // RUN) * depth.shape[1]
         sums = torch.empty(n_runs, device=depth.device)
         maps = [shape, counted, depth.detach(), normal_xy.detach()]
-        launch(
-            add_up_errors, n_runs, [*maps, sums], device=depth.device, min_items=_MIN_ITEMS
-        )
+        launch(add_up_errors, n_runs, [*maps, sums], device=depth.device, min_items=_MIN_ITEMS)
         ctx.shape, ctx.total = shape, total
         ctx.save_for_backward(depth, normal_xy, counted)
         return (sums.sum(dtype=torch.float64) / total).float()

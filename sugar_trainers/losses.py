@@ -20,7 +20,7 @@ MIN_VIEW_Z = 1e-4
 
 _MIN_BETA = 1e-12
 MIN_SQUARED_CROSS = 1e-24
-"""Differences of neighbouring points whose cross product is shorter than the root span no surface."""
+"""Of the cross product of two differences of points: with less they span no surface."""
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:

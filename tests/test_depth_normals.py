@@ -39,7 +39,10 @@ def test_values_and_gradients_are_those_of_the_float64_twin(size, masked):
     depth, normal_xy, counted = made_maps(*size)
     how = {"counted": counted, "total": counted.sum().clamp_min(1)} if masked else {}
     leaves, exact = as_leaves(depth, normal_xy), as_leaves(depth.double(), normal_xy.double())
-    found, expected = fused_depth_normal_consistency(*leaves, *LENS, **how), twin(*exact, *LENS, **how)
+    found, expected = (
+        fused_depth_normal_consistency(*leaves, *LENS, **how),
+        twin(*exact, *LENS, **how),
+    )
     (3 * found).backward()
     (3 * expected).backward()
     assert float(found.detach()) == pytest.approx(float(expected.detach()), abs=2e-7)
