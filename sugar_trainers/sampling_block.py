@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.graph import backpropagate_weighted
 from gaussian_splatting.engine.terms import LossTerm
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import FieldSamples, sample_points
@@ -148,7 +149,7 @@ class SurfaceSampler:
             )
             chunk = SampleChunk(fields, total, in_front, axes, depth, self._extent)
             values = {term.name: term.value(chunk) for term in terms}
-            sum(term.weight * values[term.name] for term in terms).backward()
+            backpropagate_weighted(list(values.values()), [term.weight for term in terms])
             for name, value in values.items():
                 sums[name] += value.detach()
         return sums

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 from dataclasses import dataclass
@@ -142,6 +143,12 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+@functools.lru_cache(maxsize=256)
+def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers on a device, sent there once and never to be changed. (len(values),) float32"""
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def driver_cuda_version() -> tuple[int, int] | None:

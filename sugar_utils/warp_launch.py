@@ -102,7 +102,8 @@ def as_array(tensor: Tensor, dtype: Any = None) -> Any:
         tensor: Any contiguous tensor; gradients are not tracked.
         dtype: Warp type of one element; the tensor's own scalar type when None.
     """
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     description = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
     # It holds an address only; a temporary tensor would be gone before the launch.
     description.tensor = tensor
@@ -129,6 +130,7 @@ def launch(
     *,
     device: torch.device,
     min_items: int = 1,
+    block_dim: int = 256,
 ) -> None:
     """Run ``kernel(first, *inputs)`` for ``n_items`` items; zero items are a no-op.
 
@@ -138,6 +140,7 @@ def launch(
         inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
         device: Where the tensors live.
         min_items: Least number of items worth a range of its own on the CPU.
+        block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
     if n_items == 0:
         return
@@ -150,7 +153,8 @@ def launch(
             min_items=min_items,
         )
         return
-    wp.launch(kernel, n_items, [0, *arguments], stream=_torch_stream(device))
+    stream = _torch_stream(device)
+    wp.launch(kernel, n_items, [0, *arguments], stream=stream, block_dim=block_dim)
 
 
 def launch_blocks(
