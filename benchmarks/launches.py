@@ -45,6 +45,7 @@ from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.losses import photometric
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
+from gaussian_splatting.optim import adam
 from gaussian_splatting.rasterization import blending, rasterizers
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from sugar_scene.fields import field_kernels
@@ -154,6 +155,7 @@ def gpu_paths() -> Iterator[None]:
             (blending, "_on_blocks", lambda device, blocks: True),
             (rasterizers, "build_tile_lists", functools.partial(build, blocks=True)),
             (photometric, "NativePhotometric", ColumnPhotometric),
+            (adam, "in_one_launch", lambda device: True),
             (sampling_block, "evaluate_fields", functools.partial(fields, native=False)),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))

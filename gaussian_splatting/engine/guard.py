@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from sugar_utils.errors import TrainingError
 
@@ -203,12 +202,12 @@ def _loss_probes(terms: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _norm_probes(named: Mapping[str, Tensor | None]) -> list[Tensor]:
-    """The norm of all together, finite only if every entry is.
+    """Norms, each finite only if every entry is.
 
     One that overflows is cleared by the closer look.
     """
     tensors = [t.detach() for t in named.values() if t is not None and t.numel() > 0]
-    return [get_total_norm(tensors, norm_type=2.0, foreach=True)] if tensors else []
+    return list(torch._foreach_norm(tensors, 2.0)) if tensors else []
 
 
 def _log_limit(extent: float) -> float:

@@ -26,8 +26,8 @@ Geometry = Literal["none", "full", "half", "depth", "planes"]
 """What a step renders beside colour: nothing; depth and normals with it; in a pass of their own at
 half the size; depth only; planes, which are compared with a neighbouring view."""
 
-FREE_ACTIVATION = 40
-"""Scales, opacities, unit quaternions, and their lengths before and after a clamp."""
+FREE_ACTIVATION = 36
+"""Scales, opacities, unit quaternions and their lengths."""
 
 BOUND_ACTIVATION = (167, 186)
 """What the graph of mesh-bound Gaussians keeps, per triangle and per Gaussian."""
