@@ -55,7 +55,9 @@ def _place_samples(
     )
 
 
-def draw_samples(mask: Tensor, n_samples: int, seed: int) -> tuple[Tensor, Tensor]:
+def draw_samples(
+    mask: Tensor, n_samples: int, seed: int, n_candidates: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw Gaussians uniformly, and a standard normal offset for each draw.
 
     The draws are stratified: each Gaussian that may be drawn gets as many samples as any other,
@@ -66,14 +68,17 @@ def draw_samples(mask: Tensor, n_samples: int, seed: int) -> tuple[Tensor, Tenso
         mask: Gaussians that may be drawn. (N,) bool
         n_samples: Number of draws S.
         seed: Of the draws, as of :func:`~sugar_utils.random.derive_seed`.
+        n_candidates: Gaussians in the mask; if None, the host waits to learn it.
 
     Returns:
         Gaussian of each sample, sorted, (S,) int64, and standard normal offsets, (S, 3) float32
         (2^16 values for each coordinate), on the device of ``mask``. Both have S = 0 where the
         mask is empty.
     """
-    candidates = mask.nonzero().squeeze(1)
-    if candidates.numel() == 0:
+    if n_candidates is None:
+        n_candidates = int(mask.sum())
+    candidates = torch.nonzero_static(mask, size=n_candidates).squeeze(1)
+    if n_candidates == 0:
         n_samples = 0
     draws = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
     noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
@@ -82,7 +87,7 @@ def draw_samples(mask: Tensor, n_samples: int, seed: int) -> tuple[Tensor, Tenso
     launch(
         _place_samples,
         n_samples,
-        [n_samples, candidates.numel(), *seeds, quantiles, draws, points],
+        [n_samples, n_candidates, *seeds, quantiles, draws, points],
         device=mask.device,
         min_items=_MIN_SAMPLES,
     )

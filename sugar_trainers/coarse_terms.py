@@ -30,10 +30,12 @@ class VisibleGaussians:
     Attributes:
         gaussians: N activated Gaussians; gradients reach them.
         visible: Those that the view shows. (N,) bool
+        n_visible: How many; None where the host does not know.
     """
 
     gaussians: Gaussians
     visible: Tensor
+    n_visible: int | None = None
 
 
 def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
@@ -58,9 +60,9 @@ def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
 
 
 def _entropy(seen: VisibleGaussians) -> Tensor | None:
-    if not bool(seen.visible.any()):
+    if not seen.n_visible:
         return None
-    return opacity_entropy(seen.gaussians.opacities[seen.visible])
+    return opacity_entropy(seen.gaussians.opacities, seen.n_visible, counted=seen.visible)
 
 
 def _depth_normals(strip: ImageStrip) -> Tensor:

@@ -29,20 +29,27 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
     return values.sum() / max(values.numel() if total is None else total, 1)
 
 
-def opacity_entropy(opacities: Tensor, total: int | None = None, eps: float = 1e-10) -> Tensor:
+def opacity_entropy(
+    opacities: Tensor,
+    total: int | None = None,
+    eps: float = 1e-10,
+    counted: Tensor | None = None,
+) -> Tensor:
     """Binary entropy of opacities, pushing them to 0 or 1.
 
     Args:
-        opacities: Opacities of the visible Gaussians, in [0, 1]. (V,)
+        opacities: Opacities in [0, 1]. (V,)
         total: Divisor; V when None.
         eps: Keeps the logarithms finite at exactly 0 and 1.
+        counted: Those that count; None for all. (V,) bool
 
     Returns:
         Scalar, at most ln 2 for ``total`` None.
     """
     present = opacities * (opacities + eps).log()
     absent = (1 - opacities) * (1 - opacities + eps).log()
-    return _mean(-present - absent, total)
+    entropy = -present - absent
+    return _mean(entropy if counted is None else entropy * counted, total)
 
 
 def density_estimation_loss(

@@ -111,6 +111,7 @@ class SurfaceSampler:
         noise: Tensor,
         camera: Camera,
         depth: Tensor | None,
+        n_candidates: int | None = None,
     ) -> dict[str, Tensor]:
         """Evaluate terms chunk by chunk, adding weighted gradients to the leaves.
 
@@ -125,6 +126,7 @@ class SurfaceSampler:
             noise: Standard normal draws. (S, 3)
             camera: The view.
             depth: Leaf with the rendered depth, if a term reads it. (H, W) world units
+            n_candidates: At most so many Gaussians have samples.
 
         Returns:
             Unweighted values by name; none without samples.
@@ -146,6 +148,7 @@ class SurfaceSampler:
                 indices[part],
                 noise[part],
                 config.density_factor,
+                n_owners=n_candidates,
             )
             chunk = SampleChunk(fields, total, in_front, axes, depth, self._extent)
             values = {term.name: term.value(chunk) for term in terms}

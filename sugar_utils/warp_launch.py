@@ -80,6 +80,9 @@ NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if _KNOWS_VECTORISERS else 
 """CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
 drivers of CUDA 12, do not know them."""
 
+MAX_ROWS = 2**31 - 1
+"""Warp counts rows with 32 bits; bytes between them with 64."""
+
 NATIVE_OPTIONS = {
     "enable_backward": False,
     "cpu_compiler_flags": "-march=native -ffp-contract=fast" + NO_VECTORISER,
@@ -101,9 +104,19 @@ def as_array(tensor: Tensor, dtype: Any = None) -> Any:
     Args:
         tensor: Any contiguous tensor; gradients are not tracked.
         dtype: Warp type of one element; the tensor's own scalar type when None.
+
+    Raises:
+        UserError: It has more rows than 32 bits can number.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if max(tensor.shape, default=0) > MAX_ROWS:
+        shape = " x ".join(f"{side:,}" for side in tensor.shape)
+        raise UserError(
+            f"a buffer of {shape} has more rows than kernels can number (2^31); work on less at "
+            "once: fewer Gaussians (--max_gaussians) or samples (--sdf_samples), smaller images "
+            "(--resolution_factor), or more strips (--gradient_accumulation)"
+        )
     description = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
     # It holds an address only; a temporary tensor would be gone before the launch.
     description.tensor = tensor

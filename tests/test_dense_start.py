@@ -15,8 +15,10 @@ from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.vanilla.dense_start import dense_points, with_dense_points
 from gaussian_splatting.vanilla.plane_sweep import (
+    N_DEPTHS,
     NOWHERE,
     GreyView,
+    best_plane,
     consistent,
     parallax,
     sweep,
@@ -73,6 +75,22 @@ def test_the_depth_of_a_plane_is_found():
     error = ((depth - true_depth(middle)).abs() / true_depth(middle))[good]
     assert error.median() < 0.01
     assert error.quantile(0.75) < 0.02
+
+
+def test_large_images_are_searched_from_coarse_to_fine_and_no_worse():
+    size = {"width": 192, "height": 144, "focal": 210.0}
+    middle, *others = (look_at((x, -4.0, 0.0), **size) for x in (0.0, -0.6, 0.6))
+    one, around = view(middle), [view(c) for c in others]
+    planes = torch.linspace(1 / 8, 1 / 2, N_DEPTHS)[:, None, None]
+    errors = []
+    for depth, agreement in (
+        sweep(one, around, 2.0, 8.0),
+        (lambda inverse, agreed: (1 / inverse, agreed))(*best_plane(one, around, planes)),
+    ):
+        assert (agreement > 0.6).float().mean() > 0.9
+        errors.append(((depth - true_depth(middle)).abs() / true_depth(middle)).median())
+    assert errors[0] < 0.003
+    assert errors[0] < 1.5 * errors[1]
 
 
 def test_a_flat_photograph_has_no_depth():

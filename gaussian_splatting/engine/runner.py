@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.kernel_compilation import compile_ahead
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.reporting.run_report import write_run_report
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -100,6 +101,7 @@ def run_stage(
             if group.broadcast(there):
                 console.info(f"finished already: {run.results[0]}")
                 return run.results[0]
+            compile_ahead(options.compute.device, console)
             with shared_or_own_store(images, white, group.size) as store:
                 if run.enrich is not None and plan.payload is None:
                     initial = run.enrich(initial, store, console)

@@ -17,13 +17,13 @@ from gaussian_splatting.losses.color_weights import gradient_weights
 from gaussian_splatting.losses.ssim_reference import C1, C2, WINDOW_SIZE, gaussian_window
 from sugar_utils.warp_launch import launch
 
-wp.set_module_options({"enable_backward": False})
-
 RUN = 32
 """Rows of a run; ten more are blurred across for it."""
 
 BLOCK_DIM = 128
 """Threads of a block on a GPU: 12 warps reside where 8 would with larger ones."""
+
+wp.set_module_options({"enable_backward": False, "block_dim": BLOCK_DIM})
 
 _COLORS = 3
 _RADIUS = WINDOW_SIZE // 2

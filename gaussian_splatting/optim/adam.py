@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.optim.adam_together import (
+from gaussian_splatting.optim.adam_cuda import (
     Stepped,
     in_one_launch,
     is_plain,

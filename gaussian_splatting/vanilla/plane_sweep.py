@@ -20,6 +20,17 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.pixels import pixel_rays, pixels_of
 
 N_DEPTHS = 96
+"""Depths that are told apart."""
+
+REFINED = 4
+"""Depths on either side of the coarse answer that are tried at full size."""
+
+SMALLEST = 100
+"""Shorter side in pixels below which a window would be a large part of half the image."""
+
+SMOOTHED = 5
+"""Side of the windows whose median the coarse answer becomes, in pixels of half size."""
+
 WINDOW = 7
 """Side of the windows that are compared, in pixels."""
 
@@ -54,6 +65,9 @@ def sweep(
 ) -> tuple[Tensor, Tensor]:
     """Depth of each pixel, and how well the neighbours agree that it is right.
 
+    Every second depth is tried on images of half the size. Around what agrees best there, every
+    depth is tried on the images themselves. Small images are searched whole.
+
     Args:
         view: The photograph.
         neighbors: Others that look at the same, at least one.
@@ -63,46 +77,97 @@ def sweep(
     Returns:
         Depth along the view axis in world units, and agreement in [-1, 1]. (H, W) each
     """
-    inverse = torch.linspace(1 / far, 1 / near, N_DEPTHS, dtype=torch.float64, device="cpu").to(
-        view.grey
-    )
+    step = (1 / near - 1 / far) / (N_DEPTHS - 1)
+    every = torch.arange(N_DEPTHS, dtype=torch.float64, device="cpu") * step + 1 / far
+    every = every.to(view.grey)[:, None, None]
+    if min(view.grey.shape) < SMALLEST:
+        inverse, agreement = best_plane(view, neighbors, every)
+        return 1 / inverse, agreement
+    found, _ = best_plane(_halved(view), [_halved(other) for other in neighbors], every[::2])
+    # Windows only fit where pixels side by side start from one surface.
+    middle = F.interpolate(_medians(found)[None, None], view.grey.shape, mode="bilinear")[0, 0]
+    offsets = torch.arange(-REFINED, REFINED + 1, dtype=torch.float64, device="cpu") * step
+    planes = (middle + offsets.to(middle)[:, None, None]).clamp(1 / far, 1 / near)
+    inverse, agreement = best_plane(view, neighbors, planes)
+    return 1 / inverse, agreement
+
+
+def best_plane(
+    view: GreyView, neighbors: Sequence[GreyView], inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The plane on which neighbours agree best, between those that were tried.
+
+    Args:
+        view: The photograph.
+        neighbors: Others that look at the same, at least one.
+        inverse: 1 / depth of the planes, evenly spaced, for all pixels or for each. (D, 1, 1) or
+            (D, H, W)
+
+    Returns:
+        1 / depth, and agreement in [-1, 1]. (H, W) each
+    """
     mean, deviation = _moments(view.grey)
-    agreements = torch.stack([_agreement(view, n, inverse, mean, deviation) for n in neighbors])
-    n_best = min(BEST, len(neighbors))
-    agreement = agreements.topk(n_best, dim=0).values.mean(dim=0)
+    agreement = _mean_of_best(
+        [_agreement(view, other, inverse, mean, deviation) for other in neighbors]
+    )
     best, index = agreement.max(dim=0)
     # The maximum of a parabola through the best plane and the two beside it.
-    middle = index.clamp(1, N_DEPTHS - 2)
+    middle = index.clamp(1, len(inverse) - 2)
     before, here, after = (agreement.gather(0, (middle + i)[None])[0] for i in (-1, 0, 1))
     bend = (before - 2 * here + after).clamp_max(-1e-6)
     offset = ((before - after) / (2 * bend)).clamp(-0.5, 0.5)
-    step = (1 / near - 1 / far) / (N_DEPTHS - 1)
-    depth = 1 / (1 / far + (middle + offset) * step)
-    return depth, torch.where(deviation > MIN_DEVIATION, best, NOWHERE)
+    at = inverse.expand(-1, *view.grey.shape).gather(0, middle[None])[0]
+    step = (inverse[-1] - inverse[0]) / (len(inverse) - 1)
+    return at + offset * step, torch.where(deviation > MIN_DEVIATION, best, NOWHERE)
+
+
+def _mean_of_best(agreements: Sequence[Tensor]) -> Tensor:
+    """Mean of the ``BEST`` largest of each place. All of one shape, any"""
+    if len(agreements) <= BEST:
+        return sum(agreements) / len(agreements)
+    first, second = torch.maximum(*agreements[:2]), torch.minimum(*agreements[:2])
+    for more in agreements[2:]:
+        second = torch.maximum(second, torch.minimum(first, more))
+        first = torch.maximum(first, more)
+    return (first + second) / BEST
 
 
 def _agreement(
     view: GreyView, other: GreyView, inverse: Tensor, mean: Tensor, deviation: Tensor
 ) -> Tensor:
     """Normalised cross-correlation with a neighbour on each plane. (D, H, W)"""
-    camera, found = other.camera, []
+    camera = other.camera
     turn, shift = _relative(view.camera, camera)
-    rays = _rays(view.camera).to(view.grey) @ turn.to(view.grey).T
-    shift = shift.to(view.grey)
-    for plane in inverse:
-        # Points times 1 / depth: the projection is the same.
-        point = rays + shift * plane
-        z = point[..., 2].clamp_min(1e-6)
-        u = (point[..., 0] / z * camera.fx + camera.cx) * (2 / camera.width) - 1
-        v = (point[..., 1] / z * camera.fy + camera.cy) * (2 / camera.height) - 1
-        where = torch.stack([u, v], dim=-1)
-        warped = F.grid_sample(other.grey[None, None], where[None], align_corners=False)[0, 0]
-        other_mean, other_deviation = _moments(warped)
-        covariance = _windows(view.grey * warped) - mean * other_mean
-        correlation = covariance / (deviation * other_deviation).clamp_min(1e-6)
-        inside = (where.abs() < 1).all(dim=-1) & (point[..., 2] > 0)
-        found.append(torch.where(inside, correlation, NOWHERE))
-    return torch.stack(found)
+    x, y, z = (_rays(view.camera).to(view.grey) @ turn.to(view.grey).T).unbind(dim=-1)
+    shift = shift.tolist()
+    # Points times 1 / depth: the projection is the same.
+    depth = z + shift[2] * inverse
+    scale = 1 / depth.clamp_min(1e-6)
+    u = (x + shift[0] * inverse) * scale * (2 * camera.fx / camera.width)
+    v = (y + shift[1] * inverse) * scale * (2 * camera.fy / camera.height)
+    u += 2 * camera.cx / camera.width - 1
+    v += 2 * camera.cy / camera.height - 1
+    inside = (u.abs() < 1) & (v.abs() < 1) & (depth > 0)
+    images = other.grey[None, None].expand(len(u), -1, -1, -1)
+    warped = F.grid_sample(images, torch.stack([u, v], dim=-1), align_corners=False)[:, 0]
+    other_mean, other_deviation = _moments(warped)
+    covariance = _windows(view.grey * warped) - mean * other_mean
+    correlation = covariance / (deviation * other_deviation).clamp_min(1e-6)
+    return torch.where(inside, correlation, NOWHERE)
+
+
+def _medians(values: Tensor) -> Tensor:
+    """Medians of the ``SMOOTHED`` x ``SMOOTHED`` pixels around each. (H, W)"""
+    padded = F.pad(values[None, None], (SMOOTHED // 2,) * 4, mode="replicate")[0, 0]
+    around = padded.unfold(0, SMOOTHED, 1).unfold(1, SMOOTHED, 1)
+    return around.flatten(start_dim=2).median(dim=-1).values
+
+
+def _halved(view: GreyView) -> GreyView:
+    """A copy of half the size."""
+    height, width = (max(1, side // 2) for side in view.grey.shape)
+    grey = F.interpolate(view.grey[None, None], (height, width), mode="area")[0, 0]
+    return GreyView(view.camera.resized(width, height), grey)
 
 
 def consistent(
@@ -162,7 +227,7 @@ def _rays(camera: Camera) -> Tensor:
 
 
 def _moments(grey: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the window around each pixel. (H, W) each"""
+    """Mean and standard deviation of the window around each pixel. (..., H, W) each"""
     mean = _windows(grey)
     return mean, (_windows(grey * grey) - mean * mean).clamp_min(0).sqrt()
 
@@ -170,9 +235,15 @@ def _moments(grey: Tensor) -> tuple[Tensor, Tensor]:
 def _windows(values: Tensor) -> Tensor:
     """Means of the windows around the pixels; beyond its borders the image stays as it is there.
 
-    Sums of shifted copies: average pooling takes seven times as long on a CPU. (H, W)
+    Sums of shifted copies: average pooling takes seven times as long on a CPU. (..., H, W)
     """
-    height, width = values.shape
-    padded = F.pad(values[None, None], (WINDOW // 2,) * 4, mode="replicate")[0, 0]
-    rows = sum(padded[i : i + height] for i in range(WINDOW))
-    return sum(rows[:, i : i + width] for i in range(WINDOW)) / WINDOW**2
+    height, width = values.shape[-2:]
+    stack = values.reshape(1, -1, height, width)
+    padded = F.pad(stack, (WINDOW // 2,) * 4, mode="replicate")[0]
+    rows = padded[:, :height].clone()
+    for i in range(1, WINDOW):
+        rows += padded[:, i : i + height]
+    sums = rows[..., :width].clone()
+    for i in range(1, WINDOW):
+        sums += rows[..., i : i + width]
+    return (sums / WINDOW**2).reshape(values.shape)

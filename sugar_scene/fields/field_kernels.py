@@ -42,6 +42,7 @@ def evaluate_fields(
     noise: Tensor,
     density_factor: float = 1.0,
     *,
+    n_owners: int | None = None,
     native: bool | None = None,
 ) -> FieldSamples:
     """Sample points from Gaussians and evaluate all fields that the losses need.
@@ -56,6 +57,8 @@ def evaluate_fields(
             share work. Unsorted indices are slow, not wrong. (S,) integers
         noise: Standard normal draws. (S, 3)
         density_factor: Factor f of all opacities.
+        n_owners: At most so many Gaussians have samples; on a GPU the host waits to count them if
+            None.
         native: Whether to run the bodies for vector registers of the CPU instead of the kernels
             of all devices; the device decides if None.
 
@@ -64,15 +67,16 @@ def evaluate_fields(
     """
     if native is None:
         native = means.device.type == "cpu"
-    samples = neighbors, indices, noise, float(density_factor), native
+    samples = neighbors, indices, noise, float(density_factor), None if native else n_owners, native
     return FieldSamples(*_Fields.apply(means, quats, scales, opacities, *samples))
 
 
 class _Fields(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, means, quats, scales, opacities, neighbors, indices, noise, density_factor, native
-    ):
+        ctx, means, quats, scales, opacities, neighbors, indices, noise, density_factor, n_owners,
+        native,
+    ):  # fmt: skip
         gaussians = [t.detach().float().contiguous() for t in (means, quats, scales, opacities)]
         samples = [neighbors.int().contiguous(), noise.float().contiguous()]
         n_samples, device = noise.shape[0], means.device
@@ -83,7 +87,7 @@ class _Fields(torch.autograd.Function):
         outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
         residual, packed, indices = empty(4), _pack(*gaussians), indices.int()
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
-        owners, starts = _runs(indices)
+        owners, starts = _runs(indices, n_owners)
         if native:
             launch(
                 evaluate_owners,
@@ -129,7 +133,7 @@ class _Fields(torch.autograd.Function):
                 device=noise.device,
                 min_items=_MIN_ITEMS,
             )
-        return (*grads, *[None] * 5)
+        return (*grads, *[None] * 6)
 
 
 def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -140,8 +144,18 @@ def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple
         yield first, pair_rows[: min(size, n_owners - first)]
 
 
-def _runs(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)"""
+def _runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
+    """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)
+
+    With ``n_owners`` there are so many runs, the last ones perhaps empty, and nobody waits.
+    """
+    n_samples = indices.shape[0]
+    if n_owners is not None:
+        begins = torch.ones(n_samples, dtype=torch.bool, device=indices.device)
+        torch.ne(indices[1:], indices[:-1], out=begins[1:])
+        n_runs = min(n_owners, n_samples)
+        starts = torch.nonzero_static(begins, size=n_runs + 1, fill_value=n_samples).squeeze(1)
+        return indices[starts[:-1].clamp_max(n_samples - 1)], starts.int()
     owners, counts = indices.unique_consecutive(return_counts=True)
     starts = torch.zeros(owners.shape[0] + 1, dtype=torch.int32, device=indices.device)
     starts[1:] = counts.cumsum(dim=0)
