@@ -98,7 +98,7 @@ class _Fields(torch.autograd.Function):
             )
         else:
             launch(evaluate_samples, n_samples, [indices, *inputs], device=device)
-        ctx.save_for_backward(*gaussians, *samples, owners, starts, residual)
+        ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
         ctx.density_factor, ctx.native = density_factor, native
         ctx.set_materialize_grads(False)
         return tuple(outputs)
@@ -106,14 +106,14 @@ class _Fields(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *field_grads):
-        *gaussians, neighbors, noise, owners, starts, residual = ctx.saved_tensors
+        *gaussians, packed, neighbors, noise, owners, starts, residual = ctx.saved_tensors
         has_point_grads = field_grads[0] is not None
         point_grads = field_grads[0].contiguous() if has_point_grads else noise.new_empty((0, 3))
         scalar_grads = torch.stack(
             [noise.new_zeros(noise.shape[0]) if g is None else g for g in field_grads[1:]], dim=1
         )
         grads = [torch.zeros_like(t) for t in gaussians]
-        inputs = [*gaussians[1:3], _pack(*gaussians), neighbors, noise, residual]
+        inputs = [*gaussians[1:3], packed, neighbors, noise, residual]
         inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
         for first, pair_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
             chunk = owners[first : first + pair_rows.shape[0]]
