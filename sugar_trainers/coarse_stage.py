@@ -135,9 +135,11 @@ class CoarseStage(Stage):
             view_index=view_index,
         )
         view = self._view(leaves, camera, seen.background, on["image"] + on["samples"])
-        n_visible = view.count() if on["model"] or on["samples"] else None
+        near_depth = _reads(on["samples"], "depth")
+        asked = on["model"] or (on["samples"] and not near_depth)
+        n_visible = view.count() if asked else None
         found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible, n_visible))
-        depth = cut(view.depth()) if _reads(on["samples"], "depth") else None
+        depth = cut(view.depth()) if near_depth else None
         if on["samples"] or on["half-size image"]:
             view.release()
         if on["half-size image"]:

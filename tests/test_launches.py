@@ -9,10 +9,10 @@ import torch
 from benchmarks.launches import count, counting
 
 LIMITS = {
-    "dn_consistency": (21, 120, 2),
-    "density": (19, 112, 2),
-    "sdf": (19, 430, 3),
-    "entropy": (13, 85, 2),
+    "dn_consistency": (20, 120, 3),
+    "density": (18, 112, 3),
+    "sdf": (18, 430, 3),
+    "entropy": (13, 85, 3),
     "vanilla": (13, 60, 2),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
