@@ -2,37 +2,20 @@
 """Everything worth knowing on a GPU, in one command: ``python benchmarks/gpu/check.py``.
 
 Prints a table, writes JSON with ``--json``, and ends within ``--minutes``. Exit code 1 if a check
-FAILED. Sections: environment; parity with float64 references; determinism; recorded values of the
-original method; times of the rasterizer; time and memory of the geometric step; neighbours and
-fields; a short training with all stages. ``--sections`` chooses some of them, and
-``--quick --device cpu`` tries the checks themselves without a GPU.
+FAILED. Sections: environment; compilation of all kernels; parity with float64 references;
+determinism; recorded values of the original method; times of the rasterizer; time and memory of the
+geometric step; launches and waits; neighbours and fields; a short training with all stages.
+``--sections`` chooses some of them, and ``--quick --device cpu`` tries the checks themselves
+without a GPU.
 
 Each section runs in a process of its own, because an illegal access in one kernel makes every
 later call of its process fail. A check that fails, crashes or hangs ends the process; a new one
 goes on with the next check. On CUDA the check then runs once more by itself with launches that
 block, so that the traceback names the call at fault and not a later one.
 
-On a machine without network that has Python and torch with CUDA but nothing else, carry wheels.
-Where there is a network, for the Python version of that machine::
-
-    python -m pip download --only-binary=:all: --no-deps --python-version 3.12 \
-        --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
-        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d wheels \
-        warp-lang==1.19.0 plyfile pycolmap numpy pillow rich tensorboard
-
-and there, in the root of this repository::
-
-    python -m pip install --no-index --no-deps --find-links wheels --target site \
-        warp-lang plyfile pycolmap
-    PYTHONPATH=site python benchmarks/gpu/check.py --json gpu.json
-
-``--no-deps`` keeps the torch that is there; pip names a missing package, which is then downloaded
-likewise (tensorboard and rich have dependencies). warp-lang takes 143 MiB, pycolmap 37 MiB. The
-sections up to "timing" need torch, NumPy and warp-lang alone (golden also Pillow), "step" also
-plyfile, Pillow and rich; only "training" needs pycolmap and tensorboard.
-If only small files can be carried, ``split -b 30M`` the wheel and ``cat`` the parts. Kernels are
-compiled at their first use, tens of seconds in all, and kept in Warp's cache; no compiler is
-needed.
+Sections whose packages are missing are skipped, and say which. To a machine without network that
+has Python and torch with CUDA but nothing else, ``benchmarks/pack_for_gpu.sh`` carries them. No
+compiler is needed: Warp brings its own, and keeps what it has compiled.
 """
 
 from __future__ import annotations
@@ -53,20 +36,41 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu.runner import FAILED, OK, ROOT, SKIPPED, Row, Runner, Section
-from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, positive_float
-from sugar_utils.frame import run_main
+from benchmarks.gpu.runner import (
+    FAILED,
+    OK,
+    ROOT,
+    SKIPPED,
+    Row,
+    Runner,
+    Section,
+    missing_packages,
+)
 
+BASE = ("torch", "numpy", "warp", "PIL", "psutil")
+"""What every section needs, and this script."""
+
+if missing_packages(BASE):
+    print(f"{', '.join(missing_packages(BASE))}: not installed; see the top of {__file__}")
+    sys.exit(2)
+
+# isort: split
+from sugar_utils.files import write_json_atomic  # noqa: E402
+from sugar_utils.flags import Parser, positive_float  # noqa: E402
+from sugar_utils.frame import run_main  # noqa: E402
+
+_STAGES = ("scipy", "msgspec", "plyfile", "rich", "filelock")
 SECTIONS = (
     Section("environment", "benchmarks.gpu.environment", 0.04),
-    Section("parity", "benchmarks.gpu.parity", 0.26),
-    Section("determinism", "benchmarks.gpu.determinism", 0.10),
-    Section("golden", "benchmarks.gpu.golden", 0.08),
+    Section("compilation", "benchmarks.gpu.compilation", 0.12, ("rich",)),
+    Section("parity", "benchmarks.gpu.parity", 0.20),
+    Section("determinism", "benchmarks.gpu.determinism", 0.10, ("scipy",)),
+    Section("golden", "benchmarks.gpu.golden", 0.06, ("scipy",)),
     Section("timing", "benchmarks.gpu.timing", 0.16),
-    Section("step", "benchmarks.gpu.step", 0.14),
+    Section("step", "benchmarks.gpu.step", 0.14, _STAGES),
+    Section("launches", "benchmarks.gpu.launches", 0.04, _STAGES),
     Section("search and fields", "benchmarks.gpu.fields", 0.08),
-    Section("training", "benchmarks.gpu.training", 0.24),
+    Section("training", "benchmarks.gpu.training", 0.24, (*_STAGES, "pycolmap", "av")),
 )
 
 

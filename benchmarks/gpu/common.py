@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sugar_utils  # noqa: F401  before torch
 
@@ -19,6 +19,8 @@ from torch import Tensor
 from benchmarks.rasterizer import Case, as_cloud, make_scene
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
+
+Size = TypeVar("Size")
 
 REPLICATED = 500_000
 """Largest scene that is drawn; larger ones consist of jittered copies, which takes no minutes."""
@@ -57,7 +59,7 @@ class Setup:
         """Whether it is a GPU."""
         return self.place.type == "cuda"
 
-    def size(self, full: int, quick: int) -> int:
+    def size(self, full: Size, quick: Size) -> Size:
         """One of two sizes."""
         return quick if self.quick else full
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import torch
 import warp as wp
 
 from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, measure_peaks
+from benchmarks.gpu.runner import missing_packages
 from benchmarks.rasterizer import describe_machine
 from sugar_utils.device import choose_device, cuda_facts
 from sugar_utils.errors import UserError
@@ -23,7 +23,8 @@ def machine(setup: Setup) -> Iterator[Finding]:
     """Host, versions, optional packages."""
     for name, value in describe_machine().items():
         yield Finding(name, True, str(value))
-    found = [name for name in OPTIONAL if importlib.util.find_spec(name) is not None]
+    missing = missing_packages(OPTIONAL)
+    found = [name for name in OPTIONAL if name not in missing]
     yield Finding("optional packages", True, ", ".join(found) or "none", {"found": found})
 
 

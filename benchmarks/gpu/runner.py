@@ -7,6 +7,7 @@ line by line as it finds it. The watching process never touches the device.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -27,6 +28,18 @@ START_SECONDS = 90.0
 """How long a process may take to import everything and name its checks."""
 
 
+def missing_packages(names: Sequence[str]) -> list[str]:
+    """Those that are not installed."""
+    return [name for name in names if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
+
+
 @dataclass(frozen=True)
 class Section:
     """Checks that share a module.
@@ -35,11 +48,18 @@ class Section:
         name: As ``--sections`` takes it.
         module: Has the tuple ``CHECKS``.
         share: Of the whole time; what earlier sections leave over is added.
+        needs: Packages beyond torch, NumPy, warp, Pillow and psutil, as they are imported.
     """
 
     name: str
     module: str
     share: float
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """Those of them that are not installed."""
+        return missing_packages(self.needs)
 
 
 @dataclass
@@ -103,6 +123,9 @@ class Runner:
 
     def run(self) -> list[Row]:
         """All rows of the section."""
+        if self._section.missing:
+            self.rows.append(self._row("all", SKIPPED, f"needs {', '.join(self._section.missing)}"))
+            return self.rows
         progress = Progress()
         while progress.checks is None or set(progress.checks) - set(progress.done):
             if time.monotonic() > self._deadline:

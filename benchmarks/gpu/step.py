@@ -81,15 +81,19 @@ def _measure(setup: Setup, setting: Setting) -> Finding:
     # The first one makes the moments and loads kernels.
     iteration()
     release_cached(setup.place)
+    predicted = memory.predict_step(stage, setting, camera).total
     peaks = {"terms": _peak_of(setup, terms), "step": _peak_of(setup, optimizer.step)}
     ms = milliseconds(setup.place, iteration, repeats=8, budget=3.0)
     finite = all(bool(p.isfinite().all()) for p in optimizer.parameters.values())
     shown = f"{ms:.1f} ms per iteration, neighbours {searched:.2f} s"
     if setup.on_cuda:
         shown += "".join(f", {name} {format_bytes(peak)}" for name, peak in peaks.items())
+    if setting.phase != "naive" and setup.on_cuda:
+        shown += f", predicted {format_bytes(predicted)} ({peaks['terms'] / predicted - 1:+.1%})"
     if not finite:
         shown += ", parameters are not finite"
     figures = {"ms": ms, "neighbors_s": searched, "peak_bytes": peaks, "n": setting.n}
+    figures["predicted_bytes"] = predicted
     return Finding("", finite, shown, figures)
 
 

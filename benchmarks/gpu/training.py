@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, equal
+from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
 from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 from sugar_pipeline.commands import run_train
@@ -111,7 +112,29 @@ def pipeline(setup: Setup) -> Iterator[Finding]:
         yield Finding(extractor, ok, shown, {"seconds": seconds, "stages": stages})
 
 
+def resume(setup: Setup) -> Iterator[Finding]:
+    """A vanilla run in one go, and one that goes on from the checkpoint in its middle."""
+    scene, n = _scene(setup), setup.size(60, 12)
+    words = (
+        f"--iterations {n} --checkpoint_interval {n // 2} --keep_checkpoints 9 "
+        f"--densify_from_iter 2 --densification_interval {n // 6} --densify_until_iter {n}"
+    ).split()
+
+    def run(folder: Path) -> Path:
+        flags = ["-s", str(scene), "-m", str(folder), *words, *_device_flags(setup)]
+        train_vanilla(vanilla_options(vanilla_parser(None).parse_args(flags)))
+        return folder / "checkpoints" / f"{n}.pt"
+
+    whole = load_payload(run(Path(setup.work) / "whole"))["state_dict"]
+    last = run(Path(setup.work) / "parts")
+    last.unlink()
+    continued = load_payload(run(Path(setup.work) / "parts"))["state_dict"]
+    for name, tensor in whole.items():
+        yield equal(name, continued[name], tensor)
+
+
 CHECKS = (
+    Check("resume", resume, 120),
     Check("vanilla and coarse", training, 240),
     Check("mesh, refine, texture", pipeline, 240),
 )

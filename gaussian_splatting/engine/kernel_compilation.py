@@ -44,14 +44,18 @@ def compile_ahead(device: torch.device, console: Console) -> None:
     """
     place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
     modules = kernel_modules(device.type == "cpu")
-    most = WORKERS_CPU if device.type == "cpu" else WORKERS_GPU
-    workers = min(most, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
+    with ThreadPoolExecutor(n_workers(device), thread_name_prefix="compile") as pool:
         loaded = [pool.submit(wp.force_load, place, [module]) for module in modules]
         if wait(loaded, timeout=PATIENCE).not_done:
             with console.progress("compiling kernels, once", 1, len(loaded)) as progress:
                 for n_done, _ in enumerate(as_completed(loaded), start=1):
                     progress.update(n_done)
+
+
+def n_workers(device: torch.device) -> int:
+    """Modules to compile at once for a device."""
+    most = WORKERS_CPU if device.type == "cpu" else WORKERS_GPU
+    return min(most, os.cpu_count() or 1)
 
 
 def kernel_modules(on_cpu: bool) -> list[Any]:
