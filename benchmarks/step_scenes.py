@@ -41,6 +41,7 @@ class MadeUpPhotographs:
 
     get: Callable[[Camera], Tensor]
     prefetch: Callable[[Camera], None] = lambda camera: None
+    serve: Callable[[torch.device], None] = lambda device: None
 
 
 def make_multiview_stage(

@@ -123,6 +123,7 @@ class Stepper:
         self._first = first
         self._order = CameraOrder(len(cameras), seed, stage.name)
         self._images = images
+        images.serve(stage.model.device)
         self._group = group
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
