@@ -96,8 +96,11 @@ def _sdf(chunk: SampleChunk) -> Tensor:
     sdf = sdf_from_density(chunk.fields.density, chunk.fields.beta)
     view_points = chunk.axes.to_view(chunk.fields.points)
     in_front = view_points[:, 2].detach() > MIN_VIEW_Z
+    total = chunk.total_in_front
+    if total is None:
+        total = in_front.sum().clamp_min(1)
     gap = depth_gap(chunk.depth, view_points, chunk.axes.camera)
-    return sdf_estimation_loss(sdf, gap, chunk.extent, chunk.total_in_front, in_front)
+    return sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front)
 
 
 def _normal(chunk: SampleChunk) -> Tensor:

@@ -53,7 +53,7 @@ class SampleChunk:
         fields: The fields at its samples; gradients reach the Gaussians through them.
         total: Number of samples of all chunks, the divisor of their mean.
         total_in_front: How many of these lie before the camera, at least 1; None without a depth
-            map. () on the device
+            map, or where these are all. () on the device
         axes: Those of the view.
         depth: Leaf with the rendered depth, if a term at samples reads it. (H, W) world units
         extent: Camera extent in world units.
@@ -135,7 +135,9 @@ class SurfaceSampler:
         if total == 0:
             return {}
         axes = CameraAxes(camera, leaves.means.device)
-        in_front = None if depth is None else self._count_in_front(leaves, indices, noise, axes)
+        in_front = None
+        if depth is not None and total > config.sample_chunk:
+            in_front = self._count_in_front(leaves, indices, noise, axes)
         sums = {term.name: leaves.means.new_zeros(()) for term in terms}
         for start in range(0, total, config.sample_chunk):
             part = slice(start, start + config.sample_chunk)

@@ -52,7 +52,6 @@ _COUNTED = 24
 _DENSIFICATION = 12
 """What is watched of a Gaussian between two rounds, and whether it is seen."""
 
-_SLOT_BUFFER = 64 * 2**20
 _SLOT_BYTES = 44
 
 
@@ -160,6 +159,7 @@ class StepLoad:
         samples: Points sampled around the surface.
         candidates: Gaussians that samples are drawn from; None for all that the view shows.
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
+        pair_bytes: Ceiling of the buffer of gradients of pairs of a sample and a neighbour.
         entropy: Whether opacities have a term of their own.
         fixed: Bytes of what does not change, such as a mesh.
         exposure: Whether the image is brought to the exposure of its photograph.
@@ -173,6 +173,7 @@ class StepLoad:
     samples: int = 0
     candidates: int | None = None
     neighbors: int = 0
+    pair_bytes: int = 64 * 2**20
     entropy: bool = False
     fixed: int = 0
     exposure: bool = False
@@ -297,7 +298,7 @@ class _Step:
         drawn = max(1.0, load.sampled * share)
         owners = drawn * -math.expm1(-c / drawn)
         per_owner = (load.neighbors + 1) * _SLOT_BYTES
-        at_once = min(owners, _SLOT_BUFFER // per_owner)
+        at_once = min(owners, load.pair_bytes // per_owner)
         # Sorting: targets before and after, places, and torch's copies of the last two.
         sorting = at_once * (8 + (load.neighbors + 1) * (4 + 2 * (4 + 8)))
         chunk = c * (80 if load.geometry != "depth" else 140)

@@ -27,7 +27,9 @@ from sugar_scene.fields.reference_fields import FieldSamples
 from sugar_utils.warp_launch import launch
 
 PAIR_BYTES = 64 * 2**20
-"""Ceiling of the backward pass's buffer of per-pair gradients."""
+PAIR_BYTES_GPU = 256 * 2**20
+"""Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
+the host two launches and a sort."""
 
 _MIN_ITEMS = 256
 
@@ -136,9 +138,14 @@ class _Fields(torch.autograd.Function):
         return (*grads, *[None] * 6)
 
 
+def pair_bytes(device: torch.device) -> int:
+    """Ceiling of the buffer on a device."""
+    return PAIR_BYTES if device.type == "cpu" else PAIR_BYTES_GPU
+
+
 def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (first owner, pair buffer) pairs that cover all owners; one buffer is reused."""
-    size = max(1, PAIR_BYTES // (pairs_per_owner * PAIR_SIZE * 4))
+    size = max(1, pair_bytes(like.device) // (pairs_per_owner * PAIR_SIZE * 4))
     pair_rows = like.new_empty((min(size, n_owners), pairs_per_owner, PAIR_SIZE))
     for first in range(0, n_owners, size):
         yield first, pair_rows[: min(size, n_owners - first)]
