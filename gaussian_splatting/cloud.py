@@ -78,8 +78,11 @@ class _Activation(torch.autograd.Function):
         lengths, unit, scales, opacities = ctx.saved_tensors
         d_quats = d_logits = None
         if d_unit is not None:
-            along = (unit * d_unit).sum(dim=-1, keepdim=True)
-            d_quats = torch.addcmul(d_unit, unit, along, value=-1.0).div_(lengths)
+            # Column by column: a product of all would be the largest tensor of the way back.
+            along = unit[:, 0] * d_unit[:, 0]
+            for column in range(1, 4):
+                along.addcmul_(unit[:, column], d_unit[:, column])
+            d_quats = torch.addcmul(d_unit, unit, along[:, None], value=-1.0).div_(lengths)
         if d_opacities is not None:
             d_logits = torch.ops.aten.sigmoid_backward(d_opacities, opacities)[:, None]
         return d_quats, None if d_scales is None else d_scales * scales, d_logits

@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import (
     ImageFolder,
@@ -19,6 +18,7 @@ from gaussian_splatting.data.images import (
     missing_images,
 )
 from sugar_trainers.image_size import SugarSize
+from sugar_utils import device
 from sugar_utils.errors import UserError
 
 
@@ -259,7 +259,7 @@ class PinnedByHand:
         self.pinned, self.devices, self._limit = set(), [], limit
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda t: t.data_ptr() in self.pinned)
-        monkeypatch.setattr(images, "make_current", self.devices.append)
+        monkeypatch.setattr(device, "make_current", self.devices.append)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         if len(self.pinned) == self._limit:

@@ -26,7 +26,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.compositing import composited
 from gaussian_splatting.data.lenses import lens_of, undistort_plane
-from sugar_utils.device import make_current
+from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError
 from sugar_utils.files import require_regular_file
 from sugar_utils.memory import available_bytes
@@ -385,14 +385,11 @@ class ImageStore:
         self._pending: dict[tuple, Future[Tensor]] = {}
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="image-prefetch")
         self._hits = self._misses = self._n_bytes = 0
-        self._gpu: torch.device | None = None
+        self._device: torch.device | None = None
 
     def serve(self, device: torch.device) -> None:
-        """Decode into pinned memory from now on if a device is a GPU: copies to it begin at once.
-
-        Photographs that are here already stay as they are.
-        """
-        self._gpu = device if device.type == "cuda" else None
+        """From now on decode for this device, see :func:`~sugar_utils.device.pinned`."""
+        self._device = device
 
     def get(self, camera: Camera) -> Tensor:
         """The photograph of a camera at the camera's size; it is shared, do not write to it.
@@ -446,18 +443,10 @@ class ImageStore:
 
     def _decode(self, camera: Camera) -> Tensor:
         image = torch.from_numpy(decode_view(camera, self._white_background))
-        if self._gpu is None:
-            return image
-        # The current device is one of each thread's own.
-        make_current(self._gpu)
-        try:
-            return image.pin_memory()
-        except RuntimeError:
-            # Systems limit how much can be pinned; the step does it with one photograph at a time.
-            return image
+        return pinned(image, self._device)
 
     def _keep(self, key: tuple, image: Tensor) -> None:
-        n_bytes = _held_bytes(image)
+        n_bytes = held_bytes(image)
         if n_bytes > self._budget:
             return
         self._drop_to(self._budget - n_bytes)
@@ -466,7 +455,7 @@ class ImageStore:
 
     def _drop_to(self, n_bytes: int) -> None:
         while self._n_bytes > n_bytes:
-            self._n_bytes -= _held_bytes(self._images.popitem(last=False)[1])
+            self._n_bytes -= held_bytes(self._images.popitem(last=False)[1])
 
     def limit(self, budget_bytes: int) -> None:
         """Keep at most this many bytes of decoded images from now on."""
@@ -504,11 +493,6 @@ def shared_or_own_store(
     if shared is not None:
         return contextlib.nullcontext(shared)
     return ImageStore(white_background, sharers=sharers)
-
-
-def _held_bytes(image: Tensor) -> int:
-    """What an image takes of the memory; torch hands out pinned memory in powers of two."""
-    return 1 << (image.nbytes - 1).bit_length() if image.is_pinned() else image.nbytes
 
 
 def _store_key(camera: Camera) -> tuple:
