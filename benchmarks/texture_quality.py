@@ -153,7 +153,10 @@ def main() -> None:
     print("source   atlas    way        cosine^  covered dB  whole dB  seconds")
     gaussians = cloud.activate()
     with ImageStore() as images:
-        sources = {"renders": render_source(gaussians), "photos": photo_source(images, "cpu")}
+        sources = {
+            "renders": render_source(gaussians),
+            "photos": photo_source(images, torch.device("cpu")),
+        }
         figures = held_out_psnr(sources["renders"], cloud, scene, images)
         print(f"{'':8} {'':8} {'Gaussians':10} {'':7}  {figures[0]:10.3f}  {figures[1]:8.3f}")
         for kind in args.atlases:

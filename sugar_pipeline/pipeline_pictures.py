@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,9 @@ import torch
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.quality.any_mesh import read_any_mesh
 from sugar_extractors.quality.mesh_pictures import pick_views, shaded_views, textured_views
+from sugar_extractors.quality.turning_preview import preview_glb
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from sugar_utils.errors import UserError
 
 N_VIEWS, WIDTH = 4, 640
 
@@ -50,3 +52,25 @@ def mesh_picture_rows(
             read_textured_mesh(textured).to(device), views, WIDTH, white_background
         )
     return rows
+
+
+def model_to_turn(
+    textured: Path | None, cameras: Sequence[Camera], notify: Callable[[str], None]
+) -> bytes | None:
+    """The textured mesh, small and upright, for the report.
+
+    Args:
+        textured: OBJ of our own; None where there is none.
+        cameras: Of the capture.
+        notify: Told why there is none.
+
+    Returns:
+        As :func:`~sugar_extractors.quality.turning_preview.preview_glb`.
+    """
+    if textured is None:
+        return None
+    try:
+        return preview_glb(read_textured_mesh(textured), cameras)
+    except UserError as error:
+        notify(f"the report has no model to turn: {error}")
+        return None

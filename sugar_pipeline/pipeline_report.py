@@ -70,6 +70,7 @@ def write_report(
     notify: Callable[[str], None],
     settings: Mapping[str, object] | None = None,
     pictures: Mapping[str, Sequence[np.ndarray]] | None = None,
+    model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
 ) -> Path | None:
     """Write the report of a pipeline.
@@ -83,6 +84,7 @@ def write_report(
         pictures: Rows of (H, W, 3) uint8 pictures by caption, for example four views of the
             coarse, the refined and the textured mesh. Rows of the same views stand above each
             other, so that they can be compared.
+        model: The textured mesh, to be turned, as ``preview_glb`` makes it.
         quality: Figures of the mesh, or of several by name, where the true surface is known.
 
     Returns:
@@ -96,8 +98,10 @@ def write_report(
         _add_stages(page, stages, path.parent)
         if quality is not None:
             _add_quality(page, quality if isinstance(quality, Mapping) else {"mesh": quality})
-        if any((pictures or {}).values()):
+        if any((pictures or {}).values()) or model is not None:
             page.heading("The mesh")
+        if model is not None:
+            page.model(model)
         for caption, row in (pictures or {}).items():
             if row:
                 page.heading(caption, 3)

@@ -26,7 +26,7 @@ from sugar_extractors.quality.mesh_quality import (
 from sugar_extractors.texture.placed_export import placed_gaussians, placed_path
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline.export_checks import check_names_of_photographs, check_places
-from sugar_pipeline.pipeline_pictures import mesh_picture_rows
+from sugar_pipeline.pipeline_pictures import mesh_picture_rows, model_to_turn
 from sugar_pipeline.pipeline_report import StageRecord, write_report
 from sugar_pipeline.plan import PipelinePlan
 from sugar_trainers.capture import load_capture
@@ -242,6 +242,7 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         result.records,
         settings=plan.settings(),
         pictures=rows,
+        model=model_to_turn(result.textured, cameras, console.warn),
         quality=result.quality or None,
         notify=console.warn,
     )

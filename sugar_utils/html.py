@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One HTML file that needs nothing else: no script, no font, no picture from elsewhere.
 
-Pictures are inside the file. It reads in light and dark, on a phone and on paper. All text is
-escaped: names of files and scenes may hold anything.
+Pictures are inside the file, and so are models that turn, with the script that shows them. It reads
+in light and dark, on a phone and on paper. All text is escaped: names of files and scenes may hold
+anything.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from sugar_utils.files import write_text_atomic
 from sugar_utils.html_style import page_style
 from sugar_utils.memory import format_bytes
 from sugar_utils.text import escape
+from sugar_utils.turning_model import MODEL_STYLE, model_figure, model_scripts
 
 PICTURE_WIDTH = 640
 WIDE_PICTURE_WIDTH = 1600
 _JPEG_QUALITY = 88
+_TURN = "Turn it with the mouse or a finger. Reduced for this page; the files have all of it."
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Page:
 
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
+        self._has_models = False
         self._parts = [f"<h1>{escape(title)}</h1>"]
         if subtitle:
             self._parts.append(f'<p class="sub">{escape(subtitle)}</p>')
@@ -128,6 +132,15 @@ class Page:
         """One picture over the whole width; narrow screens scroll it."""
         self._parts.append(_figure(picture, width, kind=' class="wide"'))
 
+    def model(self, glb: bytes) -> None:
+        """A textured mesh that can be turned.
+
+        Args:
+            glb: A file with the variants ``textured`` and ``clay``.
+        """
+        self._parts.append(model_figure(glb, _TURN))
+        self._has_models = True
+
     def files(self, paths: Iterable[Path], root: Path, folded: str | None = None) -> None:
         """Files with their sizes, as links relative to the folder of this page.
 
@@ -143,13 +156,16 @@ class Page:
 
     def html(self) -> str:
         """The whole page."""
+        style, scripts = page_style(), ""
+        if self._has_models:
+            style, scripts = style + MODEL_STYLE, model_scripts()
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta name="color-scheme" content="light dark">'
-            f"<title>{escape(self._title)}</title><style>{page_style()}</style></head>\n<body>\n"
+            f"<title>{escape(self._title)}</title><style>{style}</style></head>\n<body>\n"
             + "\n".join(self._parts)
-            + "\n</body></html>\n"
+            + f"\n{scripts}</body></html>\n"
         )
 
 

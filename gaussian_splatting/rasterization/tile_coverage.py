@@ -151,8 +151,12 @@ def list_tiles(
     rects: wp.array(dtype=wp.vec4i),
     first_pairs: wp.array(dtype=int),
     pair_tiles: wp.array(dtype=int),
+    owners: wp.array(dtype=int),
 ):
-    """Write the tiles of each splat, by row of tiles, from its first pair on."""
+    """Write the tiles of each splat, by row of tiles, from its first pair on.
+
+    Its index goes to ``owners`` at the same places, unless that is empty.
+    """
     i = first + wp.tid()
     rect = rects[i]
     ellipse = ellipse_of(splats, i, rect)
@@ -163,6 +167,8 @@ def list_tiles(
             tiles = covered_tiles(ellipse, rect, row)
         for tile in range(tiles[0], tiles[1]):
             pair_tiles[pair] = row * tiles_x + tile
+            if owners.shape[0] > 0:
+                owners[pair] = i
             pair += 1
 
 
@@ -170,22 +176,12 @@ def list_tiles(
 def place_pairs(
     first: int,
     sorted_pairs: wp.array(dtype=int),
-    places: wp.array(dtype=int),
-):
-    """The place of each pair, from the pair at each place."""
-    k = first + wp.tid()
-    places[sorted_pairs[k]] = k
-
-
-@wp.kernel
-def name_splats(
-    first: int,
-    first_pairs: wp.array(dtype=int),
-    counts: wp.array(dtype=int),
+    owners: wp.array(dtype=int),
     places: wp.array(dtype=int),
     ids: wp.array(dtype=int),
 ):
-    """Write each splat's index to all of its places."""
-    i = first + wp.tid()
-    for pair in range(first_pairs[i], first_pairs[i] + counts[i]):
-        ids[places[pair]] = i
+    """The place of each pair, and the splat at each place, from the pair at each place."""
+    k = first + wp.tid()
+    pair = sorted_pairs[k]
+    places[pair] = k
+    ids[k] = owners[pair]

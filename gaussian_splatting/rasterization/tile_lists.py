@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gaussian_splatting.rasterization.blend_cpu import sort_pairs, sort_splats
 from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
-from gaussian_splatting.rasterization.tile_coverage import list_tiles, name_splats, place_pairs
+from gaussian_splatting.rasterization.tile_coverage import list_tiles, place_pairs
 from gaussian_splatting.rasterization.view import n_tiles
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
@@ -70,21 +70,19 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
         )
     # The radix sort wants room for as much again behind its keys.
     pair_tiles = _ints((2 if blocks else 1) * n_pairs, counts.device)
+    owners = _ints(n_pairs if blocks else 0, counts.device)
     launch(
         list_tiles,
         counts.shape[0],
         [
             across, projection.splats.detach(), as_array(projection.tile_rects, wp.vec4i),
-            first_pairs, pair_tiles,
+            first_pairs, pair_tiles, owners,
         ],
         device=counts.device,
         min_items=MIN_ITEMS,
     )  # fmt: skip
     if blocks:
-        offsets, places = _sort_by_radix(pair_tiles, n_pairs, across * down)
-        ids = _ints(n_pairs, counts.device)
-        inputs = [first_pairs, counts, places, ids]
-        launch(name_splats, counts.shape[0], inputs, device=counts.device, min_items=MIN_ITEMS)
+        offsets, ids, places = _sort_by_radix(pair_tiles, owners, across * down)
     else:
         offsets, ids, places = _sort_natively(order, counts, pair_tiles, across * down)
     return TileLists(offsets, ids, first_pairs, counts, places, across, camera.width, camera.height)
@@ -136,9 +134,9 @@ def _sort_natively(
     return offsets, ids, places
 
 
-def _sort_by_radix(pair_tiles: Tensor, n_pairs: int, n_all: int) -> tuple[Tensor, Tensor]:
-    """Offsets and places, on any device; pairs of a tile stay in the order of their runs."""
-    device = pair_tiles.device
+def _sort_by_radix(pair_tiles: Tensor, owners: Tensor, n_all: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Offsets, ids and places, on any device; pairs of a tile stay in the order of their runs."""
+    device, n_pairs = pair_tiles.device, owners.shape[0]
     pairs = _ints(2 * n_pairs, device)
     torch.arange(n_pairs, dtype=torch.int32, device=device, out=pairs[:n_pairs])
     with on_stream_of(device):
@@ -147,6 +145,7 @@ def _sort_by_radix(pair_tiles: Tensor, n_pairs: int, n_all: int) -> tuple[Tensor
         )
     edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)
     offsets = torch.searchsorted(pair_tiles[:n_pairs], edges, out_int32=True)
-    places = _ints(n_pairs, device)
-    launch(place_pairs, n_pairs, [pairs, places], device=device, min_items=MIN_ITEMS)
-    return offsets, places
+    ids, places = _ints(n_pairs, device), _ints(n_pairs, device)
+    inputs = [pairs, owners, places, ids]
+    launch(place_pairs, n_pairs, inputs, device=device, min_items=MIN_ITEMS)
+    return offsets, ids, places

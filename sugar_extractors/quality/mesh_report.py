@@ -13,6 +13,7 @@ from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.quality.any_mesh import read_any_mesh
 from sugar_extractors.quality.mesh_pictures import pick_views, shaded_views, textured_views
+from sugar_extractors.quality.turning_preview import preview_glb
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_trainers.capture import CaptureOptions, load_views
@@ -98,7 +99,7 @@ def write_mesh_report(
         views = pick_views(cameras)
         for path in mesh_paths:
             page.heading(path.name)
-            _add_mesh(page, path, views)
+            _add_mesh(page, path, views, cameras)
         page.heading("Files")
         notes = (path.with_suffix(".json") for path in mesh_paths)
         page.files([*mesh_paths, *notes], directory)
@@ -116,7 +117,7 @@ def mesh_note(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _add_mesh(page: Page, path: Path, views: Sequence[Camera]) -> None:
+def _add_mesh(page: Page, path: Path, views: Sequence[Camera], cameras: Sequence[Camera]) -> None:
     note = mesh_note(path)
     page.facts(_fact(name, value) for name, value in note.get("result", {}).items())
     pictures = shaded_views(read_any_mesh(path), views, PICTURE_WIDTH)
@@ -124,10 +125,12 @@ def _add_mesh(page: Page, path: Path, views: Sequence[Camera]) -> None:
         Picture(image, camera.name) for image, camera in zip(pictures, views, strict=True)
     )
     if path.suffix == ".obj":
-        textured = textured_views(read_textured_mesh(path), views, PICTURE_WIDTH)
+        mesh = read_textured_mesh(path)
+        textured = textured_views(mesh, views, PICTURE_WIDTH)
         page.pictures(
             Picture(image, camera.name) for image, camera in zip(textured, views, strict=True)
         )
+        page.model(preview_glb(mesh, cameras))
     chosen = {**note.get("sources", {}), **note.get("settings", {})}
     page.pairs(flattened(chosen), folded="Settings of this mesh")
 

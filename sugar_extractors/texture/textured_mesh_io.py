@@ -31,6 +31,7 @@ _GLB_LIMIT = (1 << 32) - 1
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])
 """From the axes of a capture to those of glTF: a half turn about x."""
 
+_JPEG = b"\xff\xd8\xff"
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
 
 
@@ -161,7 +162,9 @@ def _lines(pattern: str, rows: np.ndarray) -> Iterator[bytes]:
         yield (pattern * len(chunk) % tuple(chunk.ravel().tolist())).encode()
 
 
-def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path, y_up: bool = False) -> Iterator[bytes]:
+def glb_chunks(
+    mesh: TexturedMesh, picture: bytes, path: Path, y_up: bool = False, *, variants: bool = False
+) -> Iterator[bytes]:
     """A binary glTF 2.0 file in parts: one mesh, its picture inside, no lighting.
 
     glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward:
@@ -171,9 +174,11 @@ def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path, y_up: bool = False) -
 
     Args:
         mesh: What to write.
-        png: Its picture as a file.
+        picture: Its picture as a PNG or JPEG file.
         path: Named in the error.
         y_up: Whether the mesh has the axes of glTF already, and is not turned.
+        variants: Whether viewers can also show it as ``clay``, grey and lit, by
+            ``KHR_materials_variants``.
 
     Raises:
         UserError: Past the 4 GiB that the format can hold.
@@ -181,10 +186,15 @@ def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path, y_up: bool = False) -
     if not y_up:
         mesh = replace(mesh, vertices=_upright(mesh.vertices))
     n_corners = 3 * mesh.n_faces
-    sizes = [12 * n_corners, 8 * n_corners, len(png)]
+    sizes = [12 * n_corners, 8 * n_corners, len(picture)]
     padding = b"\0" * (-sizes[-1] % 4)
     n_binary = sum(sizes) + len(padding)
-    header = json.dumps(_gltf(mesh, sizes, n_binary), separators=(",", ":")).encode()
+    content = _gltf(mesh, sizes, n_binary)
+    if picture.startswith(_JPEG):
+        content["images"][0]["mimeType"] = "image/jpeg"
+    if variants:
+        _add_clay(content)
+    header = json.dumps(content, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 4)
     total = 12 + 8 + len(header) + 8 + n_binary
     if total > _GLB_LIMIT:
@@ -200,7 +210,7 @@ def glb_chunks(mesh: TexturedMesh, png: bytes, path: Path, y_up: bool = False) -
         # The picture's first row is v = 0 here.
         chunk = uvs[first : first + _CHUNK_ROWS].numpy() * (1, -1) + (0, 1)
         yield chunk.astype("<f4").tobytes()
-    yield png + padding
+    yield picture + padding
 
 
 def _upright(vertices: Tensor) -> Tensor:
@@ -261,6 +271,24 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], n_binary: int) -> dict[str, Any]
         "bufferViews": views,
         "buffers": [{"byteLength": n_binary}],
     }
+
+
+def _add_clay(content: dict[str, Any]) -> None:
+    """A second material, lit by the viewer, and names for both."""
+    metal = {
+        "baseColorFactor": [0.6, 0.6, 0.58, 1.0],
+        "metallicFactor": 0.0,
+        "roughnessFactor": 0.9,
+    }
+    content["materials"].append(
+        {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
+    )
+    variants = "KHR_materials_variants"
+    content["extensionsUsed"].append(variants)
+    content["extensions"] = {variants: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
+    mappings = [{"material": k, "variants": [k]} for k in range(2)]
+    (primitive,) = content["meshes"][0]["primitives"]
+    primitive["extensions"] = {variants: {"mappings": mappings}}
 
 
 def _write_chunks(file: IO[bytes], chunks: Iterable[bytes]) -> None:
