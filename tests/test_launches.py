@@ -9,11 +9,11 @@ import torch
 from benchmarks.launches import count, counting
 
 LIMITS = {
-    "dn_consistency": (20, 120, 3),
-    "density": (18, 112, 3),
-    "sdf": (18, 430, 3),
-    "entropy": (13, 85, 3),
-    "vanilla": (13, 60, 2),
+    "dn_consistency": (19, 120, 3),
+    "density": (17, 112, 3),
+    "sdf": (17, 380, 3),
+    "entropy": (12, 85, 3),
+    "vanilla": (12, 60, 2),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 
