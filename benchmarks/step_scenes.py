@@ -40,6 +40,8 @@ class MadeUpPhotographs:
     """Stands in for the store of decoded photographs."""
 
     get: Callable[[Camera], Tensor]
+    prefetch: Callable[[Camera], None] = lambda camera: None
+    serve: Callable[[torch.device], None] = lambda device: None
 
 
 def make_multiview_stage(

@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_MIN_LENGTH = 1e-12
+"""Of a quaternion that is divided by its length."""
 
 
 @dataclass
@@ -54,6 +59,35 @@ class Gaussians:
         )
 
 
+class _Activation(torch.autograd.Function):
+    """Unit quaternions, scales and opacities of raw ones, with a way back of few operations."""
+
+    @staticmethod
+    def forward(ctx: Any, quats: Tensor, log_scales: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+        lengths = torch.linalg.vector_norm(quats, dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
+        unit, scales, opacities = quats / lengths, log_scales.exp(), logits.sigmoid().squeeze(-1)
+        ctx.save_for_backward(lengths, unit, scales, opacities)
+        ctx.set_materialize_grads(False)
+        return unit, scales, opacities
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, d_unit: Tensor | None, d_scales: Tensor | None, d_opacities: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        lengths, unit, scales, opacities = ctx.saved_tensors
+        d_quats = d_logits = None
+        if d_unit is not None:
+            # Column by column: a product of all would be the largest tensor of the way back.
+            along = unit[:, 0] * d_unit[:, 0]
+            for column in range(1, 4):
+                along.addcmul_(unit[:, column], d_unit[:, column])
+            d_quats = torch.addcmul(d_unit, unit, along[:, None], value=-1.0).div_(lengths)
+        if d_opacities is not None:
+            d_logits = torch.ops.aten.sigmoid_backward(d_opacities, opacities)[:, None]
+        return d_quats, None if d_scales is None else d_scales * scales, d_logits
+
+
 @dataclass
 class GaussianCloud:
     """Raw parameters of N Gaussians, in the order in which checkpoints list them.
@@ -84,10 +118,8 @@ class GaussianCloud:
     def activate(self) -> Gaussians:
         """Sigmoid, exponential and normalisation; gradients reach the raw parameters."""
         return Gaussians(
-            means=self.means,
-            quats=torch.nn.functional.normalize(self.quats, dim=-1),
-            scales=self.log_scales.exp(),
-            opacities=self.opacity_logits.sigmoid().squeeze(-1),
+            self.means,
+            *_Activation.apply(self.quats, self.log_scales, self.opacity_logits),
             sh_dc=self.sh_dc,
             sh_rest=self.sh_rest,
         )

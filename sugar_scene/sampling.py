@@ -38,14 +38,15 @@ def _place_samples(
     seed: wp.uint32,
     more_seed: wp.uint32,
     quantiles: wp.array(dtype=float),
-    draws: wp.array(dtype=wp.int64),
+    candidates: wp.array(dtype=wp.int64),
+    indices: wp.array(dtype=wp.int64),
     noise: wp.array(dtype=wp.vec3),
 ):
     i = first + wp.tid()
     own = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)
     # (i + u) * candidates / n with u of 32 bits: somewhere in the i-th of n equal parts.
     offset = (wp.uint64(own) * wp.uint64(n_candidates)) >> _WORD
-    draws[i] = (wp.int64(i) * n_candidates + wp.int64(offset)) / n
+    indices[i] = candidates[int((wp.int64(i) * n_candidates + wp.int64(offset)) / n)]
     second = hashed(own + _SECOND)
     third = hashed(own + _THIRD)
     noise[i] = wp.vec3(
@@ -55,7 +56,9 @@ def _place_samples(
     )
 
 
-def draw_samples(mask: Tensor, n_samples: int, seed: int) -> tuple[Tensor, Tensor]:
+def draw_samples(
+    mask: Tensor, n_samples: int, seed: int, n_candidates: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw Gaussians uniformly, and a standard normal offset for each draw.
 
     The draws are stratified: each Gaussian that may be drawn gets as many samples as any other,
@@ -66,27 +69,30 @@ def draw_samples(mask: Tensor, n_samples: int, seed: int) -> tuple[Tensor, Tenso
         mask: Gaussians that may be drawn. (N,) bool
         n_samples: Number of draws S.
         seed: Of the draws, as of :func:`~sugar_utils.random.derive_seed`.
+        n_candidates: Gaussians in the mask; if None, the host waits to learn it.
 
     Returns:
         Gaussian of each sample, sorted, (S,) int64, and standard normal offsets, (S, 3) float32
         (2^16 values for each coordinate), on the device of ``mask``. Both have S = 0 where the
         mask is empty.
     """
-    candidates = mask.nonzero().squeeze(1)
-    if candidates.numel() == 0:
+    if n_candidates is None:
+        n_candidates = int(mask.sum())
+    candidates = torch.nonzero_static(mask, size=n_candidates).squeeze(1)
+    if n_candidates == 0:
         n_samples = 0
-    draws = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
+    indices = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
     noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
     seeds = (wp.uint32(seed & 0xFFFFFFFF), wp.uint32(seed >> 32 & 0xFFFFFFFF))
     quantiles, points = _normal_quantiles(mask.device), as_array(noise, wp.vec3)
     launch(
         _place_samples,
         n_samples,
-        [n_samples, candidates.numel(), *seeds, quantiles, draws, points],
+        [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points],
         device=mask.device,
         min_items=_MIN_SAMPLES,
     )
-    return candidates[draws], noise
+    return indices, noise
 
 
 @functools.lru_cache(maxsize=4)

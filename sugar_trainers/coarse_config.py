@@ -114,9 +114,9 @@ class CoarseConfig:
         parse=positive_int,
     )  # fmt: skip
     sample_chunk: int = 1_000_000
-    knn_batch_size: int = _coarse(
-        100_000, "points per launch of the neighbour search; the result does not depend on it",
-        parse=positive_int,
+    knn_batch_size: int | None = _coarse(
+        None, "points per launch of the neighbour search; the result does not depend on it; unset: "
+        "100000 on a CPU, all of them on a GPU", parse=positive_int,
     )  # fmt: skip
     prune_opacity: float = 0.5
     full_res_normals: bool = _coarse(

@@ -135,8 +135,11 @@ class CoarseStage(Stage):
             view_index=view_index,
         )
         view = self._view(leaves, camera, seen.background, on["image"] + on["samples"])
-        found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible))
-        depth = cut(view.depth()) if _reads(on["samples"], "depth") else None
+        near_depth = _reads(on["samples"], "depth")
+        asked = on["model"] or (on["samples"] and not near_depth)
+        n_visible = view.count() if asked else None
+        found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible, n_visible))
+        depth = cut(view.depth()) if near_depth else None
         if on["samples"] or on["half-size image"]:
             view.release()
         if on["half-size image"]:
@@ -145,10 +148,11 @@ class CoarseStage(Stage):
             )
         if on["samples"]:
             mask = sampling_mask(leaves, camera, view.visible, depth)
-            samples = self._samples(mask, camera, iteration, view_index)
+            n_candidates = n_visible if depth is None else int(mask.sum())
+            samples = self._samples(mask, n_candidates, camera, iteration, view_index)
             found.update(
                 self._sampler.backward(
-                    on["samples"], leaves, self.neighbors, *samples, camera, depth
+                    on["samples"], leaves, self.neighbors, *samples, camera, depth, n_candidates
                 )
             )
         images = [
@@ -254,7 +258,7 @@ class CoarseStage(Stage):
         return found
 
     def _samples(
-        self, mask: Tensor, camera: Camera, iteration: int, view_index: int
+        self, mask: Tensor, n_candidates: int, camera: Camera, iteration: int, view_index: int
     ) -> tuple[Tensor, Tensor]:
         n = self._config.sdf_samples
         if self._given_samples is not None:
@@ -262,7 +266,7 @@ class CoarseStage(Stage):
         else:
             labels = draw_labels(iteration, view_index)
             seed = derive_seed(self._config.random_seed, "samples", *labels)
-            indices, noise = draw_samples(mask, n, seed)
+            indices, noise = draw_samples(mask, n, seed, n_candidates)
         if indices.numel() == 0:
             self._notify(
                 f"iteration {iteration}: {camera.name} shows no Gaussian to sample; its surface "

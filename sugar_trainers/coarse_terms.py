@@ -12,11 +12,11 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.terms import COLOR, ImageStrip, LossTerm
 from sugar_scene.fields.reference_fields import sdf_from_density
 from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
     density_estimation_loss,
-    depth_normal_consistency,
     opacity_entropy,
     sdf_estimation_loss,
 )
@@ -30,10 +30,12 @@ class VisibleGaussians:
     Attributes:
         gaussians: N activated Gaussians; gradients reach them.
         visible: Those that the view shows. (N,) bool
+        n_visible: How many; None where the host does not know.
     """
 
     gaussians: Gaussians
     visible: Tensor
+    n_visible: int | None = None
 
 
 def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
@@ -58,16 +60,16 @@ def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
 
 
 def _entropy(seen: VisibleGaussians) -> Tensor | None:
-    if not bool(seen.visible.any()):
+    if not seen.n_visible:
         return None
-    return opacity_entropy(seen.gaussians.opacities[seen.visible])
+    return opacity_entropy(seen.gaussians.opacities, seen.n_visible, counted=seen.visible)
 
 
 def _depth_normals(strip: ImageStrip) -> Tensor:
     maps, camera = strip.maps, strip.camera
-    return depth_normal_consistency(
+    return fused_depth_normal_consistency(
         maps.depth,
-        maps.normal,
+        maps.normal_xy,
         camera.fx,
         camera.fy,
         camera.cx,
@@ -94,8 +96,11 @@ def _sdf(chunk: SampleChunk) -> Tensor:
     sdf = sdf_from_density(chunk.fields.density, chunk.fields.beta)
     view_points = chunk.axes.to_view(chunk.fields.points)
     in_front = view_points[:, 2].detach() > MIN_VIEW_Z
+    total = chunk.total_in_front
+    if total is None:
+        total = in_front.sum().clamp_min(1)
     gap = depth_gap(chunk.depth, view_points, chunk.axes.camera)
-    return sdf_estimation_loss(sdf, gap, chunk.extent, chunk.total_in_front, in_front)
+    return sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front)
 
 
 def _normal(chunk: SampleChunk) -> Tensor:

@@ -19,7 +19,8 @@ MIN_VIEW_Z = 1e-4
 """Points closer to the camera plane than this, or behind it, have no pixel. World units."""
 
 _MIN_BETA = 1e-12
-_MIN_SQUARED_CROSS = 1e-24
+MIN_SQUARED_CROSS = 1e-24
+"""Of the cross product of two differences of points: with less they span no surface."""
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
@@ -28,20 +29,27 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
     return values.sum() / max(values.numel() if total is None else total, 1)
 
 
-def opacity_entropy(opacities: Tensor, total: int | None = None, eps: float = 1e-10) -> Tensor:
+def opacity_entropy(
+    opacities: Tensor,
+    total: int | None = None,
+    eps: float = 1e-10,
+    counted: Tensor | None = None,
+) -> Tensor:
     """Binary entropy of opacities, pushing them to 0 or 1.
 
     Args:
-        opacities: Opacities of the visible Gaussians, in [0, 1]. (V,)
+        opacities: Opacities in [0, 1]. (V,)
         total: Divisor; V when None.
         eps: Keeps the logarithms finite at exactly 0 and 1.
+        counted: Those that count; None for all. (V,) bool
 
     Returns:
         Scalar, at most ln 2 for ``total`` None.
     """
     present = opacities * (opacities + eps).log()
     absent = (1 - opacities) * (1 - opacities + eps).log()
-    return _mean(-present - absent, total)
+    entropy = -present - absent
+    return _mean(entropy if counted is None else entropy * counted, total)
 
 
 def density_estimation_loss(
@@ -128,7 +136,7 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
     cross = torch.linalg.cross(down, right)
     squared = cross.square().sum(dim=-1, keepdim=True)
     # Normalising a zero vector multiplies its gradient by the inverse of an epsilon.
-    regular = squared > _MIN_SQUARED_CROSS
+    regular = squared > MIN_SQUARED_CROSS
     normals = torch.where(regular, cross / torch.where(regular, squared, 1.0).sqrt(), 0.0)
     return functional.pad(normals, (0, 0, 1, 1, 1, 1))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.graph import backpropagate_weighted
 from gaussian_splatting.engine.terms import LossTerm
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import FieldSamples, sample_points
@@ -52,7 +53,7 @@ class SampleChunk:
         fields: The fields at its samples; gradients reach the Gaussians through them.
         total: Number of samples of all chunks, the divisor of their mean.
         total_in_front: How many of these lie before the camera, at least 1; None without a depth
-            map. () on the device
+            map, or where these are all. () on the device
         axes: Those of the view.
         depth: Leaf with the rendered depth, if a term at samples reads it. (H, W) world units
         extent: Camera extent in world units.
@@ -110,6 +111,7 @@ class SurfaceSampler:
         noise: Tensor,
         camera: Camera,
         depth: Tensor | None,
+        n_candidates: int | None = None,
     ) -> dict[str, Tensor]:
         """Evaluate terms chunk by chunk, adding weighted gradients to the leaves.
 
@@ -124,6 +126,7 @@ class SurfaceSampler:
             noise: Standard normal draws. (S, 3)
             camera: The view.
             depth: Leaf with the rendered depth, if a term reads it. (H, W) world units
+            n_candidates: At most so many Gaussians have samples.
 
         Returns:
             Unweighted values by name; none without samples.
@@ -132,7 +135,9 @@ class SurfaceSampler:
         if total == 0:
             return {}
         axes = CameraAxes(camera, leaves.means.device)
-        in_front = None if depth is None else self._count_in_front(leaves, indices, noise, axes)
+        in_front = None
+        if depth is not None and total > config.sample_chunk:
+            in_front = self._count_in_front(leaves, indices, noise, axes)
         sums = {term.name: leaves.means.new_zeros(()) for term in terms}
         for start in range(0, total, config.sample_chunk):
             part = slice(start, start + config.sample_chunk)
@@ -145,10 +150,11 @@ class SurfaceSampler:
                 indices[part],
                 noise[part],
                 config.density_factor,
+                n_owners=n_candidates,
             )
             chunk = SampleChunk(fields, total, in_front, axes, depth, self._extent)
             values = {term.name: term.value(chunk) for term in terms}
-            sum(term.weight * values[term.name] for term in terms).backward()
+            backpropagate_weighted(list(values.values()), [term.weight for term in terms])
             for name, value in values.items():
                 sums[name] += value.detach()
         return sums

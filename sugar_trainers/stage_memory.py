@@ -34,6 +34,7 @@ from gaussian_splatting.engine.memory_plan import (
 )
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import rasterize
+from sugar_scene.fields.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import GROUP_NAMES
 from sugar_trainers.coarse_config import CoarseConfig
@@ -93,6 +94,7 @@ def coarse_loads(
             samples=config.sdf_samples,
             candidates=candidates,
             neighbors=config.n_neighbors,
+            pair_bytes=pair_bytes(cloud.means.device),
             entropy=False,
         )
         return {

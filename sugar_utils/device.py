@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 from dataclasses import dataclass
@@ -142,6 +143,33 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def pinned(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """A host tensor in pinned memory where a device is a GPU and so much can be; in any thread.
+
+    Copies from there begin at once. Otherwise the tensor as it is.
+    """
+    if device is None or device.type != "cuda":
+        return tensor
+    # The current device is one of each thread's own.
+    make_current(device)
+    try:
+        return tensor.pin_memory()
+    except RuntimeError:
+        # Systems limit how much can be.
+        return tensor
+
+
+def held_bytes(tensor: Tensor) -> int:
+    """What a tensor takes of the host's memory; torch hands out pinned memory in powers of two."""
+    return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_pinned() else tensor.nbytes
+
+
+@functools.lru_cache(maxsize=256)
+def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers on a device, sent there once and never to be changed. (len(values),) float32"""
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def driver_cuda_version() -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sugar_utils.errors import UserError
-from sugar_utils.neighbors import Neighbors, nearest_neighbors
+from sugar_utils.neighbors import BATCH, Neighbors, nearest_neighbors
 from sugar_utils.random import generator
 
 NEIGHBOR_SEARCHES = ("auto", "warp", "pytorch3d")
@@ -19,7 +19,7 @@ NEIGHBOR_SEARCHES = ("auto", "warp", "pytorch3d")
 class NeighborSearch(Protocol):
     """Finds the k nearest points of every point, as ``nearest_neighbors`` describes it."""
 
-    def __call__(self, points: Tensor, k: int = 16, *, query_batch: int = 100_000) -> Neighbors:
+    def __call__(self, points: Tensor, k: int = 16, *, query_batch: int | None = None) -> Neighbors:
         """Indices and squared distances, (N, min(k, N)) each, the point itself first."""
         ...
 
@@ -37,7 +37,7 @@ class Pytorch3dNeighbors:
     def __init__(self, ops: Any) -> None:
         self._knn = ops.knn_points
 
-    def __call__(self, points: Tensor, k: int = 16, *, query_batch: int = 100_000) -> Neighbors:
+    def __call__(self, points: Tensor, k: int = 16, *, query_batch: int | None = None) -> Neighbors:
         """See :class:`NeighborSearch`.
 
         Raises:
@@ -57,6 +57,7 @@ class Pytorch3dNeighbors:
             return Neighbors(empty.int(), empty)
         indices = torch.empty(n, k, dtype=torch.int32, device=device)
         sq_distances = torch.empty(n, k, device=device)
+        query_batch = query_batch or BATCH
         for first in range(0, n, query_batch):
             queries = points[first : first + query_batch]
             found = self._knn(queries[None], points[None], K=k)

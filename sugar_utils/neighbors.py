@@ -26,6 +26,9 @@ from torch import Tensor
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import NO_VECTORISER, launch
 
+BATCH = 100_000
+"""Queries of a launch where nobody asks for another number."""
+
 LEAF_SIZE = 16
 """Points per leaf. From 4 to 32 the time on a CPU differs by less than a tenth."""
 
@@ -77,7 +80,7 @@ class _Tree:
         return self.boxes.shape[0] // 2
 
 
-def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int = 100_000) -> Neighbors:
+def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = None) -> Neighbors:
     """Find the k nearest points of every point, itself included.
 
     Column 0 is always the point itself, also among exact duplicates. The others follow by
@@ -86,7 +89,7 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int = 100_000
     Args:
         points: (N, 3) float32 world units, CPU or CUDA.
         k: Neighbours per point. More than N are clipped: the result has ``min(k, N)`` columns.
-        query_batch: Points per kernel launch.
+        query_batch: Points per kernel launch; if None, all on a GPU, 100,000 on a CPU.
 
     Returns:
         Indices and squared distances, (N, min(k, N)) each; without gradients.
@@ -103,7 +106,7 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int = 100_000
 
 
 def nearest_neighbors_of(
-    queries: Tensor, points: Tensor, k: int = 16, *, query_batch: int = 100_000
+    queries: Tensor, points: Tensor, k: int = 16, *, query_batch: int | None = None
 ) -> Neighbors:
     """Find the k points nearest to arbitrary positions, by (squared distance, index).
 
@@ -111,7 +114,7 @@ def nearest_neighbors_of(
         queries: (Q, 3) float32 world units.
         points: (N, 3) float32 world units, on the same device.
         k: Neighbours per query; clipped to N as in :func:`nearest_neighbors`.
-        query_batch: Queries per kernel launch.
+        query_batch: Queries per kernel launch; if None as in :func:`nearest_neighbors`.
 
     Returns:
         Indices into ``points`` and squared distances, (Q, min(k, N)) each; without gradients.
@@ -255,7 +258,7 @@ def _build_tree(points: Tensor) -> _Tree:
 
 
 def _search(
-    tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int, *, skip_self: bool
+    tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None, *, skip_self: bool
 ) -> Neighbors:
     """Run the queries (in tree order) and store each result in its row."""
     n, device = queries.shape[0], queries.device
@@ -263,6 +266,9 @@ def _search(
     sq_distances = torch.empty((n, k), dtype=torch.float32, device=device)
     tree_arguments = [tree.points, tree.rows, tree.boxes, tree.lowest, tree.first_leaf]
     kernel = _query_kernel(max(16, 1 << (k - 1).bit_length()))
+    if query_batch is None:
+        # Fewer would leave a large GPU half empty; a CPU works in ranges of its own anyway.
+        query_batch = BATCH if device.type == "cpu" else n
     for start in range(0, n, max(query_batch, 1)):
         launch(
             kernel,

@@ -116,7 +116,8 @@ def as_array(tensor: Tensor, dtype: Any = None) -> Any:
     Raises:
         UserError: It has more rows than 32 bits can number.
     """
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if max(tensor.shape, default=0) > MAX_ROWS:
         shape = " x ".join(f"{side:,}" for side in tensor.shape)
         raise UserError(
@@ -150,6 +151,7 @@ def launch(
     *,
     device: torch.device,
     min_items: int = 1,
+    block_dim: int = 256,
 ) -> None:
     """Run ``kernel(first, *inputs)`` for ``n_items`` items; zero items are a no-op.
 
@@ -159,6 +161,7 @@ def launch(
         inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
         device: Where the tensors live.
         min_items: Least number of items worth a range of its own on the CPU.
+        block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
     if n_items == 0:
         return
@@ -171,7 +174,8 @@ def launch(
             min_items=min_items,
         )
         return
-    wp.launch(kernel, n_items, [0, *arguments], stream=_torch_stream(device))
+    stream = _torch_stream(device)
+    wp.launch(kernel, n_items, [0, *arguments], stream=stream, block_dim=block_dim)
 
 
 def launch_blocks(

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from gaussian_splatting.cloud import GaussianCloud
 from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.geometry import (
     covariances,
@@ -107,3 +108,37 @@ def test_deviation_along_the_view_follows_the_axis_that_is_looked_along():
         assert std_along_view(mean, quat, scales, center).item() == pytest.approx(
             scales[0, axis].item()
         )
+
+
+def test_gradients_of_the_activation_are_those_of_autograd_in_float64():
+    g = torch.Generator().manual_seed(0)
+    raw = [torch.randn(30, width, generator=g) for width in (4, 3, 1)]
+    raw[0][3] = 0.0
+    raw[0][4] *= 1e-5
+    pulls = [torch.randn(30, *shape, generator=g) for shape in ((4,), (3,), ())]
+    bands = torch.zeros(30, 1, 3), torch.zeros(30, 15, 3)
+    leaves = [t.clone().requires_grad_(True) for t in raw]
+    found = GaussianCloud(torch.zeros(30, 3), *bands, leaves[2], leaves[1], leaves[0]).activate()
+    exact = [t.double().requires_grad_(True) for t in raw]
+    expected = (
+        torch.nn.functional.normalize(exact[0], dim=-1), exact[1].exp(),
+        exact[2].sigmoid().squeeze(-1),
+    )  # fmt: skip
+    for value, twin, pull in zip((found.quats, found.scales, found.opacities), expected, pulls,
+                                 strict=True):  # fmt: skip
+        torch.testing.assert_close(value.double(), twin, rtol=1e-6, atol=1e-7)
+        value.backward(pull, retain_graph=True)
+        twin.backward(pull.double())
+    for leaf, twin in zip(leaves, exact, strict=True):
+        scale = twin.grad.abs().amax(dim=1, keepdim=True).clamp_min(1e-9)
+        assert float(((leaf.grad - twin.grad) / scale).abs().max()) < 2e-6
+
+
+def test_an_activated_value_that_nobody_pulls_at_has_no_gradient():
+    quats = torch.randn(5, 4, requires_grad=True)
+    logits = torch.randn(5, 1, requires_grad=True)
+    zeros = torch.zeros(5, 3)
+    cloud = GaussianCloud(zeros, zeros[:, None], zeros[:, None], logits, zeros, quats)
+    cloud.activate().opacities.sum().backward()
+    assert quats.grad is None
+    assert logits.grad.all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gaussian_splatting.losses.photometric import l1_and_ssim
+from gaussian_splatting.losses.photometric import color_terms
 from gaussian_splatting.losses.photometric_cuda import RUN, ColumnPhotometric
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.rasterization import (
@@ -318,7 +318,8 @@ def test_the_colour_loss_by_columns_matches_float64(height, width, top, end):
     n_values = 3 * width * height
 
     leaf = image.clone().requires_grad_(True)
-    l1, ssim = ColumnPhotometric.apply(leaf, target, top, end, n_values)
+    how = (top, end, n_values, 0.2, (end - top) / height)
+    loss, l1, ssim = ColumnPhotometric.apply(leaf, target, *how)
     (0.8 * l1 - 0.3 * ssim).backward()
     twin = image.double().requires_grad_(True)
     expected_l1 = (twin - target)[top:end].abs().sum() / n_values
@@ -329,6 +330,14 @@ def test_the_colour_loss_by_columns_matches_float64(height, width, top, end):
     assert ssim.item() == pytest.approx(expected_ssim.item(), abs=1e-6)
     assert_equal_but_for_rounding(leaf.grad, twin.grad, 1e-5)
     with torch.no_grad():
-        assert ColumnPhotometric.apply(image, target, top, end, n_values)[1].item() == ssim.item()
-    native = l1_and_ssim(image, target, rows=slice(top, end), total_rows=height)
-    assert l1.item() == pytest.approx(native[0].item(), rel=1e-5)
+        assert ColumnPhotometric.apply(image, target, *how)[2].item() == ssim.item()
+    native = color_terms(image, target, 0.2, rows=slice(top, end), total_rows=height)
+    assert l1.item() == pytest.approx(native[1].item(), rel=1e-5)
+    assert loss.item() == pytest.approx(native[0].item(), rel=1e-5, abs=1e-7)
+    by_loss = image.clone().requires_grad_(True)
+    ColumnPhotometric.apply(by_loss, target, *how)[0].backward()
+    twin.grad = None
+    exact_l1 = (twin - target)[top:end].abs().sum() / n_values
+    exact_ssim = ssim_map_reference(twin, target.double())[top:end].sum() / n_values
+    (0.8 * exact_l1 - 0.2 * exact_ssim).backward()
+    assert_equal_but_for_rounding(by_loss.grad, twin.grad, 1e-5)

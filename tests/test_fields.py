@@ -409,3 +409,18 @@ def test_cuda_matches_the_cpu():
         results.append([t.cpu() for t in (*fields, *torch.autograd.grad(loss, leaves))])
     for here, there in zip(*results, strict=True):
         assert_close_to_largest(there, here, 1e-3)
+
+
+@pytest.mark.parametrize("at_most", [60, 75, 10_000])
+def test_a_bound_of_the_owners_changes_no_bit(at_most):
+    scene = clustered_scene(60, 4)
+    neighbors = nearest_neighbors(scene[0], 6).indices
+    indices, noise = draws(60, 500, 4)
+    assert indices.unique().numel() <= 60
+    fields, grads = run(KERNELS[1].values[0], scene, neighbors, indices, noise)
+    bounded = functools.partial(evaluate_fields, native=False, n_owners=at_most)
+    with_bound, found = run(bounded, scene, neighbors, indices, noise)
+    for a, b in zip(fields, with_bound, strict=True):
+        assert torch.equal(a, b)
+    for name, expected in grads.items():
+        assert all(torch.equal(a, b) for a, b in zip(found[name], expected, strict=True))

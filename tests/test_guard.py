@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.launches import counting
 from gaussian_splatting.engine.guard import (
     check_gradients,
     check_losses,
@@ -18,21 +18,6 @@ from gaussian_splatting.engine.guard import (
 from sugar_utils.errors import TrainingError
 
 INF, NAN = math.inf, math.nan
-
-
-class CountReads(TorchDispatchMode):
-    """Counts reads of a tensor's value by Python: on a GPU each one waits for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
-            self.count += 1
-        if function is torch.ops.aten.nonzero.default:
-            self.count += 1
-        return function(*args, **(kwargs or {}))
 
 
 def good_step(n: int = 20) -> dict:
@@ -48,9 +33,9 @@ def good_step(n: int = 20) -> dict:
 
 
 def test_good_step_passes_with_one_synchronisation():
-    with CountReads() as reads:
+    with counting() as counts:
         check_step(**good_step())
-    assert reads.count == 1
+    assert counts.waits.total() == 1
 
 
 def test_each_check_needs_one_synchronisation():
@@ -60,12 +45,12 @@ def test_each_check_needs_one_synchronisation():
         (check_gradients, (step["gradients"],)),
         (check_scales, (step["log_scales"], 2.0)),
     ):
-        with CountReads() as reads:
+        with counting() as counts:
             check(*arguments, 9001, "x.jpg")
-        assert reads.count == 1, check.__name__
-    with CountReads() as reads:
+        assert counts.waits.total() == 1, check.__name__
+    with counting() as counts:
         shows_any(step["radii"])
-    assert reads.count == 1
+    assert counts.waits.total() == 1
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

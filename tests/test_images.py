@@ -18,6 +18,7 @@ from gaussian_splatting.data.images import (
     missing_images,
 )
 from sugar_trainers.image_size import SugarSize
+from sugar_utils import device
 from sugar_utils.errors import UserError
 
 
@@ -249,6 +250,55 @@ def test_an_error_while_prefetching_surfaces_when_the_image_is_asked_for(tmp_pat
             store.get(broken)
         with pytest.raises(UserError, match="has no image"):
             store.get(camera_for(None))
+
+
+class PinnedByHand:
+    """Stands for pinned memory, which a machine without a GPU does not have."""
+
+    def __init__(self, monkeypatch, limit: int = 100) -> None:
+        self.pinned, self.devices, self._limit = set(), [], limit
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda t: t.data_ptr() in self.pinned)
+        monkeypatch.setattr(device, "make_current", self.devices.append)
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if len(self.pinned) == self._limit:
+            raise RuntimeError("cudaErrorMemoryAllocation")
+        found = tensor.clone()
+        self.pinned.add(found.data_ptr())
+        return found
+
+
+def test_for_a_gpu_photographs_are_decoded_into_pinned_memory(tmp_path, monkeypatch):
+    cameras = []
+    for name in "abc":
+        save_noise(tmp_path / f"{name}.png")
+        cameras.append(camera_for(tmp_path / f"{name}.png"))
+    by_hand, gpu = PinnedByHand(monkeypatch), torch.device("cuda", 1)
+    # Two are 2 x 144 bytes, but pinned memory comes in blocks of 256.
+    with ImageStore(budget_bytes=2 * 256) as store, ImageStore() as plain:
+        store.serve(gpu)
+        store.prefetch(cameras[0])
+        for camera in (*cameras, cameras[2]):
+            found = store.get(camera)
+            assert found.is_pinned()
+            assert torch.equal(found, plain.get(camera))
+        assert store.statistics.n_bytes == 2 * 256
+        assert set(by_hand.devices) == {gpu}
+        store.limit(300)
+        assert store.statistics.n_bytes == 256
+        store.serve(torch.device("cpu"))
+        assert not store.get(cameras[0]).is_pinned()
+
+
+def test_photographs_that_cannot_be_pinned_are_used_as_they_are(tmp_path, monkeypatch):
+    pixels = save_noise(tmp_path / "a.png")
+    PinnedByHand(monkeypatch, limit=0)
+    with ImageStore() as store:
+        store.serve(torch.device("cuda", 0))
+        found = store.get(camera_for(tmp_path / "a.png"))
+        assert not found.is_pinned()
+        np.testing.assert_array_equal(found.numpy(), pixels)
 
 
 def test_closing_lets_go_of_everything(tmp_path):

@@ -16,7 +16,7 @@ import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.visual_hull import VisualHull
-from gaussian_splatting.engine.masking import halved_mask, l1_and_ssim_of, on_background
+from gaussian_splatting.engine.masking import color_terms_of, halved_mask, on_background
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, StripMaps
 from gaussian_splatting.losses.photometric import l1_and_ssim
@@ -151,10 +151,13 @@ def test_what_is_ignored_is_left_out_of_the_mean():
     whole = slice(0, 40)
     maps = StripMaps(image.requires_grad_(), None, None, Rows(0, 40), whole, 40)
     plain = l1_and_ssim(image, photograph[..., :3].float() / 255)
-    for masked, reference in zip(l1_and_ssim_of(image, maps, photograph), plain, strict=True):
+    found = color_terms_of(image, maps, photograph, 0.2)[1:]
+    for masked, reference in zip(found, plain, strict=True):
         assert float(masked.detach()) == pytest.approx(float(reference.detach()), rel=1e-6)
     photograph[20:, :, 3] = 0
-    l1, ssim = l1_and_ssim_of(image, maps, photograph)
+    loss, l1, ssim = color_terms_of(image, maps, photograph, 0.2)
+    mixed = 0.8 * l1 + 0.2 * (1 - ssim)
+    assert float(loss.detach()) == pytest.approx(float(mixed.detach()), rel=1e-6)
     expected = (image - photograph[..., :3].float() / 255)[:20].abs().mean()
     assert float(l1.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     (l1 - ssim).backward()

@@ -22,6 +22,7 @@ from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, c
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
+from sugar_scene.fields.field_kernels import pair_bytes
 from sugar_trainers.multiview_config import MultiviewConfig, densification
 from sugar_trainers.stage_memory import multiview_loads
 from sugar_utils.errors import UserError
@@ -186,3 +187,17 @@ def test_a_run_without_memory_is_refused_in_one_line(scene, checkpoint, tmp_path
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.strip()]
     assert "--vram_budget" in line
     assert "needs" in line
+
+
+def test_a_gpu_is_forecast_with_its_larger_buffer_of_pairs():
+    camera, cloud = tiny_cameras()[0], tiny_cloud(400)
+    with torch.no_grad():
+        view = ViewLoad.of(project(cloud.activate(), camera))
+    # As many owners as fill the buffer of a GPU.
+    view = replace(view, visible=10**6)
+    model = ModelLoad.of(cloud.tensors(), OptimizerConfig())
+    load = StepLoad(400, model, view, samples=10**6, neighbors=16)
+    larger = replace(load, pair_bytes=pair_bytes(torch.device("cuda")))
+    assert load.pair_bytes == pair_bytes(torch.device("cpu"))
+    found, expected = (predict(each, MemoryPlan()).total for each in (larger, load))
+    assert found - expected > 0.9 * (larger.pair_bytes - load.pair_bytes)

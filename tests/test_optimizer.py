@@ -9,7 +9,9 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.optim import adam
 from gaussian_splatting.optim.adam import ADAM_EPS, GroupedAdam
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
 from tests.support.golden import GOLDEN_DIR
@@ -233,3 +235,50 @@ def test_optimiser_state_that_does_not_fit_is_a_user_error():
     payload["optimizer_state_dict"]["param_groups"][0]["name"] = "vertices"
     with pytest.raises(UserError, match="vertices"):
         trainable(3).restore(payload)
+
+
+# In one launch, as on a GPU
+
+
+def stepped_thrice(n_parameters: int) -> dict[str, torch.Tensor]:
+    """Values and moments after three steps of parameters of different sizes and rates."""
+    values = {f"p{k}": random(5 + 3 * k, k % 4 + 1, seed=k) for k in range(n_parameters)}
+    optimizer = GroupedAdam(values, {name: 0.1 / (k + 1) for k, name in enumerate(values)})
+    for seed in range(3):
+        for k, parameter in enumerate(optimizer.parameters.values()):
+            # Some sit a step out, and one gradient is not in one piece.
+            if (k + seed) % 5:
+                parameter.grad = random(*parameter.shape[::-1], seed=100 * seed + k).T
+        optimizer.step()
+    found = {name: p.detach() for name, p in optimizer.parameters.items()}
+    for name, moments in optimizer.moments().items():
+        found |= {f"{name} {kind}": moment for kind, moment in moments.items()}
+    return found
+
+
+@pytest.mark.parametrize("n_parameters", [1, 6, 8, 11])
+def test_parameters_stepped_in_one_launch_are_those_stepped_one_by_one(monkeypatch, n_parameters):
+    expected = stepped_thrice(n_parameters)
+    monkeypatch.setattr(adam, "in_one_launch", lambda device: True)
+    found, again = stepped_thrice(n_parameters), stepped_thrice(n_parameters)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=2e-6, atol=1e-7)
+        assert torch.equal(found[name], again[name])
+
+
+def test_what_is_not_plain_float32_is_stepped_by_itself(monkeypatch):
+    config = OptimizerConfig("8bit", use_bfloat16=True)
+    values = {"means": random(40, 3), "sh_rest": random(40, 15, 3)}
+
+    def step() -> dict[str, torch.Tensor]:
+        optimizer = GroupedAdam(values, dict.fromkeys(values, 0.1), config)
+        for parameter in optimizer.parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return {name: p.detach() for name, p in optimizer.parameters.items()}
+
+    expected = step()
+    monkeypatch.setattr(adam, "in_one_launch", lambda device: True)
+    for name, value in step().items():
+        assert torch.equal(value, expected[name])

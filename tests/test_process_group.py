@@ -144,7 +144,9 @@ class Pull:
 
 
 def stepper_of(stage: Pull, group: ProcessGroup = ALONE) -> Stepper:
-    images = SimpleNamespace(get=lambda camera: torch.zeros(1), prefetch=lambda camera: None)
+    images = SimpleNamespace(
+        get=lambda camera: torch.zeros(1), prefetch=lambda camera: None, serve=lambda device: None
+    )
     return Stepper(
         stage, tiny_cameras(10), first=1, seed=0, images=images, group=group,
         console=Console.silent(),

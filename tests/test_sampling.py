@@ -95,3 +95,11 @@ def test_empty_mask_draws_nothing():
     indices, noise = draw_samples(torch.zeros(9, dtype=torch.bool), 100, derive_seed(0))
     assert indices.shape == (0,)
     assert noise.shape == (0, 3)
+
+
+def test_a_known_number_of_candidates_changes_no_draw():
+    mask = torch.arange(500) % 7 == 3
+    expected = draw_samples(mask, 300, derive_seed(4))
+    found = draw_samples(mask, 300, derive_seed(4), int(mask.sum()))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert bool(mask[found[0]].all())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import train
 from gaussian_splatting import train as vanilla_train
@@ -128,16 +129,20 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
 @pytest.mark.parametrize(
     ("module", "function", "term", "iteration"),
     [
-        (terms, "weighted_color_loss", "color", FIRST),
+        (terms, "color_terms_of", "color", FIRST),
         (coarse_terms, "opacity_entropy", "entropy", FIRST + 1),
-        (coarse_terms, "depth_normal_consistency", "dn", PRUNED),
+        (coarse_terms, "fused_depth_normal_consistency", "dn", PRUNED),
     ],
 )
 def test_loss_term_that_is_not_a_number(
     scene, checkpoint, tmp_path, monkeypatch, capsys, module, function, term, iteration
 ):
     original = getattr(module, function)
-    monkeypatch.setattr(module, function, lambda *a, **b: original(*a, **b) * torch.nan)
+
+    def spoiled(*arguments, **options):
+        return tree_map(lambda value: value * torch.nan, original(*arguments, **options))
+
+    monkeypatch.setattr(module, function, spoiled)
     code = run_coarse(scene, checkpoint, tmp_path)
     assert_stopped(
         code, capsys.readouterr().err, iteration, "loss term", f"{term} is nan", "camera view_0"
@@ -152,13 +157,13 @@ def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys,
         )
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:
-        original = vanilla_stage.l1_and_ssim_of
+        original = vanilla_stage.color_terms_of
 
         def infinite(*arguments, **options):
-            l1, ssim = original(*arguments, **options)
-            return l1 * torch.inf, ssim
+            loss, l1, ssim = original(*arguments, **options)
+            return loss * torch.inf, l1 * torch.inf, ssim
 
-        monkeypatch.setattr(vanilla_stage, "l1_and_ssim_of", infinite)
+        monkeypatch.setattr(vanilla_stage, "color_terms_of", infinite)
         code, iteration, term = run_vanilla(scene, tmp_path), 1, "l1"
     assert_stopped(code, capsys.readouterr().err, iteration, f"{term} is inf")
 

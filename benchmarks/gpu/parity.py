@@ -296,7 +296,8 @@ def color_loss(setup: Setup) -> Iterator[Finding]:
     for top, end in ((0, height), (5, height - 4)):
         leaf = image.to(setup.place, copy=True).requires_grad_()
         n_values = 3 * width * height
-        l1, ssim = ColumnPhotometric.apply(leaf, target.to(setup.place), top, end, n_values)
+        how = (top, end, n_values, 0.2, 1.0)
+        _, l1, ssim = ColumnPhotometric.apply(leaf, target.to(setup.place), *how)
         (0.8 * l1 - 0.3 * ssim).backward()
         exact = image.double().requires_grad_()
         true_l1 = (exact - target)[top:end].abs().sum() / n_values

@@ -26,6 +26,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.compositing import composited
 from gaussian_splatting.data.lenses import lens_of, undistort_plane
+from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError
 from sugar_utils.files import require_regular_file
 from sugar_utils.memory import available_bytes
@@ -384,6 +385,11 @@ class ImageStore:
         self._pending: dict[tuple, Future[Tensor]] = {}
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="image-prefetch")
         self._hits = self._misses = self._n_bytes = 0
+        self._device: torch.device | None = None
+
+    def serve(self, device: torch.device) -> None:
+        """From now on decode for this device, see :func:`~sugar_utils.device.pinned`."""
+        self._device = device
 
     def get(self, camera: Camera) -> Tensor:
         """The photograph of a camera at the camera's size; it is shared, do not write to it.
@@ -436,21 +442,25 @@ class ImageStore:
         self._pending[key] = self._pool.submit(self._decode, camera)
 
     def _decode(self, camera: Camera) -> Tensor:
-        return torch.from_numpy(decode_view(camera, self._white_background))
+        image = torch.from_numpy(decode_view(camera, self._white_background))
+        return pinned(image, self._device)
 
     def _keep(self, key: tuple, image: Tensor) -> None:
-        if image.nbytes > self._budget:
+        n_bytes = held_bytes(image)
+        if n_bytes > self._budget:
             return
-        while self._n_bytes + image.nbytes > self._budget:
-            self._n_bytes -= self._images.popitem(last=False)[1].nbytes
+        self._drop_to(self._budget - n_bytes)
         self._images[key] = image
-        self._n_bytes += image.nbytes
+        self._n_bytes += n_bytes
+
+    def _drop_to(self, n_bytes: int) -> None:
+        while self._n_bytes > n_bytes:
+            self._n_bytes -= held_bytes(self._images.popitem(last=False)[1])
 
     def limit(self, budget_bytes: int) -> None:
         """Keep at most this many bytes of decoded images from now on."""
         self._budget = budget_bytes
-        while self._n_bytes > self._budget:
-            self._n_bytes -= self._images.popitem(last=False)[1].nbytes
+        self._drop_to(budget_bytes)
 
     @property
     def statistics(self) -> ImageStoreStatistics:

@@ -14,10 +14,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sugar_utils.device import constants
+
 
 def cut(tensor: Tensor) -> Tensor:
     """A leaf with the values of ``tensor`` that collects gradients for it."""
     return tensor.detach().requires_grad_(True)
+
+
+def backpropagate_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Backpropagate the weighted sum of scalars, which nobody asks for itself.
+
+    The weights are the gradients to begin with: no sum is formed, and none differentiated.
+    """
+    chosen = constants(tuple(map(float, weights)), values[0].device)
+    torch.autograd.backward(list(values), [w.to(v) for v, w in zip(values, chosen, strict=True)])
 
 
 def backward_through(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:

@@ -58,7 +58,7 @@ def check_gradients(named: Mapping[str, Tensor | None], iteration: int, camera_n
     Raises:
         TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
     """
-    if _all_finite(_sum_probes(named)):
+    if _all_finite(_norm_probes(named)):
         return
     for name, tensor in named.items():
         rows = None if tensor is None else _bad_rows(tensor)
@@ -81,7 +81,7 @@ def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: s
     Raises:
         TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
     """
-    if _all_finite(_sum_probes(named)):
+    if _all_finite(_norm_probes(named)):
         return
     for name, tensor in named.items():
         rows = _bad_rows(tensor)
@@ -105,7 +105,8 @@ def check_scales(log_scales: Tensor, extent: float, iteration: int, camera_name:
     Raises:
         TrainingError: A scale is above ``MAX_SCALE_IN_EXTENTS`` times the extent, or not finite.
     """
-    if _all_finite(_scale_probes(log_scales, extent)):
+    extremes = _read(_scale_probes(log_scales))
+    if all(map(math.isfinite, extremes)) and max(extremes, default=0.0) <= _log_limit(extent):
         return
     values = log_scales.detach()
     bad = _outside(values, _log_limit(extent)).reshape(len(values), -1).any(dim=1)
@@ -126,7 +127,7 @@ def shows_any(radii: Tensor) -> bool:
     Args:
         radii: Radii in pixels, 0 where invisible. (N,)
     """
-    return _all_finite(_visible_probes(radii))
+    return radii.numel() > 0 and _read([radii.detach().amax()])[0] > 0
 
 
 def check_population(n_gaussians: int, iteration: int, event: str = "pruning") -> None:
@@ -171,14 +172,13 @@ def check_step(
         TrainingError: The first check that fails: parameters, losses, gradients, scales.
     """
     parameters = parameters or {}
-    probes = [
-        *_sum_probes(parameters),
-        *_visible_probes(radii),
-        *_loss_probes(losses),
-        *_sum_probes(gradients),
-        *_scale_probes(log_scales, extent),
-    ]
-    if _all_finite(probes):
+    both = dict(enumerate([*parameters.values(), *gradients.values()]))
+    largest = [radii.detach().amax()] if radii.numel() else []
+    probes = [*_norm_probes(both), *_loss_probes(losses), *_scale_probes(log_scales), *largest]
+    numbers = _read(probes)
+    shows = bool(largest) and numbers.pop() > 0
+    highest = numbers[-1] if log_scales.numel() else 0.0
+    if all(map(math.isfinite, numbers)) and highest <= _log_limit(extent) and shows:
         return True
     check_parameters(parameters, iteration, camera_name)
     check_losses(losses, iteration, camera_name)
@@ -188,18 +188,26 @@ def check_step(
 
 
 def _all_finite(probes: list[Tensor]) -> bool:
-    """Whether all scalars are finite: the one synchronisation."""
-    return not probes or bool(torch.stack(probes).isfinite().all())
+    """Whether all scalars are finite."""
+    return all(map(math.isfinite, _read(probes)))
+
+
+def _read(probes: list[Tensor]) -> list[float]:
+    """Scalars of one device as numbers: the one synchronisation."""
+    return torch.stack([probe.float() for probe in probes]).tolist() if probes else []
 
 
 def _loss_probes(terms: Mapping[str, Tensor]) -> list[Tensor]:
-    return [value.detach().reshape(()).float() for value in terms.values()]
+    return [value.detach().reshape(()) for value in terms.values()]
 
 
-def _sum_probes(named: Mapping[str, Tensor | None]) -> list[Tensor]:
-    """Sums, finite only if every entry is. A sum that overflows is cleared by the closer look."""
-    tensors = (tensor for tensor in named.values() if tensor is not None and tensor.numel() > 0)
-    return [tensor.detach().sum(dtype=torch.float32) for tensor in tensors]
+def _norm_probes(named: Mapping[str, Tensor | None]) -> list[Tensor]:
+    """Norms, each finite only if every entry is.
+
+    One that overflows is cleared by the closer look.
+    """
+    tensors = [t.detach() for t in named.values() if t is not None and t.numel() > 0]
+    return list(torch._foreach_norm(tensors, 2.0)) if tensors else []
 
 
 def _log_limit(extent: float) -> float:
@@ -210,17 +218,9 @@ def _outside(values: Tensor, limit: float) -> Tensor:
     return ~(values <= limit) | ~values.isfinite()
 
 
-def _scale_probes(log_scales: Tensor, extent: float) -> list[Tensor]:
-    """Infinite where the largest or smallest entry is out of bounds; maxima propagate NaN."""
-    if log_scales.numel() == 0:
-        return []
-    lowest, highest = log_scales.detach().aminmax()
-    bad = _outside(torch.stack([lowest, highest]), _log_limit(extent)).any()
-    return [torch.where(bad, math.inf, 0.0)]
-
-
-def _visible_probes(radii: Tensor) -> list[Tensor]:
-    return [torch.where((radii.detach() > 0).any(), 0.0, math.inf)]
+def _scale_probes(log_scales: Tensor) -> list[Tensor]:
+    """The smallest and the largest entry; both propagate NaN."""
+    return list(log_scales.detach().aminmax()) if log_scales.numel() else []
 
 
 def _n_rows(tensor: Tensor) -> int:

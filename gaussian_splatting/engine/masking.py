@@ -16,8 +16,9 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import COUNTS, composited
 from gaussian_splatting.engine.strips import StripMaps
+from gaussian_splatting.losses.color_weights import weighted_color_loss
 from gaussian_splatting.losses.exposure import exposed
-from gaussian_splatting.losses.photometric import l1_and_ssim
+from gaussian_splatting.losses.photometric import color_terms
 from gaussian_splatting.optim.learned_exposure import Exposures
 from sugar_utils.random import draw_labels, generator
 
@@ -153,8 +154,10 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
     return torch.stack([whole[y::2, x::2] for y, x in firsts]).amin(dim=0)
 
 
-def l1_and_ssim_of(image: Tensor, maps: StripMaps, photograph: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean absolute error and mean SSIM of a strip, over the pixels that count.
+def color_terms_of(
+    image: Tensor, maps: StripMaps, photograph: Tensor, weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The colour loss of a strip, with its mean absolute error and mean SSIM, where pixels count.
 
     A pixel that does not count takes the render's own value in both images, without a gradient: it
     differs nowhere, neither by itself nor in the windows of its neighbours.
@@ -163,18 +166,21 @@ def l1_and_ssim_of(image: Tensor, maps: StripMaps, photograph: Tensor) -> tuple[
         image: What the strip looks like. (R, W, 3)
         maps: The strip.
         photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with a mask
+        weight: As of :func:`~gaussian_splatting.losses.color_weights.weighted_color_loss`.
 
     Returns:
-        ``(l1, ssim)`` scalars; those of all strips add up to those of the image.
+        ``(loss, l1, ssim)`` scalars; those of all strips add up to those of the image.
     """
     target = maps.part_of(photograph[..., :3])
     counted = is_counted(photograph)
+    rows = {"rows": maps.counted, "total_rows": maps.height}
     if counted is None:
-        return l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
+        return color_terms(image, target, weight, **rows)
     here = counted[maps.shown.start : maps.shown.stop, :, None]
     own = image.detach()
     image, target = torch.where(here, image, own), torch.where(here, target, own)
-    l1, ssim = l1_and_ssim(image, target, rows=maps.counted, total_rows=maps.height)
+    _, l1, ssim = color_terms(image, target, weight, **rows)
     # Both were divided by all pixels.
     scale = counted.numel() / counted.sum().clamp_min(1)
-    return scale * l1, maps.share - scale * (maps.share - ssim)
+    l1, ssim = scale * l1, maps.share - scale * (maps.share - ssim)
+    return weighted_color_loss(l1, ssim, weight, maps.share), l1, ssim

@@ -26,8 +26,8 @@ Geometry = Literal["none", "full", "half", "depth", "planes"]
 """What a step renders beside colour: nothing; depth and normals with it; in a pass of their own at
 half the size; depth only; planes, which are compared with a neighbouring view."""
 
-FREE_ACTIVATION = 40
-"""Scales, opacities, unit quaternions, and their lengths before and after a clamp."""
+FREE_ACTIVATION = 36
+"""Scales, opacities, unit quaternions and their lengths."""
 
 BOUND_ACTIVATION = (167, 186)
 """What the graph of mesh-bound Gaussians keeps, per triangle and per Gaussian."""
@@ -35,8 +35,8 @@ BOUND_ACTIVATION = (167, 186)
 _SHAPE_GRADIENTS = 44
 """Gradients of centres, quaternions, scales and opacities."""
 _PACKED = 64
-_NORMAL_LOSS = 121
-"""Depth-normal consistency of a pixel: unprojected points, differences, normals, gradients."""
+_NORMAL_LOSS = 12
+"""Depth-normal consistency of a pixel: gradients of depth and of a normal's x and y."""
 _PLANE_NORMAL_LOSS = 142
 """Agreement of a pixel's plane with the depth of planes: rays, depth and the same."""
 
@@ -52,7 +52,6 @@ _COUNTED = 24
 _DENSIFICATION = 12
 """What is watched of a Gaussian between two rounds, and whether it is seen."""
 
-_SLOT_BUFFER = 64 * 2**20
 _SLOT_BYTES = 44
 
 
@@ -160,6 +159,7 @@ class StepLoad:
         samples: Points sampled around the surface.
         candidates: Gaussians that samples are drawn from; None for all that the view shows.
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
+        pair_bytes: Ceiling of the buffer of gradients of pairs of a sample and a neighbour.
         entropy: Whether opacities have a term of their own.
         fixed: Bytes of what does not change, such as a mesh.
         exposure: Whether the image is brought to the exposure of its photograph.
@@ -173,6 +173,7 @@ class StepLoad:
     samples: int = 0
     candidates: int | None = None
     neighbors: int = 0
+    pair_bytes: int = 64 * 2**20
     entropy: bool = False
     fixed: int = 0
     exposure: bool = False
@@ -297,7 +298,7 @@ class _Step:
         drawn = max(1.0, load.sampled * share)
         owners = drawn * -math.expm1(-c / drawn)
         per_owner = (load.neighbors + 1) * _SLOT_BYTES
-        at_once = min(owners, _SLOT_BUFFER // per_owner)
+        at_once = min(owners, load.pair_bytes // per_owner)
         # Sorting: targets before and after, places, and torch's copies of the last two.
         sorting = at_once * (8 + (load.neighbors + 1) * (4 + 2 * (4 + 8)))
         chunk = c * (80 if load.geometry != "depth" else 140)

@@ -9,11 +9,12 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, rasterize
+from sugar_utils.device import constants
 
 
 def plain_background(white: bool, device: torch.device) -> Tensor:
-    """White or black. (3,)"""
-    return torch.full((3,), 1.0 if white else 0.0, device=device)
+    """White or black, not to be changed. (3,)"""
+    return constants((1.0 if white else 0.0,) * 3, device)
 
 
 @torch.no_grad()

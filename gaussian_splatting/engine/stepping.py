@@ -36,21 +36,22 @@ class StepSum:
 
     Attributes:
         terms: Detached scalars: sums over views, and means in the end.
-        visible: Gaussians that a view showed. (N,) bool
+        visible: Gaussians that a view showed; None where nobody asks. (N,) bool
         showing: Views that showed any Gaussian.
         stop: Signal that asked a process to stop; None if none did.
     """
 
     terms: dict[str, Tensor]
-    visible: Tensor
+    visible: Tensor | None
     showing: int = 0
     stop: str | None = None
 
-    def add(self, terms: dict[str, Tensor], visible: Tensor) -> None:
+    def add(self, terms: dict[str, Tensor], visible: Tensor | None) -> None:
         """Count another view; a term that a view lacks counts as zero."""
         for name, value in terms.items():
             self.terms[name] = self.terms[name] + value if name in self.terms else value
-        self.visible = self.visible | visible
+        if self.visible is not None:
+            self.visible = self.visible | visible
 
 
 class EmptyViews:
@@ -122,6 +123,7 @@ class Stepper:
         self._first = first
         self._order = CameraOrder(len(cameras), seed, stage.name)
         self._images = images
+        images.serve(stage.model.device)
         self._group = group
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
@@ -172,7 +174,8 @@ class Stepper:
             for gradient in stage.model.optimizer.gradients().values():
                 gradient.div_(self._n_views)
             total.terms = {name: value / self._n_views for name, value in total.terms.items()}
-        stage.model.mark_visible(total.visible)
+        if total.visible is not None:
+            stage.model.mark_visible(total.visible)
         if stage.poses is not None:
             stage.poses.step(iteration)
         stage.apply(iteration)
@@ -192,11 +195,12 @@ class Stepper:
         held: dict[str, Tensor] = {}
         for view_index in self._view_indices:
             result, shows = self._train_on(iteration, view_index, checked=total is not None)
+            visible = result.radii > 0 if optimizer.config.sparse_adam else None
             if total is None:
-                total = StepSum(dict(result.terms), result.radii > 0)
+                total = StepSum(dict(result.terms), visible)
             else:
                 optimizer.add_gradients(held)
-                total.add(result.terms, result.radii > 0)
+                total.add(result.terms, visible)
             total.showing += shows
             if view_index + 1 in self._view_indices:
                 held = optimizer.take_gradients()
@@ -299,7 +303,7 @@ class Stepper:
         terms = torch.stack([total.terms.get(name, zero) for name in names])
         group.sum_(terms)
         total.terms = dict(zip(names, terms.unbind(), strict=True))
-        if optimizer.config.sparse_adam:
+        if total.visible is not None:
             visible = total.visible.to(torch.uint8)
             group.max_(visible)
             total.visible = visible.bool()

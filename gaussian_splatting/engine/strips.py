@@ -11,6 +11,7 @@ of the sums depends on the number of strips, and the order of the sums is always
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.engine.graph import cut
+from gaussian_splatting.engine.graph import backpropagate_weighted, cut
 from gaussian_splatting.rasterization import (
     WARP,
     BlendedRows,
@@ -28,7 +29,6 @@ from gaussian_splatting.rasterization import (
     Rows,
     SplatGradients,
     channel_background,
-    complete_normals,
 )
 
 
@@ -62,7 +62,7 @@ class StripMaps:
     Attributes:
         image: Colour. (R, W, 3)
         depth: Depth along the view axis. (R, W) world units
-        normal_xy: Camera-space x and y of the normals. (R, W, 2)
+        normal_xy: Camera-space x and y of the normals; see ``complete_normals``. (R, W, 2)
         shown: Which rows of the image these are.
         counted: Rows of these maps that count; the others are their neighbours.
         height: Rows of the whole image.
@@ -78,11 +78,6 @@ class StripMaps:
     plane: Tensor | None = None
 
     @property
-    def normal(self) -> Tensor:
-        """Unit normals towards the camera. (R, W, 3)"""
-        return complete_normals(self.normal_xy)
-
-    @property
     def share(self) -> float:
         """Share of the image's rows that count."""
         return (self.counted.stop - self.counted.start) / self.height
@@ -93,7 +88,7 @@ class StripMaps:
         Bytes are converted here and not before, so that no whole image of floats is alive.
         """
         rows = photograph[self.shown.start : self.shown.stop]
-        return rows.to(torch.float32) / 255.0 if rows.dtype == torch.uint8 else rows
+        return rows / 255.0 if rows.dtype == torch.uint8 else rows
 
 
 @dataclass(frozen=True)
@@ -102,11 +97,13 @@ class ImageTerm:
 
     Attributes:
         halo: Rows on each side that the loss of a row depends on.
-        evaluate: The strip's share of the weighted loss, and of figures to report by name.
+        evaluate: The strip's share of the loss, and of figures to report by name.
+        weight: Of the loss.
     """
 
     halo: int
     evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
+    weight: float = 1.0
 
 
 class ViewPass:
@@ -141,10 +138,14 @@ class ViewPass:
         self.radii = self._projection.radii
         self.depths = self._projection.depths
 
-    @property
+    @functools.cached_property
     def visible(self) -> Tensor:
         """Gaussians that were not culled. (N,) bool"""
         return self.radii > 0
+
+    def count(self) -> int:
+        """How many Gaussians the view shows; the host waits for it."""
+        return int(self.visible.sum())
 
     def depth(self) -> Tensor:
         """Depth map of the whole image, without a gradient. (H, W) world units"""
@@ -275,7 +276,7 @@ def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
     totals: dict[str, Tensor] = {}
     for term in terms:
         loss, shares = term.evaluate(maps)
-        loss.backward()
+        backpropagate_weighted([loss], [term.weight])
         totals.update({name: share.detach() for name, share in shares.items()})
         # Its graph would live on beside that of the next term.
         del loss, shares
@@ -293,9 +294,11 @@ def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> 
         (layout.normal, 2, maps.normal_xy),
         (layout.plane, 4, maps.plane),
     )
-    pixels.zero_()
-    for start, width, leaf in columns:
-        if leaf is not None and leaf.grad is not None:
-            channels = pixels[..., start : start + width]
-            channels.copy_(leaf.grad.reshape(channels.shape))
+    known = [(at, width, leaf.grad) for at, width, leaf in columns
+             if leaf is not None and leaf.grad is not None]  # fmt: skip
+    if sum(width for _, width, _ in known) < pixels.shape[-1]:
+        pixels.zero_()
+    for start, width, gradient in known:
+        channels = pixels[..., start : start + width]
+        channels.copy_(gradient.reshape(channels.shape))
     return pixels

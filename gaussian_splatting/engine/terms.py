@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.graph import backpropagate_weighted
 from gaussian_splatting.engine.guard import TOTAL
-from gaussian_splatting.engine.masking import exposed_strip, is_counted, l1_and_ssim_of
+from gaussian_splatting.engine.masking import color_terms_of, exposed_strip, is_counted
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
-from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO, weighted_color_loss
+from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
+from sugar_utils.device import constants
 
 Place = Literal["model", "samples", "image", "half-size image"]
 """What a term looks at: the model itself, once per view; points drawn in it, chunk by chunk; the
@@ -63,9 +66,9 @@ class LossTerm:
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             strip = ImageStrip(maps, camera, photograph, exposure, inside, beside)
             value = self.value(strip)
-            return self.weight * value, {self.name: value}
+            return value, {self.name: value}
 
-        return ImageTerm(self.halo, evaluate)
+        return ImageTerm(self.halo, evaluate, self.weight)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def backpropagate(terms: Iterable[LossTerm], seen: Any) -> dict[str, Tensor]:
     for term in terms:
         value = term.value(seen)
         if value is not None:
-            (term.weight * value).backward()
+            backpropagate_weighted([value], [term.weight])
             found[term.name] = value.detach()
         # Its graph would live on beside that of the next term.
         del value
@@ -122,17 +125,13 @@ def backpropagate(terms: Iterable[LossTerm], seen: Any) -> dict[str, Tensor]:
 def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weighted sum of what was found and the unweighted values, in the order of the table."""
     shown = [term for term in terms if term.name in found]
-    # Those at samples are summed apart, as they are backpropagated.
-    groups = [
-        [term for term in shown if (term.at == "samples") is apart] for apart in (False, True)
-    ]
-    sums = [sum(term.weight * found[term.name] for term in group) for group in groups]
-    return {TOTAL: sums[0] + sums[1], **{term.name: found[term.name] for term in shown}}
+    values = torch.stack([found[term.name] for term in shown])
+    weights = constants(tuple(term.weight for term in shown), values.device)
+    return {TOTAL: (values * weights).sum(), **{term.name: found[term.name] for term in shown}}
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    l1, ssim = l1_and_ssim_of(strip.image, strip.maps, strip.photograph)
-    return weighted_color_loss(l1, ssim, DSSIM_WEIGHT, strip.maps.share)
+    return color_terms_of(strip.image, strip.maps, strip.photograph, DSSIM_WEIGHT)[0]
 
 
 COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)

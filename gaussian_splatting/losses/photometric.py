@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gaussian_splatting.losses.color_weights import weighted_color_loss
 from gaussian_splatting.losses.photometric_cpu import NativePhotometric
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.losses.ssim_reference import WINDOW_SIZE, ssim_map_reference
@@ -22,10 +23,15 @@ SSIM_HALO = WINDOW_SIZE // 2
 """Rows on each side that the SSIM of a row depends on."""
 
 
-def l1_and_ssim(
-    image: Tensor, target: Tensor, *, rows: slice | None = None, total_rows: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Mean absolute error and mean SSIM of an RGB image.
+def color_terms(
+    image: Tensor,
+    target: Tensor,
+    weight: float,
+    *,
+    rows: slice | None = None,
+    total_rows: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Colour loss, mean absolute error and mean SSIM of an RGB image.
 
     SSIM as in 3DGS: 11 x 11 Gaussian window with sigma 1.5, per channel, zero padding,
     C1 = 1e-4, C2 = 9e-4, averaged over all pixels and channels.
@@ -33,22 +39,33 @@ def l1_and_ssim(
     Args:
         image: Render. (H, W, 3), differentiable
         target: Photograph, without gradient. (H, W, 3), values 0 to 1
+        weight: Of 1 - SSIM; the rest is that of L1.
         rows: Rows that count; the others are only neighbours of those. For a strip of an image
             with a halo of ``SSIM_HALO`` rows on each side that continues.
         total_rows: Rows of the whole image, to divide by; those that count when None.
 
     Returns:
-        ``(l1, ssim)`` scalars. Those of all strips of an image add up to those of the image.
+        ``(loss, l1, ssim)`` scalars. Those of all strips of an image add up to those of the image.
     """
     if image.shape != target.shape or image.shape[-1] != 3:
         raise ValueError(f"images of shape {tuple(image.shape)} and {tuple(target.shape)}")
     top, end, _ = (rows or slice(None)).indices(image.shape[0])
-    n_values = 3 * image.shape[1] * (end - top if total_rows is None else total_rows)
+    n_rows = end - top if total_rows is None else total_rows
+    n_values, share = 3 * image.shape[1] * n_rows, (end - top) / n_rows
     if image.dtype == torch.float32:
         fused = NativePhotometric if image.device.type == "cpu" else ColumnPhotometric
-        return fused.apply(image, target.float(), top, end, n_values)
+        return fused.apply(image, target.float(), top, end, n_values, weight, share)
     l1 = (image - target)[top:end].abs().sum() / n_values
-    return l1, ssim_map_reference(image, target)[top:end].sum() / n_values
+    ssim = ssim_map_reference(image, target)[top:end].sum() / n_values
+    return weighted_color_loss(l1, ssim, weight, share), l1, ssim
+
+
+def l1_and_ssim(
+    image: Tensor, target: Tensor, *, rows: slice | None = None, total_rows: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean absolute error and mean SSIM; arguments as of :func:`color_terms`."""
+    _, l1, ssim = color_terms(image, target, DSSIM_WEIGHT, rows=rows, total_rows=total_rows)
+    return l1, ssim
 
 
 def color_loss(
@@ -56,14 +73,6 @@ def color_loss(
 ) -> Tensor:
     """0.8 L1 + 0.2 (1 - SSIM), the photometric loss of 3DGS (Kerbl et al. 2023, equation 7).
 
-    Arguments as of :func:`l1_and_ssim`; of a strip, its share of the loss of the image.
+    Arguments as of :func:`color_terms`; of a strip, its share of the loss of the image.
     """
-    l1, ssim = l1_and_ssim(image, target, rows=rows, total_rows=total_rows)
-    top, end, _ = (rows or slice(None)).indices(image.shape[0])
-    share = 1.0 if total_rows is None else (end - top) / total_rows
-    return weighted_color_loss(l1, ssim, DSSIM_WEIGHT, share)
-
-
-def weighted_color_loss(l1: Tensor, ssim: Tensor, weight: float, share: float = 1.0) -> Tensor:
-    """(1 - weight) L1 + weight (share - SSIM), for the ``share`` of an image that was counted."""
-    return (1.0 - weight) * l1 + weight * (share - ssim)
+    return color_terms(image, target, DSSIM_WEIGHT, rows=rows, total_rows=total_rows)[0]

@@ -10,6 +10,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.losses.color_weights import gradient_weights, weighted_color_loss
 from gaussian_splatting.losses.ssim_reference import gaussian_window
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
 
@@ -108,10 +109,12 @@ def _padded(image: Tensor) -> Tensor:
 
 
 class NativePhotometric(torch.autograd.Function):
-    """Image, target, first and past-the-last counted row, divisor -> L1 and SSIM."""
+    """Image, target, first and past-the-last counted row, divisor, weight and share of the colour
+    loss -> the loss, L1 and SSIM."""
 
     @staticmethod
-    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int):
+    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int,
+                weight: float, share: float):  # fmt: skip
         height, width, _ = image.shape
         x, y = _padded(image.detach()), _padded(target)
         stride, keep = x.shape[1], ctx.needs_input_grad[0]
@@ -125,16 +128,18 @@ class NativePhotometric(torch.autograd.Function):
             [top_row, width, height, stride, int(keep), taps, x, y, sums, partials],
             device=x.device,
         )
-        ctx.size, ctx.counted, ctx.n_values = (width, height, stride), (top_row, end_row), n_values
+        ctx.size, ctx.counted = (width, height, stride), (top_row, end_row)
+        ctx.n_values, ctx.weight = n_values, weight
         ctx.save_for_backward(x, y, partials, taps)
-        l1, ssim = (sums.double().sum(dim=0) / n_values).float()
-        return l1, ssim
+        ctx.set_materialize_grads(False)
+        l1, ssim = sums.double().sum(dim=0) / n_values
+        return weighted_color_loss(l1, ssim, weight, share).float(), l1.float(), ssim.float()
 
     @staticmethod
-    def backward(ctx, d_l1: Tensor, d_ssim: Tensor):
+    def backward(ctx, *gradients: Tensor | None):
         x, y, partials, taps = ctx.saved_tensors
         width, height, stride = ctx.size
-        weights = torch.stack([d_l1, d_ssim]) / ctx.n_values
+        weights = gradient_weights(gradients, ctx.weight, ctx.n_values)
         gradient = x.new_empty(height, width, 3)
         launch(
             _backward_rows,
@@ -142,4 +147,4 @@ class NativePhotometric(torch.autograd.Function):
             [*ctx.counted, width, height, stride, taps, x, y, partials, weights, gradient],
             device=x.device,
         )
-        return gradient, None, None, None, None
+        return (gradient, *[None] * 6)

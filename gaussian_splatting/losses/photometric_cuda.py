@@ -7,17 +7,23 @@ them down. Nothing between the images and the result is stored; a run starts fiv
 are one number per run, added up by torch in float64: no atomics, the same bits every time.
 """
 
+import functools
+
 import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.losses.color_weights import gradient_weights
 from gaussian_splatting.losses.ssim_reference import C1, C2, WINDOW_SIZE, gaussian_window
 from sugar_utils.warp_launch import launch
 
-wp.set_module_options({"enable_backward": False})
-
 RUN = 32
 """Rows of a run; ten more are blurred across for it."""
+
+BLOCK_DIM = 128
+"""Threads of a block on a GPU: 12 warps reside where 8 would with larger ones."""
+
+wp.set_module_options({"enable_backward": False, "block_dim": BLOCK_DIM})
 
 _COLORS = 3
 _RADIUS = WINDOW_SIZE // 2
@@ -78,12 +84,15 @@ def compare_columns(
     end_row: int,
     keep_partials: int,
     taps: Window,
+    scale: float,
+    weight: float,
+    share: float,
     image: wp.array2d(dtype=float),
     target: wp.array2d(dtype=float),
     sums: wp.array2d(dtype=float),
     partials: wp.array3d(dtype=float),
 ):
-    """Sums of |x - y| and SSIM of a run, and SSIM's derivatives by the blurred x, x^2 and x y."""
+    """A run's part of loss, L1 and SSIM, and SSIM's derivatives by the blurred x, x^2 and x y."""
     item = first + wp.tid()
     i = item % image.shape[1]
     start = top_row + item / image.shape[1] * _ROWS
@@ -117,8 +126,9 @@ def compare_columns(
                 partials[0, row, i] = d_mean - my * d_cov
                 partials[1, row, i] = d_var
                 partials[2, row, i] = d_cov
-    sums[item, 0] = l1
-    sums[item, 1] = ssim
+    sums[item, 0] = (1.0 - weight) * (scale * l1) + weight * (share - scale * ssim)
+    sums[item, 1] = scale * l1
+    sums[item, 2] = scale * ssim
 
 
 @wp.kernel
@@ -163,11 +173,18 @@ def differentiate_columns(
             gradient[row, i] = weights[0] * sign + weights[1] * blurred
 
 
+@functools.cache
+def _taps() -> Window:
+    return Window(*gaussian_window(torch.float32, "cpu").tolist())
+
+
 class ColumnPhotometric(torch.autograd.Function):
-    """Image, target, first and past-the-last counted row, divisor -> L1 and SSIM."""
+    """Image, target, first and past-the-last counted row, divisor, weight and share of the colour
+    loss -> the loss, L1 and SSIM."""
 
     @staticmethod
-    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int):
+    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int,
+                weight: float, share: float):  # fmt: skip
         height, width, _ = image.shape
         line, device, keep = _COLORS * width, image.device, ctx.needs_input_grad[0]
         x, y = (t.detach().reshape(height, line).contiguous() for t in (image, target))
@@ -175,29 +192,34 @@ class ColumnPhotometric(torch.autograd.Function):
         shape = (3, height, line) if keep else (3, 1, 1)
         partials = torch.zeros(shape, device=device)
         n_runs = -(-(end_row - top_row) // RUN) * line
-        sums = torch.empty(n_runs, 2, device=device)
-        taps = Window(*gaussian_window(torch.float32, "cpu").tolist())
+        sums = torch.empty(n_runs, 3, device=device)
+        taps = _taps()
         launch(
             compare_columns,
             n_runs,
-            [top_row, end_row, int(keep), taps, x, y, sums, partials],
+            [
+                top_row, end_row, int(keep), taps, 1.0 / n_values, weight, share / max(n_runs, 1),
+                x, y, sums, partials,
+            ],
             device=device,
-        )
-        ctx.counted, ctx.n_values, ctx.taps = (top_row, end_row), n_values, taps
+            block_dim=BLOCK_DIM,
+        )  # fmt: skip
+        ctx.counted, ctx.n_values, ctx.weight, ctx.taps = (top_row, end_row), n_values, weight, taps
         ctx.save_for_backward(x, y, partials)
-        l1, ssim = (sums.sum(dim=0, dtype=torch.float64) / n_values).float()
-        return l1, ssim
+        ctx.set_materialize_grads(False)
+        return sums.sum(dim=0, dtype=torch.float64).float().unbind()
 
     @staticmethod
-    def backward(ctx, d_l1: Tensor, d_ssim: Tensor):
+    def backward(ctx, *gradients: Tensor | None):
         x, y, partials = ctx.saved_tensors
         height, line = x.shape
-        weights = torch.stack([d_l1, d_ssim]) / ctx.n_values
+        weights = gradient_weights(gradients, ctx.weight, ctx.n_values)
         gradient = torch.empty_like(x)
         launch(
             differentiate_columns,
             -(-height // RUN) * line,
             [*ctx.counted, ctx.taps, x, y, partials, weights, gradient],
             device=x.device,
+            block_dim=BLOCK_DIM,
         )
-        return gradient.view(height, line // _COLORS, _COLORS), None, None, None, None
+        return (gradient.view(height, line // _COLORS, _COLORS), *[None] * 6)

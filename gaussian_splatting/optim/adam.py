@@ -14,6 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gaussian_splatting.optim.adam_cuda import (
+    Stepped,
+    in_one_launch,
+    is_plain,
+    step_together,
+)
 from gaussian_splatting.optim.moments import (
     ADAM_BETAS,
     ADAM_EPS,
@@ -118,6 +124,7 @@ class GroupedAdam:
         """
         if self.config.sparse_adam and self._visible is None:
             raise ValueError("a sparse step needs to be told which rows were seen")
+        together: list[Stepped] = []
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 continue
@@ -128,8 +135,13 @@ class GroupedAdam:
             seed = derive_seed(self._seed, "rounding", name, group.steps)
             seen = None if self._visible is None else self._visible[name]
             step = AdamStep(group.rate, group.steps, seed, seen)
-            group.format.step(parameter, parameter.grad, group.moments, step)
+            stepped = Stepped(parameter, parameter.grad, group.moments, step)
+            if in_one_launch(parameter.device) and is_plain(stepped):
+                together.append(stepped)
+            else:
+                group.format.step(parameter, parameter.grad, group.moments, step)
             parameter.grad = None
+        step_together(together)
         self._visible = None
 
     def zero_grad(self) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.shared_flags import max_gaussians
+from sugar_utils.device import constants
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.quaternions import rotation_matrices
 from sugar_utils.settings import flag
@@ -102,10 +103,10 @@ class DensificationStats:
             visible: Gaussians that were not culled. (N,) bool
             camera: The view; turns pixels into half image sizes.
         """
-        half_size = d_means2d.new_tensor([camera.width / 2, camera.height / 2])
-        norm = (d_means2d * half_size).norm(dim=-1)
-        norm = torch.where(visible, norm, torch.zeros_like(norm))
-        return cls(norm, visible.to(norm.dtype))
+        half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
+        norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
+        seen = visible.to(norm.dtype)
+        return cls(norm * seen, seen)
 
     def add(self, more: DensificationStats) -> None:
         """Count what other views said; nothing is allocated."""

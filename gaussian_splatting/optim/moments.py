@@ -172,10 +172,10 @@ def moment_format(name: StateFormat) -> MomentFormat:
 
 
 def _step_by_torch(value: Tensor, grad: Tensor, moments: dict[str, Tensor], step: AdamStep) -> None:
-    """The fused kernel of torch; it counts the steps itself."""
+    """The fused kernel of torch; it counts the steps itself, and takes gradients for gapless."""
     before = torch.full((), step.count - 1.0, device=value.device)
     adam(
-        [value], [grad], [moments["exp_avg"]], [moments["exp_avg_sq"]], [], [before],
+        [value], [grad.contiguous()], [moments["exp_avg"]], [moments["exp_avg_sq"]], [], [before],
         fused=True, amsgrad=False, beta1=ADAM_BETAS[0], beta2=ADAM_BETAS[1], lr=step.rate,
         weight_decay=0.0, eps=ADAM_EPS, maximize=False,
     )  # fmt: skip
@@ -207,14 +207,19 @@ def _launch_step(
     )
 
 
+def corrections(step: AdamStep) -> tuple[float, float]:
+    """Rate over the bias correction of the first moment, and the root of that of the second."""
+    size = step.rate / (1.0 - ADAM_BETAS[0] ** step.count)
+    return size, (1.0 - ADAM_BETAS[1] ** step.count) ** 0.5
+
+
 def _settings(step: AdamStep, width: int) -> StepSettings:
     settings = StepSettings()
     settings.seed = step.seed & 0xFFFFFFFF
     settings.width = width
     settings.sparse = int(step.seen is not None)
     settings.beta1, settings.beta2 = ADAM_BETAS
-    settings.step_size = step.rate / (1.0 - ADAM_BETAS[0] ** step.count)
-    settings.root_correction = (1.0 - ADAM_BETAS[1] ** step.count) ** 0.5
+    settings.step_size, settings.root_correction = corrections(step)
     settings.eps = ADAM_EPS
     return settings
 

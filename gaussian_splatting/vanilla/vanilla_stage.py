@@ -14,11 +14,11 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
-from gaussian_splatting.engine.guard import check_population
+from gaussian_splatting.engine.guard import TOTAL, check_population
 from gaussian_splatting.engine.masking import (
     Target,
+    color_terms_of,
     exposed_strip,
-    l1_and_ssim_of,
     target_of,
 )
 from gaussian_splatting.engine.memory_model import MemoryPlan
@@ -28,11 +28,7 @@ from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.trainable import TrainableCloud
-from gaussian_splatting.losses.photometric import (
-    DSSIM_WEIGHT,
-    SSIM_HALO,
-    weighted_color_loss,
-)
+from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.densification import (
     DensificationConfig,
     GradientWatch,
@@ -259,12 +255,11 @@ class VanillaStage(Stage):
             rasterizer=self._rasterizer,
         )
         terms, d_means2d = view.backpropagate([self._color_term(seen)])
-        loss = weighted_color_loss(terms["l1"], terms["ssim"], self._config.lambda_dssim)
         if iteration < self._config.densification.densify_until_iter:
             self._watch.see(d_means2d, view.visible, camera)
         if self.exposures is not None:
             self.exposures.collect(camera.name, seen.exposure)
-        return StepResult({"loss": loss, **terms}, view.radii)
+        return StepResult(terms, view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
@@ -360,8 +355,8 @@ class VanillaStage(Stage):
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             image = exposed_strip(maps, seen.exposure, seen.inside)
-            l1, ssim = l1_and_ssim_of(image, maps, seen.photograph)
-            return weighted_color_loss(l1, ssim, weight, maps.share), {"l1": l1, "ssim": ssim}
+            loss, l1, ssim = color_terms_of(image, maps, seen.photograph, weight)
+            return loss, {TOTAL: loss, "l1": l1, "ssim": ssim}
 
         return ImageTerm(SSIM_HALO, evaluate)
 

@@ -88,7 +88,7 @@ def build_model(
     n_neighbors: int = N_NEIGHBORS,
     diamond_extent: float = DIAMOND_EXTENT,
     density_factor: float = 1.0,
-    knn_batch_size: int = 100_000,
+    knn_batch_size: int | None = None,
 ) -> LevelSetModel:
     """Drop Gaussians that are not opaque and prepare the rest.
 
@@ -98,7 +98,7 @@ def build_model(
         n_neighbors: Neighbours that the density is summed over.
         diamond_extent: Half diagonals of the diamonds in standard deviations.
         density_factor: Factor of the opacities in the density.
-        knn_batch_size: Points per launch of the neighbour search.
+        knn_batch_size: Points per launch of the neighbour search, as of ``nearest_neighbors``.
 
     Returns:
         The model; it may be empty.

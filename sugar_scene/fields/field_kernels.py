@@ -27,7 +27,9 @@ from sugar_scene.fields.reference_fields import FieldSamples
 from sugar_utils.warp_launch import launch
 
 PAIR_BYTES = 64 * 2**20
-"""Ceiling of the backward pass's buffer of per-pair gradients."""
+PAIR_BYTES_GPU = 256 * 2**20
+"""Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
+the host two launches and a sort."""
 
 _MIN_ITEMS = 256
 
@@ -42,6 +44,7 @@ def evaluate_fields(
     noise: Tensor,
     density_factor: float = 1.0,
     *,
+    n_owners: int | None = None,
     native: bool | None = None,
 ) -> FieldSamples:
     """Sample points from Gaussians and evaluate all fields that the losses need.
@@ -56,6 +59,8 @@ def evaluate_fields(
             share work. Unsorted indices are slow, not wrong. (S,) integers
         noise: Standard normal draws. (S, 3)
         density_factor: Factor f of all opacities.
+        n_owners: At most so many Gaussians have samples; on a GPU the host waits to count them if
+            None.
         native: Whether to run the bodies for vector registers of the CPU instead of the kernels
             of all devices; the device decides if None.
 
@@ -64,15 +69,16 @@ def evaluate_fields(
     """
     if native is None:
         native = means.device.type == "cpu"
-    samples = neighbors, indices, noise, float(density_factor), native
+    samples = neighbors, indices, noise, float(density_factor), None if native else n_owners, native
     return FieldSamples(*_Fields.apply(means, quats, scales, opacities, *samples))
 
 
 class _Fields(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, means, quats, scales, opacities, neighbors, indices, noise, density_factor, native
-    ):
+        ctx, means, quats, scales, opacities, neighbors, indices, noise, density_factor, n_owners,
+        native,
+    ):  # fmt: skip
         gaussians = [t.detach().float().contiguous() for t in (means, quats, scales, opacities)]
         samples = [neighbors.int().contiguous(), noise.float().contiguous()]
         n_samples, device = noise.shape[0], means.device
@@ -83,7 +89,7 @@ class _Fields(torch.autograd.Function):
         outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
         residual, packed, indices = empty(4), _pack(*gaussians), indices.int()
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
-        owners, starts = _runs(indices)
+        owners, starts = _runs(indices, n_owners)
         if native:
             launch(
                 evaluate_owners,
@@ -94,7 +100,7 @@ class _Fields(torch.autograd.Function):
             )
         else:
             launch(evaluate_samples, n_samples, [indices, *inputs], device=device)
-        ctx.save_for_backward(*gaussians, *samples, owners, starts, residual)
+        ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
         ctx.density_factor, ctx.native = density_factor, native
         ctx.set_materialize_grads(False)
         return tuple(outputs)
@@ -102,14 +108,14 @@ class _Fields(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *field_grads):
-        *gaussians, neighbors, noise, owners, starts, residual = ctx.saved_tensors
+        *gaussians, packed, neighbors, noise, owners, starts, residual = ctx.saved_tensors
         has_point_grads = field_grads[0] is not None
         point_grads = field_grads[0].contiguous() if has_point_grads else noise.new_empty((0, 3))
         scalar_grads = torch.stack(
             [noise.new_zeros(noise.shape[0]) if g is None else g for g in field_grads[1:]], dim=1
         )
         grads = [torch.zeros_like(t) for t in gaussians]
-        inputs = [*gaussians[1:3], _pack(*gaussians), neighbors, noise, residual]
+        inputs = [*gaussians[1:3], packed, neighbors, noise, residual]
         inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
         for first, pair_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
             chunk = owners[first : first + pair_rows.shape[0]]
@@ -129,19 +135,34 @@ class _Fields(torch.autograd.Function):
                 device=noise.device,
                 min_items=_MIN_ITEMS,
             )
-        return (*grads, *[None] * 5)
+        return (*grads, *[None] * 6)
+
+
+def pair_bytes(device: torch.device) -> int:
+    """Ceiling of the buffer on a device."""
+    return PAIR_BYTES if device.type == "cpu" else PAIR_BYTES_GPU
 
 
 def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (first owner, pair buffer) pairs that cover all owners; one buffer is reused."""
-    size = max(1, PAIR_BYTES // (pairs_per_owner * PAIR_SIZE * 4))
+    size = max(1, pair_bytes(like.device) // (pairs_per_owner * PAIR_SIZE * 4))
     pair_rows = like.new_empty((min(size, n_owners), pairs_per_owner, PAIR_SIZE))
     for first in range(0, n_owners, size):
         yield first, pair_rows[: min(size, n_owners - first)]
 
 
-def _runs(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)"""
+def _runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
+    """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)
+
+    With ``n_owners`` there are so many runs, the last ones perhaps empty, and nobody waits.
+    """
+    n_samples = indices.shape[0]
+    if n_owners is not None:
+        begins = torch.ones(n_samples, dtype=torch.bool, device=indices.device)
+        torch.ne(indices[1:], indices[:-1], out=begins[1:])
+        n_runs = min(n_owners, n_samples)
+        starts = torch.nonzero_static(begins, size=n_runs + 1, fill_value=n_samples).squeeze(1)
+        return indices[starts[:-1].clamp_max(n_samples - 1)], starts.int()
     owners, counts = indices.unique_consecutive(return_counts=True)
     starts = torch.zeros(owners.shape[0] + 1, dtype=torch.int32, device=indices.device)
     starts[1:] = counts.cumsum(dim=0)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a step asks of the host of a GPU, counted on a CPU: limits that must not be exceeded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.launches import count, counting
+
+LIMITS = {
+    "dn_consistency": (19, 120, 3),
+    "density": (17, 112, 3),
+    "sdf": (17, 380, 3),
+    "entropy": (12, 85, 3),
+    "vanilla": (12, 60, 2),
+}
+"""Launches of Warp, operations of torch and waits of the host in one iteration."""
+
+
+@pytest.mark.parametrize("phase", LIMITS)
+def test_a_step_stays_within_its_limits(phase):
+    launches, operations, _, waits = count(phase).totals()
+    assert all(a <= b for a, b in zip((launches, operations, waits), LIMITS[phase], strict=True)), (
+        launches, operations, waits,
+    )  # fmt: skip
+    # What is not counted would pass unseen.
+    assert launches > 10
+    assert operations > 40
+    assert waits > 0
+
+
+def test_waits_and_views_are_told_apart_from_operations():
+    values, mask = torch.arange(6.0), torch.tensor([True, False] * 3)
+    with counting() as counts:
+        values.view(2, 3)[0]
+        values.tolist()
+        float(values.sum())
+        values[mask]
+        mask.nonzero()
+        values[torch.tensor([1, 2], device="cpu")]
+    assert counts.waits.total() == 4
+    assert counts.operations["index"] == 2
+    assert set(counts.free) >= {"view", "select"}
+    assert counts.launches.total() == 0
