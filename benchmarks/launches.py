@@ -46,7 +46,7 @@ from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.losses import photometric
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.optim import adam
-from gaussian_splatting.rasterization import blending, rasterizers
+from gaussian_splatting.rasterization import rasterizers
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from sugar_scene.fields import field_kernels
 from sugar_trainers import sampling_block
@@ -149,11 +149,15 @@ def _caller() -> str:
 @contextlib.contextmanager
 def gpu_paths() -> Iterator[None]:
     """Take on the CPU what a GPU would take; kernels of blocks run as fibers."""
-    build, fields = rasterizers.build_tile_lists, field_kernels.evaluate_fields
+    fields = field_kernels.evaluate_fields
+
+    def on_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **how: function(*arguments, **{**how, "blocks": True})
+
+    blending = ("build_tile_lists", "blend_rows", "backpropagate_rows")
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            (blending, "_on_blocks", lambda device, blocks: True),
-            (rasterizers, "build_tile_lists", functools.partial(build, blocks=True)),
+            *((rasterizers, name, on_blocks(getattr(rasterizers, name))) for name in blending),
             (photometric, "NativePhotometric", ColumnPhotometric),
             (adam, "in_one_launch", lambda device: True),
             (sampling_block, "evaluate_fields", functools.partial(fields, native=False)),

@@ -9,6 +9,7 @@ import torch
 
 import train
 import train_refined
+from gaussian_splatting.engine.graph import backpropagate_weighted
 from gaussian_splatting.engine.strips import (
     WHOLE_IMAGE,
     ImageSplit,
@@ -38,6 +39,7 @@ from sugar_trainers.losses import depth_normal_consistency
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_options import refine_options, refine_parser
 from sugar_trainers.refine_stage import RefineStage
+from sugar_utils.device import constants
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
@@ -385,3 +387,13 @@ def test_refinement_runs_in_strips(scene, checkpoint, tmp_path):
     )  # fmt: skip
     assert code == 0
     assert list((tmp_path / "refined").rglob("2.pt"))
+
+
+def test_weights_are_gradients_to_begin_with():
+    leaf = torch.tensor([0.5, -2.0], requires_grad=True)
+    backpropagate_weighted([leaf.square().sum(), leaf.double().prod()], [0.25, 3.0])
+    found, leaf.grad = leaf.grad, None
+    (0.25 * leaf.square().sum() + 3.0 * leaf.double().prod()).backward()
+    torch.testing.assert_close(found, leaf.grad)
+    # What is kept for the next time stays as it was.
+    assert torch.equal(constants((0.25, 3.0), leaf.device), torch.tensor([0.25, 3.0]))
