@@ -135,6 +135,7 @@ class ViewPass:
         self._tiles: Any = None
         self._background: Tensor | None = None
         self._blended: BlendedRows | None = None
+        self._n_pairs: int | None = None
         self.radii = self._projection.radii
         self.depths = self._projection.depths
 
@@ -144,8 +145,10 @@ class ViewPass:
         return self.radii > 0
 
     def count(self) -> int:
-        """How many Gaussians the view shows; the host waits for it."""
-        return int(self.visible.sum())
+        """How many Gaussians the view shows; the host waits, and learns the number of pairs."""
+        counts = self._projection.tile_counts
+        shown, self._n_pairs = torch.stack([self.visible.sum(), counts.sum()]).tolist()
+        return shown
 
     def depth(self) -> Tensor:
         """Depth map of the whole image, without a gradient. (H, W) world units"""
@@ -200,6 +203,7 @@ class ViewPass:
         if self._projection is None:
             self._projection = self._project()
         if self._tiles is None:
+            self._projection.n_pairs = self._n_pairs
             self._tiles = self._rasterizer.build_tile_lists(self._projection)
             self._background = channel_background(
                 self._projection,

@@ -75,6 +75,7 @@ class Projection:
         tile_counts: Tiles among those that the splat reaches. (N,) int32
         layout: Which channel is where.
         camera: The camera projected to.
+        n_pairs: Sum of the counts, where the host knows it already.
     """
 
     means2d: Tensor
@@ -85,6 +86,7 @@ class Projection:
     tile_counts: Tensor
     layout: ChannelLayout
     camera: Camera
+    n_pairs: int | None = None
 
 
 class _Project(torch.autograd.Function):

@@ -115,7 +115,10 @@ def _runs_by_sort(projection: Projection) -> tuple[Tensor, Tensor, int]:
     first_pairs = torch.empty_like(counts)
     first_pairs[order] = (ends - sizes).int()
     # The one number that must reach the host: it is the size of all that comes next.
-    return order, first_pairs, int(ends[-1]) if counts.shape[0] else 0
+    n_pairs = projection.n_pairs
+    if n_pairs is None:
+        n_pairs = int(ends[-1]) if counts.shape[0] else 0
+    return order, first_pairs, n_pairs
 
 
 def _sort_natively(
