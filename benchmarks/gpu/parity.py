@@ -17,7 +17,14 @@ import warp as wp
 from torch import Tensor
 
 from benchmarks.gpu.common import Check, Finding, Setup, compare, equal, on_device
-from benchmarks.gpu.parity_values import adam_formats, fields, neighbors, neighbors_of_queries
+from benchmarks.gpu.parity_values import (
+    adam_formats,
+    adam_together,
+    depth_normals,
+    fields,
+    neighbors,
+    neighbors_of_queries,
+)
 from benchmarks.gpu.parity_values import diamonds as diamond_checks
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -367,6 +374,7 @@ CHECKS = tuple(
         ("colour loss", color_loss, 60), ("reported quality", reported_quality, 30),
         ("fields", fields, 60), ("neighbours", neighbors, 60),
         ("neighbours of queries", neighbors_of_queries, 60), ("Adam formats", adam_formats, 60),
+        ("Adam, together", adam_together, 30), ("depth and normals", depth_normals, 30),
         ("triangles", triangles, 60), ("diamonds", diamond_checks, 30),
     )
 )  # fmt: skip

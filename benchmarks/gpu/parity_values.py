@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parity checks of what has no pixels: fields, neighbours, Adam in its formats, diamonds."""
+"""Parity checks of values: fields, neighbours, Adam, diamonds, the depth-normal term."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import Finding, Setup, compare, equal
-from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, AdamStep, moment_format
+from gaussian_splatting.optim.adam_cuda import Stepped, step_together
+from gaussian_splatting.optim.moments import (
+    ADAM_BETAS,
+    ADAM_EPS,
+    MOMENTS,
+    AdamStep,
+    moment_format,
+)
+from gaussian_splatting.rasterization import complete_normals
 from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import evaluate_fields_reference
+from sugar_trainers.depth_normals import fused_depth_normal_consistency
+from sugar_trainers.losses import depth_normal_consistency
 from sugar_utils.neighbors import (
     nearest_neighbors,
     nearest_neighbors_of,
@@ -145,6 +155,44 @@ def adam_formats(setup: Setup) -> Iterator[Finding]:
             yield Finding(f"{state}, {name}", excess <= 1, shown, {"spacings": excess})
         yield compare(f"{state}, sparse step as on the CPU", values[1], values[3], 1e-4, flips=1e-2)
         yield equal(f"{state}, rows not seen", values[1].cpu()[~seen], values[0].cpu()[~seen])
+
+
+def adam_together(setup: Setup) -> Iterator[Finding]:
+    """Parameters of several sizes stepped twice in one launch, beside each by itself in float64."""
+    n = setup.size(20_000, 500)
+    starts = [_draw(n, width, seed=width) for width in (3, 1, 45)]
+    gradients = [_draw(n, width, seed=100 + width) for width in (3, 1, 45)]
+    values = [t.to(setup.place, copy=True) for t in starts]
+    kept = [{name: torch.zeros_like(v) for name in MOMENTS} for v in values]
+    truth = [t.double().requires_grad_() for t in starts]
+    groups = [{"params": [t], "lr": RATE * (k + 1)} for k, t in enumerate(truth)]
+    optimizer = torch.optim.Adam(groups, eps=ADAM_EPS, betas=ADAM_BETAS)
+    for number in (1, 2):
+        steps = [AdamStep(RATE * (k + 1), number, 0) for k in range(len(values))]
+        own = [g.to(setup.place) for g in gradients]
+        step_together(list(map(Stepped, values, own, kept, steps)))
+        for parameter, gradient in zip(truth, gradients, strict=True):
+            parameter.grad = gradient.double()
+        optimizer.step()
+    for found, exact in zip(values, truth, strict=True):
+        yield compare(f"{found.shape[1]} columns", found, exact, 1e-6)
+
+
+def depth_normals(setup: Setup) -> Iterator[Finding]:
+    """The fused term, its gradients, and the same again: value, depth and normals."""
+    height, width = setup.size((622, 960), (48, 36))
+    lens = (0.9 * width, 0.9 * width, 0.5 * width, 0.5 * height)
+    depth = 2 + 0.01 * _draw(height, width, seed=1)
+    normal_xy = 0.15 * _draw(height, width, 2, seed=2)
+    found = [t.to(setup.place, copy=True).requires_grad_() for t in (depth, normal_xy)]
+    truth = [t.double().requires_grad_() for t in (depth, normal_xy)]
+    value = fused_depth_normal_consistency(*found, *lens)
+    expected = depth_normal_consistency(truth[0], complete_normals(truth[1]), *lens)
+    value.backward()
+    expected.backward()
+    yield compare("value", value.reshape(1, 1), expected.reshape(1, 1), 1e-5)
+    for name, a, b in zip(("depth", "normals"), found, truth, strict=True):
+        yield compare(f"gradient of {name}", a.grad.reshape(-1, 1), b.grad.reshape(-1, 1), 1e-4)
 
 
 def diamonds(setup: Setup) -> Iterator[Finding]:
