@@ -11,15 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
-from warp.geometry import IsoSurfaceMarchingCubes
+
+try:
+    from warp.geometry import IsoSurfaceMarchingCubes as Tables
+except ImportError:
+    # Warp 1.17, the newest that drivers of CUDA 12 can use.
+    from warp import MarchingCubes as Tables
 
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 
 _CHUNK_BLOCKS = 2048
-_CORNERS = np.array(IsoSurfaceMarchingCubes.CUBE_CORNER_OFFSETS, dtype=np.int64)
-_EDGES = np.array(IsoSurfaceMarchingCubes.EDGE_TO_CORNERS, dtype=np.int64)
-_RANGES = np.array(IsoSurfaceMarchingCubes.CASE_TO_TRI_RANGE, dtype=np.int64)
-_TRIANGLES = np.array(IsoSurfaceMarchingCubes.TRI_LOCAL_INDICES, dtype=np.int64)
+_CORNERS = np.array(Tables.CUBE_CORNER_OFFSETS, dtype=np.int64)
+_EDGES = np.array(Tables.EDGE_TO_CORNERS, dtype=np.int64)
+_RANGES = np.array(Tables.CASE_TO_TRI_RANGE, dtype=np.int64)
+_TRIANGLES = np.array(Tables.TRI_LOCAL_INDICES, dtype=np.int64)
 _EDGE_AXES = np.argmax(_CORNERS[_EDGES[:, 1]] - _CORNERS[_EDGES[:, 0]], axis=1)
 
 
