@@ -77,6 +77,9 @@ RANGES_PER_THREAD = 8
 
 _KNOWS_VECTORISERS = tuple(int(part) for part in wp.__version__.split(".")[:2]) >= (1, 19)
 
+HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")
+"""Whether this Warp can run kernels of thread blocks on a CPU, which only checks do."""
+
 NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if _KNOWS_VECTORISERS else ""
 """CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
 drivers of CUDA 12, do not know them."""
@@ -209,6 +212,10 @@ def launch_blocks(
         shape = (n_blocks, block_dim)
         wp.launch(kernel, shape, arguments, stream=stream, block_dim=n_threads)
         return
+    if not HAS_FIBERS:
+        raise UserError(
+            f"Warp {wp.__version__} cannot run kernels of thread blocks on a CPU; take 1.19"
+        )
     allowed = wp.config.enable_cpu_blocks
     wp.config.enable_cpu_blocks = True
     try:

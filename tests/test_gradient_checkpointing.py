@@ -126,9 +126,9 @@ def test_no_projection_lives_beside_the_samples(again, kept, camera, target, mon
 def test_each_strip_is_blended_twice(camera, target, monkeypatch):
     rows, original = [], rasterizers.blend_rows
 
-    def counted(splats, tiles, background, which):
+    def counted(splats, tiles, background, which, **kernels):
         rows.append(which)
-        return original(splats, tiles, background, which)
+        return original(splats, tiles, background, which, **kernels)
 
     monkeypatch.setattr(rasterizers, "blend_rows", counted)
     leaves = random_gaussians(200, 5, torch.float32).as_leaves()

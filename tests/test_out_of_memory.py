@@ -53,12 +53,12 @@ def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> li
     """Let the way back through an unsplit image fail when it has enough channels."""
     original, failures = rasterizers.backpropagate_rows, []
 
-    def failing(splats, tiles, background, blended, *rest):
+    def failing(splats, tiles, background, blended, *rest, **kernels):
         whole = blended.pixels.shape[0] == tiles.height
         if whole and background.shape[0] >= channels:
             failures.append(tiles.height)
             raise error
-        original(splats, tiles, background, blended, *rest)
+        original(splats, tiles, background, blended, *rest, **kernels)
 
     monkeypatch.setattr(rasterizers, "backpropagate_rows", failing)
     return failures
@@ -112,7 +112,7 @@ def test_other_errors_are_not_taken_for_it(scene, checkpoint, tmp_path, monkeypa
 
 
 def test_where_no_plan_helps_one_line_says_so(scene, tmp_path, monkeypatch, capsys):
-    def failing(*_):
+    def failing(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr(rasterizers, "blend_rows", failing)

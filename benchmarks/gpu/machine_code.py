@@ -134,7 +134,8 @@ def machine_code(kernel: Any, architecture: int) -> MachineCode:
         (binary,) = (str(path) for path in Path(folder).glob("*.cubin"))
         usage = _run("cuobjdump", "--dump-resource-usage", binary)
         listing = _run("nvdisasm", "-c", binary)
-        (notes,) = (json.loads(path.read_text()) for path in Path(folder).glob("*.meta"))
+        (meta,) = Path(folder).glob("*.meta")
+        notes = json.loads(meta.read_text(encoding="utf-8"))
     found = re.search(r"REG:(\d+) STACK:\d+ SHARED:(\d+)", usage)
     names = re.findall(
         r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)", listing, re.MULTILINE
