@@ -27,6 +27,13 @@ INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart
 MIN_DRIVER_CUDA, MIN_DRIVER = (13, 0), "580"
 """What the pinned versions of torch and Warp are built for, and the first driver that serves it."""
 
+KEEP_DRIVER = (
+    'or, to keep a driver of CUDA 12, "pip install warp-lang==1.17.0" and the build of torch for '
+    "CUDA 12 from pytorch.org"
+)
+"""The newest Warp for such drivers. The fast tests pass with it, and its compiler takes all
+kernels; on a GPU it has not been run."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -223,7 +230,7 @@ def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
         return (
             f"Warp cannot open {gpu.name}, so the driver is too old for it: {MIN_DRIVER} or newer "
             f"is needed; {INSTALL_DRIVER}, "
-            'then "pip install -r requirements-without-torch.txt"'
+            f'then "pip install -r requirements-without-torch.txt"; {KEEP_DRIVER}'
         )
     return None
 

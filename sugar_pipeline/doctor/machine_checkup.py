@@ -19,6 +19,7 @@ from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.doctor.findings import Finding
 from sugar_utils.device import (
     INSTALL_DRIVER,
+    KEEP_DRIVER,
     MIN_DRIVER,
     MIN_DRIVER_CUDA,
     CudaFacts,
@@ -113,13 +114,15 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     supports = (
         "" if newest_cuda is None else f", supports CUDA up to {newest_cuda[0]}.{newest_cuda[1]}"
     )
+    serves_cuda_12 = tuple(int(part) for part in wp.__version__.split(".")[:2]) < (1, 18)
+    needed = (12, 0) if serves_cuda_12 else MIN_DRIVER_CUDA
     yield Finding.unless(
-        newest_cuda is not None and newest_cuda < MIN_DRIVER_CUDA,
+        newest_cuda is not None and newest_cuda < needed,
         "NVIDIA driver",
         f"found{supports}" if facts.driver else "none",
         "problem",
         f"the kernels need CUDA {MIN_DRIVER_CUDA[0]}, so driver {MIN_DRIVER} or newer; "
-        f"{INSTALL_DRIVER}",
+        f"{INSTALL_DRIVER}; {KEEP_DRIVER}",
     )
 
 
