@@ -160,24 +160,34 @@ def pretend_gpu() -> Iterator[_Sides]:
 @contextlib.contextmanager
 def _checked_launches() -> Iterator[None]:
     """Arguments of a kernel lie on one side."""
-    from_torch, run_ranges, given = wp.from_torch, warp_launch.run_ranges, set()
+    from_torch, given = wp.from_torch, set()
+    launchers = ((warp_launch, "run_ranges"), (wp, "launch_tiled"))
+    originals = [getattr(owner, name) for owner, name in launchers]
 
     def watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         given.add(side_of(tensor))
         return from_torch(tensor, *args, **kwargs)
 
-    def checked(*args: Any, **kwargs: Any) -> None:
-        sides = given - {None}
-        given.clear()
-        if len(sides) > 1:
-            raise WrongSide("a kernel is given tensors of host and device")
-        run_ranges(*args, **kwargs)
+    def checked(launch: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(launch)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            sides = given - {None}
+            given.clear()
+            if len(sides) > 1:
+                raise WrongSide("a kernel is given tensors of host and device")
+            return launch(*args, **kwargs)
 
-    wp.from_torch, warp_launch.run_ranges = watched, checked
+        return run
+
+    wp.from_torch = watched
+    for (owner, name), original in zip(launchers, originals, strict=True):
+        setattr(owner, name, checked(original))
     try:
         yield
     finally:
-        wp.from_torch, warp_launch.run_ranges = from_torch, run_ranges
+        wp.from_torch = from_torch
+        for (owner, name), original in zip(launchers, originals, strict=True):
+            setattr(owner, name, original)
 
 
 def _on_host(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
