@@ -13,7 +13,7 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.quality.any_mesh import read_any_mesh
 from sugar_extractors.quality.mesh_pictures import pick_views, shaded_views, textured_views
 from sugar_extractors.quality.turning_preview import preview_glb
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import UserError
 
 N_VIEWS, WIDTH = 4, 640
@@ -24,7 +24,7 @@ def mesh_picture_rows(
     *,
     coarse_mesh: Path | None,
     refined: Path | None,
-    textured: Path | None,
+    textured: TexturedMesh | None,
     white_background: bool = False,
     device: torch.device | str = "cpu",
 ) -> dict[str, list[np.ndarray]]:
@@ -34,7 +34,7 @@ def mesh_picture_rows(
         cameras: Cameras to choose from; at least one.
         coarse_mesh: PLY.
         refined: ``.pt`` of a refined model.
-        textured: OBJ of our own.
+        textured: That of our own.
         white_background: What the textured mesh is shown on.
         device: Where to rasterize.
 
@@ -49,18 +49,18 @@ def mesh_picture_rows(
         rows["Refined mesh"] = shaded_views(read_any_mesh(refined), views, WIDTH, device=device)
     if textured is not None:
         rows["Textured mesh, without lighting"] = textured_views(
-            read_textured_mesh(textured).to(device), views, WIDTH, white_background
+            textured.to(device), views, WIDTH, white_background
         )
     return rows
 
 
 def model_to_turn(
-    textured: Path | None, cameras: Sequence[Camera], notify: Callable[[str], None]
+    textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Callable[[str], None]
 ) -> bytes | None:
     """The textured mesh, small and upright, for the report.
 
     Args:
-        textured: OBJ of our own; None where there is none.
+        textured: That of our own; None where there is none.
         cameras: Of the capture.
         notify: Told why there is none.
 
@@ -70,7 +70,7 @@ def model_to_turn(
     if textured is None:
         return None
     try:
-        return preview_glb(read_textured_mesh(textured), cameras)
+        return preview_glb(textured, cameras)
     except UserError as error:
         notify(f"the report has no model to turn: {error}")
         return None

@@ -24,6 +24,7 @@ from sugar_extractors.quality.mesh_quality import (
     read_reference,
 )
 from sugar_extractors.texture.placed_export import placed_gaussians, placed_path
+from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline.export_checks import check_names_of_photographs, check_places
 from sugar_pipeline.pipeline_pictures import mesh_picture_rows, model_to_turn
@@ -228,11 +229,12 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         last, last.config.white_background, last.config.random_seed, lambda _: None
     )
     cameras = scene.test_cameras or scene.train_cameras
+    textured = None if result.textured is None else read_textured_mesh(result.textured)
     rows = mesh_picture_rows(
         cameras,
         coarse_mesh=result.coarse_mesh,
         refined=result.refined,
-        textured=result.textured,
+        textured=textured,
         white_background=last.config.white_background,
         device=last.compute.device,
     )
@@ -242,7 +244,7 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         result.records,
         settings=plan.settings(),
         pictures=rows,
-        model=model_to_turn(result.textured, cameras, console.warn),
+        model=model_to_turn(textured, cameras, console.warn),
         quality=result.quality or None,
         notify=console.warn,
     )

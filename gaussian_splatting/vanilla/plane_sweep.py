@@ -34,9 +34,6 @@ SMOOTHED = 5
 WINDOW = 7
 """Side of the windows that are compared, in pixels."""
 
-BEST = 2
-"""Neighbours whose agreement counts: the others may be hidden from what is seen here."""
-
 MIN_DEVIATION = 0.01
 """Standard deviation of grey values below which a window holds nothing to be recognised."""
 
@@ -107,7 +104,7 @@ def best_plane(
         1 / depth, and agreement in [-1, 1]. (H, W) each
     """
     mean, deviation = _moments(view.grey)
-    agreement = _mean_of_best(
+    agreement = _mean_of_two_best(
         [_agreement(view, other, inverse, mean, deviation) for other in neighbors]
     )
     best, index = agreement.max(dim=0)
@@ -121,15 +118,18 @@ def best_plane(
     return at + offset * step, torch.where(deviation > MIN_DEVIATION, best, NOWHERE)
 
 
-def _mean_of_best(agreements: Sequence[Tensor]) -> Tensor:
-    """Mean of the ``BEST`` largest of each place. All of one shape, any"""
-    if len(agreements) <= BEST:
+def _mean_of_two_best(agreements: Sequence[Tensor]) -> Tensor:
+    """Mean of the two largest of each place; the other neighbours may not see it.
+
+    All of one shape, any. In turns: ``topk`` takes many times as long on a CPU.
+    """
+    if len(agreements) <= 2:
         return sum(agreements) / len(agreements)
     first, second = torch.maximum(*agreements[:2]), torch.minimum(*agreements[:2])
     for more in agreements[2:]:
         second = torch.maximum(second, torch.minimum(first, more))
         first = torch.maximum(first, more)
-    return (first + second) / BEST
+    return (first + second) / 2
 
 
 def _agreement(
