@@ -75,12 +75,12 @@ _start_warp()
 RANGES_PER_THREAD = 8
 """Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""
 
-_KNOWS_VECTORISERS = tuple(int(part) for part in wp.__version__.split(".")[:2]) >= (1, 19)
+WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
 
 HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")
 """Whether this Warp can run kernels of thread blocks on a CPU, which only checks do."""
 
-NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if _KNOWS_VECTORISERS else ""
+NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
 """CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
 drivers of CUDA 12, do not know them."""
 

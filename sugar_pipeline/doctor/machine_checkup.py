@@ -30,6 +30,7 @@ from sugar_utils.device import (
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 from sugar_utils.neighbor_backends import choose_neighbor_search
+from sugar_utils.warp_launch import WARP_VERSION
 
 TESTED_TORCH = ((2, 7), (2, 15))
 """Oldest and newest torch that the tests were run with."""
@@ -114,8 +115,7 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     supports = (
         "" if newest_cuda is None else f", supports CUDA up to {newest_cuda[0]}.{newest_cuda[1]}"
     )
-    serves_cuda_12 = tuple(int(part) for part in wp.__version__.split(".")[:2]) < (1, 18)
-    needed = (12, 0) if serves_cuda_12 else MIN_DRIVER_CUDA
+    needed = (12, 0) if WARP_VERSION < (1, 18) else MIN_DRIVER_CUDA
     yield Finding.unless(
         newest_cuda is not None and newest_cuda < needed,
         "NVIDIA driver",
