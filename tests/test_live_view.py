@@ -166,7 +166,7 @@ def test_only_the_first_process_serves_and_only_where_asked():
         live = open_live_view(options, "stage", 3, None, who, Console.silent())
         # No scene is looked at, so no page was made.
         live.after_step(None, 1, {}, lambda: None)
-    assert RunOptions().viewer == ViewerOptions(None, "localhost")
+    assert RunOptions().watching == ViewerOptions(None, "localhost")
 
 
 class CountingStage:

@@ -109,7 +109,7 @@ def run_stage(
                 stage = run.build(initial, store, console)
                 # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
                 del initial
-                viewer, scene = options.run.viewer, run.scene
+                viewer, scene = options.run.watching, run.scene
                 with open_live_view(viewer, stage.name, last, scene, group, console) as live:
                     Trainer(
                         stage,

@@ -28,7 +28,7 @@ class RunOptions:
     ``keep_checkpoints`` of None keeps all.
 
     Attributes:
-        viewer: Whether it can be watched while it trains.
+        watching: Whether it can be watched while it trains.
     """
 
     resume: str = flag(
@@ -44,7 +44,7 @@ class RunOptions:
         3, "interval checkpoints to keep; milestones and the last one always stay", group="run",
         parse=positive_int,
     )  # fmt: skip
-    viewer: ViewerOptions = field(default_factory=ViewerOptions)
+    watching: ViewerOptions = field(default_factory=ViewerOptions)
 
 
 @dataclass
