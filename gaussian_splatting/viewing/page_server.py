@@ -56,7 +56,7 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
         UserError: viser is not installed, or the port is taken.
     """
     module = load_viser()
-    _check_free(host, port, flag)
+    check_free(host, port, flag)
     # Its messages are for who writes programs with it.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -70,8 +70,12 @@ def address(host: str, port: int) -> str:
     return f"http://{LOCALHOST if host in _EVERYWHERE else host}:{port}"
 
 
-def _check_free(host: str, port: int, flag: str) -> None:
-    """viser would silently take the next port, and nobody would know which."""
+def check_free(host: str, port: int, flag: str) -> None:
+    """Check that a port can be had; viser would silently take the next one.
+
+    Raises:
+        UserError: It cannot.
+    """
     try:
         places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -32,6 +32,9 @@ from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import face_normals
 from sugar_utils.errors import UserError
 
+Result = GaussianCloud | TexturedMesh | TriangleMesh
+"""What a file of the stages holds that can be looked at."""
+
 SHOWS = ("image", "depth", "normal", "clay", "alpha")
 _SEEN = 0.5
 
@@ -73,9 +76,7 @@ def open_model(
     return model_of(path.name, read_result(path, notify), white, device)
 
 
-def read_result(
-    path: Path, notify: Callable[[str], None]
-) -> GaussianCloud | TexturedMesh | TriangleMesh:
+def read_result(path: Path, notify: Callable[[str], None]) -> Result:
     """Read a result.
 
     Args:
