@@ -23,6 +23,7 @@ from gaussian_splatting.viewing.page_server import (
     open_server,
     stand_at,
 )
+from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.texture.placed_export import scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.filming.camera_paths import looked_at, looking
@@ -91,7 +92,7 @@ def _scene(options: ViewOptions, found: Sequence[FoundResult], console: Console)
 
 def _exhibit(one: FoundResult, options: ViewOptions, console: Console) -> Exhibit:
     console.info(f"{one.title}: {one.path}")
-    if one.path.suffix.lower() == ".glb":
+    if one.path.suffix.lower() == ".glb" and not holds_gltf_gaussians(one.path):
         return exhibit_of_glb(one.title, one.path)
     result = read_result(one.path, console.info)
     return exhibit_of(one.title, result, options.white_background, options.compute.device)
