@@ -348,6 +348,42 @@ def test_without_lxml_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_compressed_glb_opens_elsewhere_and_is_smaller(tmp_path, capsys):
+    pytest.importorskip("DracoPy")
+    mesh = painted_grid()
+    write_textured_mesh(tmp_path / "grid.obj", mesh, glb=False)
+    shapes = []
+    for name, words in (("plain", ()), ("draco", ("--draco", True))):
+        target = tmp_path / f"{name}.glb"
+        assert run_cli(export.main, tmp_path / "grid.obj", "--to", "glb", "-o", target, *words) == 0
+        shapes.append(trimesh.load(target, force="mesh", process=False))
+    plain, packed = shapes
+    assert "corners moved by at most" in capsys.readouterr().out
+    assert len(packed.faces) == len(plain.faces) == mesh.n_faces
+    sizes = [(tmp_path / f"{name}.glb").stat().st_size for name in ("plain", "draco")]
+    saved = 60 * mesh.n_faces
+    assert sizes[0] - sizes[1] > 0.8 * saved
+
+    def corners(shape) -> np.ndarray:
+        rows = np.concatenate([shape.vertices, shape.visual.uv], axis=1)[shape.faces]
+        middle = rows.mean(axis=1)
+        return middle[np.lexsort(middle[:, :3].round(2).T)]
+
+    np.testing.assert_allclose(corners(packed)[:, :3], corners(plain)[:, :3], atol=2e-4)
+    np.testing.assert_allclose(corners(packed)[:, 3:], corners(plain)[:, 3:], atol=2e-3)
+    assert packed.visual.material.baseColorTexture.size == (256, 256)
+
+
+def test_compression_is_for_glb_and_its_package_is_named(monkeypatch, inputs, tmp_path, capsys):
+    words = (inputs["obj"], "-o", tmp_path / "a", "--draco", True)
+    assert run_cli(export.main, *words, "--to", "obj") == 2
+    assert "--draco is for --to glb" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "DracoPy", None)
+    assert run_cli(export.main, *words, "--to", "glb") == 2
+    assert "pip install DracoPy" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_usdz_opens_in_its_own_library_upright(tmp_path):
     pytest.importorskip("pxr")
     from pxr import Usd, UsdGeom, UsdShade

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from sugar_extractors.export.draco_glb import load_draco
 from sugar_extractors.export.printing import require_lxml
 from sugar_extractors.export.usdz_file import load_usd
 from sugar_extractors.texture.placed_export import PlacementOptions
@@ -67,6 +68,10 @@ class ExportOptions:
         "and half the texels a side of the one before", parse=positive_int,
         idle="for Gaussians it is an error",
     )  # fmt: skip
+    draco: bool = _flag(
+        False, "compress the triangles of a GLB by Draco: an eighth of their bytes; corners are "
+        "rounded to a 16384th of the longest side", idle="it is an error without --to glb",
+    )  # fmt: skip
     repose: Path | None = _flag(
         None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
         "move along", parse=Path, idle="it is an error unless the result is a refined model",
@@ -90,6 +95,10 @@ class ExportOptions:
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
                 "how many metres a unit of the capture is"
             )
+        if self.draco:
+            if self.to != "glb":
+                raise UserError(f"--draco is for --to glb, not {self.to}; leave it out")
+            load_draco()
         if self.to == "3mf":
             require_lxml()
         if self.to == "usdz":

@@ -21,6 +21,7 @@ from sugar_extractors.export.any_gaussians import (
     read_bound_gaussians,
 )
 from sugar_extractors.export.compressed_ply import write_compressed_ply
+from sugar_extractors.export.draco_glb import write_draco_glb
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
 from sugar_extractors.export.fidelity import fidelity
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
@@ -134,7 +135,8 @@ def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
     for level, path in enumerate(options.targets):
         if level:
             mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
-        _WRITE_MESH[options.to](path, mesh, matrix, upright, console)
+        write = _write_draco if options.draco else _WRITE_MESH[options.to]
+        write(path, mesh, matrix, upright, console)
         side = mesh.texture.shape[1]
         console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return _axes(options.to, upright) @ matrix
@@ -156,6 +158,13 @@ def _write_glb(
     path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
     write_glb(path, _moved(mesh, matrix), y_up=upright)
+
+
+def _write_draco(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    error = write_draco_glb(path, _moved(mesh, matrix), y_up=upright)
+    console.info(f"{path.name}: corners moved by at most {error:.2g} units")
 
 
 def _write_obj(
