@@ -76,7 +76,7 @@ class TrainingPage:
         rows = "\n".join(f"| {name} | {value:.5f} |" for name, value in terms.items())
         self._words.content = (
             f"**{self._title}**: iteration {iteration:,} of {self._last:,}, {gaussians:,} "
-            f"Gaussians\n\n| loss | |\n|---|--:|\n{rows}"
+            f"Gaussians\n\n| term | value |\n|---|--:|\n{rows}"
         )
 
     def close(self) -> None:
