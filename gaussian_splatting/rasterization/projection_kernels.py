@@ -117,9 +117,9 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
     return wp.vec2i(wp.max(int(lo), int(tight_lo)), wp.min(int(hi), int(tight_hi)))
 
 
-@wp.kernel
-def project_forward(
-    first: int,
+@wp.func
+def project_one(
+    i: int,
     view: View,
     channels: Channels,
     means: wp.array(dtype=wp.vec3),
@@ -134,7 +134,7 @@ def project_forward(
     depths: wp.array(dtype=float),
     tile_rects: wp.array(dtype=wp.vec4i),
 ):
-    i = first + wp.tid()
+    """Fill the row of one Gaussian; that of a culled one stays zero."""
     radii[i] = 0
     tile_rects[i] = wp.vec4i(0, 0, 0, 0)
     mean = means[i]
@@ -204,6 +204,31 @@ def project_forward(
             splats[i, HEADER + channels.plane + 3] = wp.dot(normal_view, t)
     for k in range(channels.n_features):
         splats[i, HEADER + channels.features + k] = features[i, k]
+
+
+@wp.kernel
+def project_forward(
+    first: int,
+    view: View,
+    channels: Channels,
+    means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4),
+    scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float),
+    sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any),
+    features: wp.array2d(dtype=float),
+    splats: wp.array2d(dtype=float),
+    radii: wp.array(dtype=int),
+    depths: wp.array(dtype=float),
+    tile_rects: wp.array(dtype=wp.vec4i),
+):
+    """Rows of splats, which come in as zeros."""
+    i = first + wp.tid()
+    project_one(
+        i, view, channels, means, quats, scales, opacities, sh_dc, sh_rest, features, splats, radii,
+        depths, tile_rects,
+    )  # fmt: skip
 
 
 @wp.func
