@@ -24,6 +24,19 @@ MULTIVIEW = "multiview"
 MODES = (*REGULARIZATIONS, MULTIVIEW)
 """What the coarse stage can be."""
 
+AUTO = "auto"
+MOST_SAMPLES = 1_000_000
+SAMPLES_EACH = 16
+"""Points for each Gaussian with ``--sdf_samples auto``. They add less than a tenth to the variance
+that gradients have between views anyway (``benchmarks/sample_noise.py``)."""
+
+SampleCount = int | Literal["auto"]
+
+
+def sample_count(text: str) -> SampleCount:
+    """A number of points, or auto."""
+    return AUTO if text == AUTO else positive_int(text)
+
 
 _coarse = partial(flag, group="coarse stage")
 _weight = partial(flag, group="single coarse stage", parse=non_negative_float)
@@ -109,9 +122,10 @@ class CoarseConfig:
     entropy_factor: float = 0.1
     dn_factor: float = 0.05
     n_neighbors: int = 16
-    sdf_samples: int = _coarse(
-        1_000_000, "points drawn per iteration for the surface terms of all modes",
-        parse=positive_int,
+    sdf_samples: SampleCount = _coarse(
+        MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 16 for "
+        "each Gaussian that may be drawn, at most 1000000: more add no more than time",
+        parse=sample_count, metavar="{N,auto}",
     )  # fmt: skip
     sample_chunk: int = 1_000_000
     knn_batch_size: int | None = _coarse(
@@ -151,6 +165,12 @@ class CoarseConfig:
     def density_factor(self) -> float:
         """Factor of the density field; its reciprocal K keeps the sdf field below 1."""
         return 1.0 / 16.0 if self.uses_sdf else 1.0
+
+    def samples_for(self, n_candidates: int) -> int:
+        """Points to draw where so many Gaussians may be drawn."""
+        if self.sdf_samples == AUTO:
+            return min(MOST_SAMPLES, SAMPLES_EACH * n_candidates)
+        return self.sdf_samples
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
