@@ -13,7 +13,7 @@ from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, Optimiz
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_utils.errors import UserError
-from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.flags import AUTO, Automatic, non_negative_float, positive_int, positive_or_auto
 from sugar_utils.settings import flag, without_flags
 
 Regularization = Literal["density", "sdf", "dn_consistency"]
@@ -24,18 +24,10 @@ MULTIVIEW = "multiview"
 MODES = (*REGULARIZATIONS, MULTIVIEW)
 """What the coarse stage can be."""
 
-AUTO = "auto"
 MOST_SAMPLES = 1_000_000
 SAMPLES_EACH = 16
 """Points for each Gaussian with ``--sdf_samples auto``. They add less than a tenth to the variance
 that gradients have between views anyway (``benchmarks/sample_noise.py``)."""
-
-SampleCount = int | Literal["auto"]
-
-
-def sample_count(text: str) -> SampleCount:
-    """A number of points, or auto."""
-    return AUTO if text == AUTO else positive_int(text)
 
 
 _coarse = partial(flag, group="coarse stage")
@@ -122,10 +114,10 @@ class CoarseConfig:
     entropy_factor: float = 0.1
     dn_factor: float = 0.05
     n_neighbors: int = 16
-    sdf_samples: SampleCount = _coarse(
+    sdf_samples: Automatic = _coarse(
         MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 16 for "
         "each Gaussian that may be drawn, at most 1000000: more add no more than time",
-        parse=sample_count, metavar="{N,auto}",
+        parse=positive_or_auto, metavar="{N,auto}",
     )  # fmt: skip
     sample_chunk: int = 1_000_000
     knn_batch_size: int | None = _coarse(
