@@ -43,6 +43,7 @@ from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
+from gaussian_splatting.vanilla.growing_resolution import measured_growth
 from gaussian_splatting.vanilla.robust import opaque_shell, shell_distance, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
@@ -182,6 +183,13 @@ def _prepared(
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
+        growth = None
+        if config.growth.growing_resolution:
+            until = min(config.iterations, config.densification.densify_until_iter)
+            until = round(config.growth.until * until)
+            growth = measured_growth(
+                scene.train_cameras, store.shown, until, config.growth.smallest
+            )
         return VanillaStage(
             cloud,
             replace(config, split=options.memory.split),
@@ -192,6 +200,7 @@ def _prepared(
             hull=hull,
             exposures=exposures,
             shell_distance=far,
+            growth=growth,
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.

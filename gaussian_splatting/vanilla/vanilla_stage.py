@@ -41,6 +41,12 @@ from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.shared_flags import random_seed, white_background
+from gaussian_splatting.vanilla.footprints import FootprintWatch, ScoreConfig
+from gaussian_splatting.vanilla.growing_resolution import (
+    GaussianBudget,
+    GrowthConfig,
+    ResolutionGrowth,
+)
 from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int, unit_float
@@ -78,6 +84,8 @@ class VanillaConfig:
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     exposure: ExposureConfig = NO_EXPOSURE
     robustness: RobustConfig = NOT_ROBUST
+    scoring: ScoreConfig = field(default_factory=ScoreConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
     sh_interval: int = 1000
     sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
@@ -110,7 +118,7 @@ class VanillaConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        for other in ("optimizer", "split", "exposure", "robustness"):
+        for other in ("optimizer", "split", "exposure", "robustness", "scoring", "growth"):
             values.pop(other)
         if not self.refine_poses:
             # Left out, so that runs of earlier versions can be continued.
@@ -118,7 +126,12 @@ class VanillaConfig:
         values.pop("init")
         if self.starts_dense:
             values["init"] = "dense"
-        chosen = {**self.exposure.identity(), **self.robustness.identity()}
+        chosen = {
+            **self.exposure.identity(),
+            **self.robustness.identity(),
+            **self.scoring.identity(),
+            **self.growth.identity(),
+        }
         return {**values, **chosen, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
@@ -204,7 +217,10 @@ class VanillaStage(Stage):
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
         shell_distance: Callable[[Tensor], Tensor] | None = None,
+        growth: ResolutionGrowth | None = None,
     ) -> None:
+        self._growth = growth
+        self._budget = None if growth is None else GaussianBudget(growth, len(cloud))
         self.extent = extent
         self.exposures = exposures
         self._hull = hull
@@ -217,6 +233,7 @@ class VanillaStage(Stage):
         self._rasterizer = rasterizer
         self.poses = poses
         self._watch = GradientWatch(len(cloud), self.model.device)
+        self._footprints = FootprintWatch(len(cloud), self.model.device, config.scoring)
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -235,6 +252,10 @@ class VanillaStage(Stage):
         """Learning rates only."""
         self.model.schedule_position_rate(iteration)
 
+    def view_scale(self, iteration: int) -> float:
+        """Growing, where that was asked for."""
+        return 1.0 if self._growth is None else self._growth.scale(iteration)
+
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
@@ -248,22 +269,31 @@ class VanillaStage(Stage):
             iteration=iteration,
             view_index=view_index,
         )
+        terms = [self._color_term(seen)]
+        marks = self._footprints.marks(
+            iteration, self._config.densification, self._config.optimizer.views_per_step
+        )
+        if marks is not None:
+            terms.append(self._footprints.term(seen))
+        degree = self._degree(iteration)
         view = ViewPass(
-            lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
+            lambda: project(self.model.cloud.activate(), camera, sh_degree=degree, features=marks),
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        terms, d_means2d = view.backpropagate([self._color_term(seen)])
+        found, d_means2d = view.backpropagate(terms)
+        if marks is not None:
+            self._footprints.see(marks.grad, view.visible)
         if iteration < self._config.densification.densify_until_iter:
             self._watch.see(d_means2d, view.visible, camera)
         if self.exposures is not None:
             self.exposures.collect(camera.name, seen.exposure)
-        return StepResult(terms, view.radii)
+        return StepResult(found, view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
-        own = self._watch.step_statistics()
+        own = (*self._watch.step_statistics(), *self._footprints.step_statistics())
         return own if self.exposures is None else (*own, *self.exposures.step_statistics())
 
     def apply(self, iteration: int) -> None:
@@ -275,19 +305,9 @@ class VanillaStage(Stage):
         rules = self._config.densification
         optimizer = self.model.optimizer
         self._watch.count_step()
+        self._footprints.count_step()
         if rules.due(iteration):
-            self._watch.stats = densify_and_prune(
-                optimizer,
-                self._watch.stats,
-                rules,
-                extent=self.extent,
-                # Without an extent every Gaussian would be large.
-                remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
-                generator=generator(self._config.random_seed, "split", iteration),
-                shell_distance=self._shell_distance,
-            )
-            self._carve()
-            check_population(len(self.model), iteration, "densification")
+            self._densify(iteration)
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
             reset_opacity(optimizer, self._shell_distance)
@@ -326,7 +346,7 @@ class VanillaStage(Stage):
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics, exposures and poses."""
-        own: dict[str, Any] = self._watch.state()
+        own: dict[str, Any] = {**self._watch.state(), **self._footprints.state()}
         for learned in (self.exposures, self.poses):
             if learned is not None:
                 own |= learned.state()
@@ -338,10 +358,34 @@ class VanillaStage(Stage):
             if learned is not None:
                 learned.restore(state)
         self._watch.restore(state, len(self.model), self.model.device)
+        self._footprints.restore(state, len(self.model), self.model.device)
 
     def export(self, iteration: int) -> None:
         """Write the Gaussians for other programs."""
         self._export(iteration, self.model.cloud.detached())
+
+    def _densify(self, iteration: int) -> None:
+        rules = self._config.densification
+        self._watch.stats = densify_and_prune(
+            self.model.optimizer,
+            self._watch.stats,
+            rules,
+            extent=self.extent,
+            # Without an extent every Gaussian would be large.
+            remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
+            generator=generator(self._config.random_seed, "split", iteration),
+            shell_distance=self._shell_distance,
+            may_grow=self._footprints.may_grow(),
+            idle=self._footprints.idle(iteration, self._densifies_until),
+            allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
+        )
+        self._carve()
+        self._footprints.restart(len(self.model))
+        check_population(len(self.model), iteration, "densification")
+
+    @property
+    def _densifies_until(self) -> int:
+        return min(self._config.iterations, self._config.densification.densify_until_iter)
 
     def _carve(self) -> None:
         """Drop Gaussians outside of the masks' hull."""
