@@ -71,9 +71,10 @@ def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
         width: In pixels.
         height: In pixels.
     """
-    # Plane by plane: Pillow would take a fourth one for transparency and weigh colours by it.
+    box = Image.Resampling.BOX
+    # In floats, because of bytes Pillow would round rows and then columns, half of them upwards.
     planes = [
-        np.asarray(Image.fromarray(plane.numpy()).resize((width, height), Image.Resampling.BOX))
-        for plane in photograph.permute(2, 0, 1).contiguous()
+        np.asarray(Image.fromarray(plane.numpy()).resize((width, height), box))
+        for plane in photograph.permute(2, 0, 1).float()
     ]
-    return torch.from_numpy(np.stack(planes, axis=-1))
+    return torch.from_numpy(np.rint(np.stack(planes, axis=-1)).astype(np.uint8))

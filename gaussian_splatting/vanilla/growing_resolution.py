@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
@@ -22,7 +23,8 @@ from sugar_utils.settings import flag
 LEVELS = 16
 """Sizes, evenly spaced up to the full one."""
 
-SMALLEST_LEVEL = 2
+BUDGET = "gaussian_budget"
+"""Name of the numbers in checkpoints."""
 
 MAX_SURVEYED = 16
 """Photographs whose spectrum is taken; of more, evenly spaced ones."""
@@ -36,7 +38,8 @@ class GrowthConfig:
     """Whether images grow.
 
     Attributes:
-        until: Share of the densification at whose end images have their full size.
+        until: Share of the densification after which all images have their full size.
+        smallest: First of the LEVELS.
     """
 
     growing_resolution: bool = flag(
@@ -44,8 +47,8 @@ class GrowthConfig:
         "and let the number of Gaussians grow with them",
         group="vanilla stage", idle="with --gs_output_dir",
     )  # fmt: skip
-    until: float = 1.0
-    smallest: int = SMALLEST_LEVEL
+    until: float = 0.5
+    smallest: int = 6
 
     def identity(self) -> dict[str, Any]:
         """What decides a result; empty where nothing grows, as in earlier versions."""
@@ -109,6 +112,15 @@ class GaussianBudget:
         share = self._growth.scale(iteration) ** (2.0 - self._growth.passed(iteration))
         return math.floor(self.first + (self.last - self.first) * share)
 
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {BUDGET: torch.tensor([self.first, self.last], dtype=torch.float64, device="cpu")}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """What a checkpoint has."""
+        if BUDGET in state:
+            self.first, self.last = state[BUDGET].tolist()
+
 
 def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
     """What images of each size hold of the sum of amplitudes of the photographs' spectrum.
@@ -132,15 +144,22 @@ def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
 
 
 def measured_growth(
-    cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor], until: int, smallest: int
-) -> ResolutionGrowth:
-    """The schedule for some photographs.
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+    config: GrowthConfig,
+    densified: int,
+) -> ResolutionGrowth | None:
+    """The schedule for some photographs; None where images do not grow.
 
     Args:
         cameras: Training views.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
-        until: Iteration from which on images have their full size.
+        config: Settings.
+        densified: Iteration at which densification ends.
     """
+    if not config.growing_resolution:
+        return None
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]
-    return ResolutionGrowth.of(spectrum_shares(grey), until, smallest)
+    until = round(config.until * densified)
+    return ResolutionGrowth.of(spectrum_shares(grey), until, config.smallest)

@@ -183,13 +183,6 @@ def _prepared(
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
-        growth = None
-        if config.growth.growing_resolution:
-            until = min(config.iterations, config.densification.densify_until_iter)
-            until = round(config.growth.until * until)
-            growth = measured_growth(
-                scene.train_cameras, store.shown, until, config.growth.smallest
-            )
         return VanillaStage(
             cloud,
             replace(config, split=options.memory.split),
@@ -200,7 +193,9 @@ def _prepared(
             hull=hull,
             exposures=exposures,
             shell_distance=far,
-            growth=growth,
+            growth=measured_growth(
+                scene.train_cameras, store.shown, config.growth, config.densifies_until
+            ),
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.

@@ -115,6 +115,11 @@ class VanillaConfig:
         """Whether dense points are looked for."""
         return self.init == "dense" or (self.init is None and self.robustness.robust)
 
+    @property
+    def densifies_until(self) -> int:
+        """The last iteration but for those that densification leaves for refinement."""
+        return min(self.iterations, self.densification.densify_until_iter)
+
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
@@ -201,6 +206,7 @@ class VanillaStage(Stage):
         hull: Where Gaussians may be; None for anywhere.
         exposures: Those of the photographs, to be learned as well.
         shell_distance: Says of centres, (N, 3), how far those of the shell are, 0 for others.
+        growth: When images have which size; None for the full size always.
     """
 
     name = "vanilla"
@@ -345,18 +351,18 @@ class VanillaStage(Stage):
         )
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics, exposures and poses."""
+        """Densification statistics, exposures, poses, and the budget of growing images."""
         own: dict[str, Any] = {**self._watch.state(), **self._footprints.state()}
-        for learned in (self.exposures, self.poses):
-            if learned is not None:
-                own |= learned.state()
+        for more in (self.exposures, self.poses, self._budget):
+            if more is not None:
+                own |= more.state()
         return own
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none."""
-        for learned in (self.exposures, self.poses):
-            if learned is not None:
-                learned.restore(state)
+        for more in (self.exposures, self.poses, self._budget):
+            if more is not None:
+                more.restore(state)
         self._watch.restore(state, len(self.model), self.model.device)
         self._footprints.restore(state, len(self.model), self.model.device)
 
@@ -376,16 +382,12 @@ class VanillaStage(Stage):
             generator=generator(self._config.random_seed, "split", iteration),
             shell_distance=self._shell_distance,
             may_grow=self._footprints.may_grow(),
-            idle=self._footprints.idle(iteration, self._densifies_until),
+            idle=self._footprints.idle(iteration, self._config.densifies_until),
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
         self._carve()
         self._footprints.restart(len(self.model))
         check_population(len(self.model), iteration, "densification")
-
-    @property
-    def _densifies_until(self) -> int:
-        return min(self._config.iterations, self._config.densification.densify_until_iter)
 
     def _carve(self) -> None:
         """Drop Gaussians outside of the masks' hull."""
