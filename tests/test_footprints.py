@@ -14,6 +14,7 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.vanilla.footprints import FootprintWatch, ScoreConfig
+from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from tests.support.tiny_scene import (
     assert_same_bits,
@@ -181,6 +182,31 @@ def test_gaussians_grow_where_pixels_are_wrong_and_nowhere_else():
         grown[name] = len(stage.model) - n
     right = int((places > camera.width / 2 - 10).sum())
     assert 0 < grown["scored"] <= right < grown["reference"]
+
+
+@pytest.mark.parametrize(
+    ("iteration", "removes"), [(20, False), (40, True), (60, False), (80, True), (100, False)]
+)
+def test_what_shows_next_to_nothing_goes_at_a_few_times(iteration, removes):
+    least = SCORED.shown_pixels
+    watch = judged([9] * 4, [3 * least, 2.9 * least, 0, 0], [3, 3, 1, 0])
+    watch._config = replace(SCORED, removals=(0.6, 1.0))
+    found = watch.idle(iteration, 20, 100)
+    if removes:
+        assert found.tolist() == [False, True, True, False]
+    else:
+        assert found is None
+
+
+def test_a_flag_that_is_given_wins_over_the_preset():
+    fast = VanillaConfig(preset="fast")
+    assert (fast.scores, fast.grows) == (True, True)
+    assert not VanillaConfig(preset="fast", scoring=ScoreConfig("reference")).scores
+    assert not VanillaConfig(preset="fast", growth=GrowthConfig(False)).grows
+    by_hand = VanillaConfig(scoring=SCORED, growth=GrowthConfig(True))
+    assert fast.identity() == by_hand.identity()
+    assert VanillaConfig().identity() == VanillaConfig(preset="fast", scoring=ScoreConfig(
+        "reference"), growth=GrowthConfig(False)).identity()  # fmt: skip
 
 
 # Runs

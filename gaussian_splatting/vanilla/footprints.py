@@ -10,7 +10,7 @@ beside their gradients, by the kernels that are there and in the same order of s
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -40,27 +40,20 @@ class ScoreConfig:
         wrong_pixels: What a Gaussian must show of such pixels, in the mean of the views that see
             it, to be cloned or split: sum of its blending weights.
         shown_pixels: What it must show of any pixels not to be removed.
+        removals: Shares of the densification; removed is in the rounds before them.
     """
 
-    densification: Densification = flag(
-        "reference",
-        "reference: clone or split where the gradient is large; scored: only where the "
-        "Gaussian shows wrong pixels as well, and remove what shows next to nothing",
+    densification: Densification | None = flag(
+        None, "reference: clone or split where the gradient is large; scored: only where the "
+        "Gaussian shows wrong pixels as well, and remove what shows next to nothing; unset: as "
+        "--preset",
         group="vanilla stage", choices=get_args(Densification), idle="with --gs_output_dir",
     )  # fmt: skip
     views: int = 10
     error: float = 0.05
     wrong_pixels: float = 0.5
-    shown_pixels: float = 0.0
-
-    @property
-    def scores(self) -> bool:
-        """Whether views are asked."""
-        return self.densification == "scored"
-
-    def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing is scored, as in earlier versions."""
-        return {"scoring": asdict(self)} if self.scores else {}
+    shown_pixels: float = 0.1
+    removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 
 
 class FootprintWatch:
@@ -69,11 +62,16 @@ class FootprintWatch:
     The views of a step have a sum of their own first, so that the total does not depend on which
     process saw them.
 
+    Args:
+        n: Number of Gaussians.
+        device: Where they are.
+        config: Whom to ask; None for nobody.
+
     Attributes:
         sums: Of each Gaussian: pixels in error, pixels, and views that saw it. (N, 3)
     """
 
-    def __init__(self, n: int, device: torch.device, config: ScoreConfig) -> None:
+    def __init__(self, n: int, device: torch.device, config: ScoreConfig | None) -> None:
         self._config = config
         self.sums = torch.zeros(n, N_MARKS + 1, device=device)
         self._step: Tensor | None = None
@@ -85,10 +83,11 @@ class FootprintWatch:
 
         Asked are the last ones before a round.
         """
+        if self._config is None:
+            return None
         steps, interval = -(-self._config.views // views_per_step), rules.densification_interval
         following = -(-iteration // interval) * interval
-        asked = self._config.scores and rules.due(following) and following - iteration < steps
-        if not asked:
+        if not rules.due(following) or following - iteration >= steps:
             return None
         return self.sums.new_zeros(self.sums.shape[0], N_MARKS).requires_grad_()
 
@@ -121,7 +120,7 @@ class FootprintWatch:
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
-        return {FOOTPRINTS: self.sums} if self._config.scores else {}
+        return {FOOTPRINTS: self.sums} if self._config is not None else {}
 
     def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
         """What a checkpoint of N Gaussians has, or nothing yet."""
@@ -131,14 +130,23 @@ class FootprintWatch:
 
     def may_grow(self) -> Tensor | None:
         """Gaussians that show enough of what is wrong; None where nothing is scored. (N,) bool"""
-        if not self._config.scores:
+        if self._config is None:
             return None
         wrong, _, views = self.sums.unbind(dim=1)
         return (views > 0) & (wrong >= self._config.wrong_pixels * views)
 
-    def idle(self, iteration: int, until: int) -> Tensor | None:
-        """Gaussians that show next to nothing; None where that is not asked. (N,) bool"""
-        if not self._config.scores or not self._config.shown_pixels:
+    def idle(self, iteration: int, interval: int, until: int) -> Tensor | None:
+        """Gaussians that show next to nothing, in the rounds that remove them. (N,) bool
+
+        Args:
+            iteration: Of the round.
+            interval: Iterations between two rounds.
+            until: Iteration at which densification ends.
+        """
+        if self._config is None:
+            return None
+        times = (share * until for share in self._config.removals)
+        if not any(iteration < time <= iteration + interval for time in times):
             return None
         _, shown, views = self.sums.unbind(dim=1)
         return (views > 0) & (shown < self._config.shown_pixels * views)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
 LEVELS = 16
@@ -42,17 +43,13 @@ class GrowthConfig:
         smallest: First of the LEVELS.
     """
 
-    growing_resolution: bool = flag(
-        False, "begin with small images, which grow to the full size while Gaussians are added, "
-        "and let the number of Gaussians grow with them",
-        group="vanilla stage", idle="with --gs_output_dir",
+    growing_resolution: bool | None = flag(
+        None, "begin with small images, which grow to the full size while Gaussians are added, "
+        "and let the number of Gaussians grow with them; unset: as --preset", parse=boolean,
+        nargs="?", const=True, group="vanilla stage", idle="with --gs_output_dir",
     )  # fmt: skip
     until: float = 0.5
     smallest: int = 6
-
-    def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing grows, as in earlier versions."""
-        return {"growth": asdict(self)} if self.growing_resolution else {}
 
 
 @dataclass(frozen=True)
@@ -148,8 +145,8 @@ def measured_growth(
     load_image: Callable[[Camera], Tensor],
     config: GrowthConfig,
     densified: int,
-) -> ResolutionGrowth | None:
-    """The schedule for some photographs; None where images do not grow.
+) -> ResolutionGrowth:
+    """The schedule for some photographs.
 
     Args:
         cameras: Training views.
@@ -157,8 +154,6 @@ def measured_growth(
         config: Settings.
         densified: Iteration at which densification ends.
     """
-    if not config.growing_resolution:
-        return None
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]
     until = round(config.until * densified)

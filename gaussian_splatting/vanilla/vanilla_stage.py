@@ -40,8 +40,8 @@ from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, Optimiz
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.shared_flags import random_seed, white_background
-from gaussian_splatting.vanilla.footprints import FootprintWatch, ScoreConfig
+from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
+from gaussian_splatting.vanilla.footprints import Densification, FootprintWatch, ScoreConfig
 from gaussian_splatting.vanilla.growing_resolution import (
     GaussianBudget,
     GrowthConfig,
@@ -58,6 +58,8 @@ INITIAL_OPACITY = 0.1
 SH_DEGREE = 3
 
 Init = Literal["sparse", "dense"]
+
+_DENSIFICATION: dict[Preset, Densification] = {"reference": "reference", "fast": "scored"}
 
 _flag = partial(flag, group="vanilla trainer")
 
@@ -76,6 +78,10 @@ class VanillaConfig:
         split: How the memory of one view is saved; no part of the identity.
     """
 
+    preset: Preset = preset(
+        "vanilla stage", "--densification scored and --growing_resolution True, as good in less "
+        "time and with fewer Gaussians"
+    )  # fmt: skip
     iterations: int = _flag(
         30_000, "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
         parse=positive_int, unset=True,
@@ -111,6 +117,17 @@ class VanillaConfig:
     random_seed: int = random_seed()
 
     @property
+    def scores(self) -> bool:
+        """Whether Gaussians grow where pixels are wrong, and only there."""
+        return (self.scoring.densification or _DENSIFICATION[self.preset]) == "scored"
+
+    @property
+    def grows(self) -> bool:
+        """Whether images grow."""
+        asked = self.growth.growing_resolution
+        return self.preset == "fast" if asked is None else asked
+
+    @property
     def starts_dense(self) -> bool:
         """Whether dense points are looked for."""
         return self.init == "dense" or (self.init is None and self.robustness.robust)
@@ -123,7 +140,15 @@ class VanillaConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        for other in ("optimizer", "split", "exposure", "robustness", "scoring", "growth"):
+        for other in (
+            "preset",
+            "optimizer",
+            "split",
+            "exposure",
+            "robustness",
+            "scoring",
+            "growth",
+        ):
             values.pop(other)
         if not self.refine_poses:
             # Left out, so that runs of earlier versions can be continued.
@@ -131,12 +156,11 @@ class VanillaConfig:
         values.pop("init")
         if self.starts_dense:
             values["init"] = "dense"
-        chosen = {
-            **self.exposure.identity(),
-            **self.robustness.identity(),
-            **self.scoring.identity(),
-            **self.growth.identity(),
-        }
+        chosen = {**self.exposure.identity(), **self.robustness.identity()}
+        if self.scores:
+            chosen["scoring"] = {**asdict(self.scoring), "densification": "scored"}
+        if self.grows:
+            chosen["growth"] = {**asdict(self.growth), "growing_resolution": True}
         return {**values, **chosen, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
@@ -239,7 +263,9 @@ class VanillaStage(Stage):
         self._rasterizer = rasterizer
         self.poses = poses
         self._watch = GradientWatch(len(cloud), self.model.device)
-        self._footprints = FootprintWatch(len(cloud), self.model.device, config.scoring)
+        self._footprints = FootprintWatch(
+            len(cloud), self.model.device, config.scoring if config.scores else None
+        )
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -382,7 +408,9 @@ class VanillaStage(Stage):
             generator=generator(self._config.random_seed, "split", iteration),
             shell_distance=self._shell_distance,
             may_grow=self._footprints.may_grow(),
-            idle=self._footprints.idle(iteration, self._config.densifies_until),
+            idle=self._footprints.idle(
+                iteration, rules.densification_interval, self._config.densifies_until
+            ),
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
         self._carve()
