@@ -94,6 +94,8 @@ OWN_MEANING = {
     ("vanilla", "resume"), ("refine", "resume"),
     # Gaussians that grow in number cannot be held to a budget.
     ("vanilla", "vram_budget"),
+    # When and how the number of Gaussians changes; the flag is a field of the score's settings.
+    ("vanilla", "densification"),
 }  # fmt: skip
 """Fields of the same name as a flag whose value follows from it and is not it."""
 
