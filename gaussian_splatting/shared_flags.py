@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sugar_utils.flags import boolean, positive_float, positive_int
 from sugar_utils.settings import flag
@@ -41,6 +41,22 @@ def checkpoint_interval(group: str) -> Any:
     return flag(
         1_000, "iterations between two checkpoints to resume from", group=group, parse=positive_int
     )
+
+
+Preset = Literal["reference", "fast"]
+
+
+def preset(group: str, chosen: str) -> Any:
+    """The field ``preset``.
+
+    Args:
+        group: Heading.
+        chosen: What ``fast`` switches on.
+    """
+    return flag(
+        "reference", f"reference: as the papers have it; fast: {chosen}; flags that are given win",
+        group=group, choices=get_args(Preset),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,8 @@ def project(
     )
     if features is None:
         features = gaussians.means.new_zeros(len(gaussians), 0)
+    elif features.shape[0] != len(gaussians):
+        raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
     outputs = _Project.apply(
         make_view(camera), channels, layout.total, *gaussians.tensors(), features
     )
