@@ -31,6 +31,7 @@ from sugar_trainers.coarse_options import coarse_options, coarse_parser
 from sugar_trainers.coarse_run import start_cloud
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.frame import run_main
+from sugar_utils.random import derive_seed
 
 ITERATION = 9_101
 """One in which all terms act."""
@@ -49,14 +50,15 @@ class Steps:
 
     def __init__(self, cloud: GaussianCloud, args: argparse.Namespace, extent: float) -> None:
         config = coarse_options(args, args.regularization, None).config
-        self._n_samples = self._draw = 0
+        self._each, self._draw, self.drawn = 0.0, 0, 0
         self._stage = CoarseStage(cloud, config, extent, print, self._samples)
         self._store = ImageStore()
         self._stage.begin(ITERATION)
 
-    def gradients(self, camera: Camera, n_samples: int, draw: int) -> tuple[Gradients, float]:
-        """Those of one step by parameter, in float64, and its seconds."""
-        self._n_samples, self._draw = n_samples, draw
+    def gradients(self, camera: Camera, each: float, draw: int) -> tuple[Gradients, float]:
+        """Those of one step by parameter, in float64, and its seconds; ``each`` points for each
+        Gaussian in view."""
+        self._each, self._draw = each, draw
         optimizer, photograph = self._stage.model.optimizer, self._store.get(camera)
         optimizer.zero_grad()
         start = time.perf_counter()
@@ -66,7 +68,8 @@ class Steps:
 
     def _samples(self, mask: Tensor, n: int, iteration: int) -> tuple[Tensor, Tensor]:
         del n, iteration
-        return draw_samples(mask, self._n_samples, self._draw)
+        self.drawn = round(self._each * int(mask.sum()))
+        return draw_samples(mask, self.drawn, derive_seed(self._draw, "samples"))
 
 
 def squares(gradients: Gradients) -> dict[str, float]:
@@ -79,16 +82,16 @@ def difference(a: Gradients, b: Gradients) -> Gradients:
     return {name: a[name] - b[name] for name in a}
 
 
-def variance_of_views(steps: Steps, cameras: list[Camera], n: int) -> dict[str, float]:
+def variance_of_views(steps: Steps, cameras: list[Camera], each: float) -> dict[str, float]:
     """Variance between views, points and all, by parameter; two passes, as few are in memory."""
     mean: Gradients = {}
     for camera in cameras:
-        found, _ = steps.gradients(camera, n, 0)
+        found, _ = steps.gradients(camera, each, 0)
         for name, g in found.items():
             mean[name] = mean.get(name, 0) + g / len(cameras)
     total = dict.fromkeys(mean, 0.0)
     for camera in cameras:
-        found, _ = steps.gradients(camera, n, 0)
+        found, _ = steps.gradients(camera, each, 0)
         for name, value in squares(difference(found, mean)).items():
             total[name] += value / (len(cameras) - 1)
     return total
@@ -109,19 +112,20 @@ def run(args: argparse.Namespace) -> None:
     views = variance_of_views(steps, cameras, args.most)
     names = [name for name in views if name != "sh_rest"]
     table = []
-    for n in (*(round(k * len(cloud)) for k in args.each), args.most):
-        noise, seconds = dict.fromkeys(names, 0.0), 0.0
+    for each in (*args.each, args.most):
+        noise, seconds, points = dict.fromkeys(names, 0.0), 0.0, 0.0
         for camera in cameras:
-            one, first = steps.gradients(camera, n, 1)
-            other, second = steps.gradients(camera, n, 2)
+            one, first = steps.gradients(camera, each, 1)
+            other, second = steps.gradients(camera, each, 2)
+            points += steps.drawn / len(cameras)
             seconds += (first + second) / (2 * len(cameras))
             for name, value in squares(difference(one, other)).items():
                 if name in noise:
                     noise[name] += value / (2 * len(cameras))
         shares = [f"{100 * noise[name] / max(views[name], 1e-300):.2f} %" for name in names]
-        table.append([f"{n:,}", f"{n / len(cloud):.2f}", f"{seconds:.2f}", *shares])
+        table.append([f"{each:g}", f"{points:,.0f}", f"{seconds:.2f}", *shares])
     print(f"{len(cloud):,} Gaussians, {len(cameras)} views, {args.regularization}")
-    print_table(["points", "per Gaussian", "s a step", *names], table)
+    print_table(["per Gaussian in view", "points", "s a step", *names], table)
 
 
 def main() -> None:
@@ -130,8 +134,14 @@ def main() -> None:
     add = parser.add_argument
     add("--regularization", default="dn_consistency", help="mode of the coarse stage")
     add("--views", type=int, default=12, help="views to compare")
-    add("--each", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, 16], help="points per Gaussian")
-    add("--most", type=int, default=1_000_000, help="points of the last row, and of the views")
+    add(
+        "--each",
+        type=float,
+        nargs="+",
+        default=[1, 2, 4, 8, 16],
+        help="points per Gaussian in view",
+    )
+    add("--most", type=float, default=64, help="those of the last row, and of the views")
     run(parser.parse_args())
 
 
