@@ -116,8 +116,8 @@ class CoarseConfig:
     n_neighbors: int = 16
     sdf_samples: Automatic = _coarse(
         MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 16 for "
-        "each Gaussian that may be drawn, at most 1000000: more add no more than time",
-        parse=positive_or_auto, metavar="{N,auto}",
+        "each Gaussian that may be drawn, at most 1000000; unset: 1000000, auto with --preset fast",
+        parse=positive_or_auto, metavar="{N,auto}", unset=True,
     )  # fmt: skip
     sample_chunk: int = 1_000_000
     knn_batch_size: int | None = _coarse(

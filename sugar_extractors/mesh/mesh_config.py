@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from gaussian_splatting.shared_flags import Preset, preset
 from sugar_extractors.mesh.ablations import RESOLUTION
 from sugar_extractors.mesh.level_sets import (
     DIAMOND_EXTENT,
@@ -136,7 +137,8 @@ class MeshOptions(CaptureOptions):
     )  # fmt: skip
     surface_points: Automatic = _points(
         MOST_POINTS, "points sampled on the surface, per level; auto: 15 for each triangle that is "
-        "kept, at most 10000000", parse=positive_or_auto, metavar="{N,auto}",
+        "kept, at most 10000000; unset: 10000000, auto with --preset fast", parse=positive_or_auto,
+        metavar="{N,auto}", unset=True,
     )  # fmt: skip
     candidates_per_point: int = _points(
         CANDIDATES_PER_POINT, "pixels tried per surface point wanted", parse=positive_int
@@ -169,6 +171,7 @@ class MeshOptions(CaptureOptions):
         "auto", "library for Poisson and decimation; auto: Open3D where it can be imported",
         choices=BACKENDS,
     )  # fmt: skip
+    preset: Preset = preset("only extract_mesh.py")
     random_seed: int = _alone(0, "seed of the choice of pixels")
     overwrite: bool = _alone(False, "replace meshes that were made with other settings")
 
@@ -217,6 +220,7 @@ class MeshOptions(CaptureOptions):
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
         skipped = {
+            "preset",
             "scene_path",
             "checkpoint_path",
             "coarse_model_path",

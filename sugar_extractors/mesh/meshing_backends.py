@@ -63,8 +63,8 @@ class SolverConfig:
 
     poisson_depth: Automatic = _flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
-        "as a pixel on the surface, but not emptier than a point each, at most 10",
-        parse=positive_or_auto, metavar="{N,auto}",
+        "as a pixel on the surface, but not emptier than a point each, at most 10; unset: 10, "
+        "auto with --preset fast", parse=positive_or_auto, metavar="{N,auto}", unset=True,
     )  # fmt: skip
     poisson_threads: int = _flag(
         1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
