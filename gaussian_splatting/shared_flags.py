@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sugar_utils.flags import boolean, positive_float, positive_int
 from sugar_utils.settings import flag
@@ -41,6 +41,19 @@ def checkpoint_interval(group: str) -> Any:
     return flag(
         1_000, "iterations between two checkpoints to resume from", group=group, parse=positive_int
     )
+
+
+Preset = Literal["reference", "fast"]
+
+
+def preset(group: str) -> Any:
+    """The field ``preset``."""
+    return flag(
+        "reference", "reference: as the papers have it; fast: what measured as good in less time: "
+        "--densification scored, --growing_resolution True, and auto for --sdf_samples, "
+        "--surface_points and --poisson_depth; flags that are given win; unset: fast in the "
+        "pipelines, reference in a single stage", group=group, choices=get_args(Preset), unset=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

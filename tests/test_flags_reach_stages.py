@@ -27,7 +27,8 @@ STAGES_OF_FLAGS = {
     "exposure_compensation viewer viewer_host",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
-    "v": "init_ply refine_poses robust init",
+    "v": "init_ply refine_poses robust init densification growing_resolution",
+    "vcm": "preset",
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",
@@ -58,6 +59,7 @@ VALUES = {
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
+    "growing_resolution": "True",
     "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip
@@ -93,6 +95,8 @@ OWN_MEANING = {
     ("vanilla", "resume"), ("refine", "resume"),
     # Gaussians that grow in number cannot be held to a budget.
     ("vanilla", "vram_budget"),
+    # When and how the number of Gaussians changes; the flag is a field of the score's settings.
+    ("vanilla", "densification"),
 }  # fmt: skip
 """Fields of the same name as a flag whose value follows from it and is not it."""
 

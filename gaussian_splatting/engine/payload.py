@@ -173,6 +173,11 @@ def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, T
         raise ValueError(f"statistics of the stage are not those of {n} Gaussians")
     if len(statistics) == 1:
         raise ValueError("statistics of the stage are incomplete")
+    footprints = resume.stage.get("footprints")
+    if footprints is not None and (footprints.shape != (n, 3) or bool((footprints < 0).any())):
+        raise ValueError(f"footprints of the stage are not those of {n} Gaussians")
+    if "gaussian_budget" in resume.stage and resume.stage["gaussian_budget"].shape != (2,):
+        raise ValueError("the budget of the stage is not of two numbers")
     neighbors = resume.stage.get("neighbors")
     if neighbors is not None and not _are_rows(neighbors, n):
         raise ValueError(f"neighbors of the stage are not those of {n} Gaussians")

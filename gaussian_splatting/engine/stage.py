@@ -61,6 +61,10 @@ class Stage(ABC):
     def begin(self, iteration: int) -> None:
         """Set learning rates, prune, refresh neighbours: all that comes before rendering."""
 
+    def view_scale(self, iteration: int) -> float:
+        """Size of the images of an iteration, as a share of the full width and height."""
+        return 1.0
+
     @abstractmethod
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0

@@ -22,6 +22,7 @@ from gaussian_splatting.engine.guard import check_parameters, check_step
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.order import CameraOrder
 from gaussian_splatting.engine.signals import SIGNALS
+from gaussian_splatting.engine.sized_views import SizedViews
 from gaussian_splatting.engine.stage import Stage, StepResult
 from sugar_utils.console import Console
 from sugar_utils.device import upload
@@ -122,7 +123,7 @@ class Stepper:
         self._cameras = cameras
         self._first = first
         self._order = CameraOrder(len(cameras), seed, stage.name)
-        self._images = images
+        self._views = SizedViews(images)
         images.serve(stage.model.device)
         self._group = group
         self._console = console
@@ -212,12 +213,13 @@ class Stepper:
         ``checked`` says that the parameters were looked at in this iteration.
         """
         model, camera = self._stage.model, self.camera(iteration, view_index)
-        target = upload(self._images.get(camera), model.device)
+        camera, photograph = self._views.get(camera, self._stage.view_scale(iteration))
+        target = upload(photograph, model.device)
         last = view_index + 1 not in self._view_indices
         following = (
             (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
         )
-        self._images.prefetch(self.camera(*following))
+        self._views.prefetch(self.camera(*following))
         poses = self._stage.poses
         if poses is not None:
             camera = poses.moved(camera)

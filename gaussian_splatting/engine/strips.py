@@ -67,6 +67,7 @@ class StripMaps:
         counted: Rows of these maps that count; the others are their neighbours.
         height: Rows of the whole image.
         plane: Blended normals and distances of the Gaussians' planes. (R, W, 4)
+        features: Blended free features. (R, W, F)
     """
 
     image: Tensor | None
@@ -76,6 +77,7 @@ class StripMaps:
     counted: slice
     height: int
     plane: Tensor | None = None
+    features: Tensor | None = None
 
     @property
     def share(self) -> float:
@@ -272,6 +274,7 @@ def _strip_maps(
         counted=counted,
         height=height,
         plane=leaf(layout.plane, 4),
+        features=leaf(layout.features, layout.n_features),
     )
 
 
@@ -297,6 +300,7 @@ def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> 
         (layout.depth, 1, maps.depth),
         (layout.normal, 2, maps.normal_xy),
         (layout.plane, 4, maps.plane),
+        (layout.features, layout.n_features, maps.features),
     )
     known = [(at, width, leaf.grad) for at, width, leaf in columns
              if leaf is not None and leaf.grad is not None]  # fmt: skip

@@ -176,6 +176,9 @@ def densify_and_prune(
     remove_large: bool,
     generator: torch.Generator,
     shell_distance: Callable[[Tensor], Tensor] | None = None,
+    may_grow: Tensor | None = None,
+    idle: Tensor | None = None,
+    allowed: Callable[[int], int] | None = None,
 ) -> DensificationStats:
     """One round of clone, split and prune; returns fresh statistics.
 
@@ -192,20 +195,27 @@ def densify_and_prune(
         shell_distance: Says of centres, (N, 3) in world units, how far those are that stand for
             what is infinitely far, 0 for others. Their size counts as an angle: they are not too
             large at any size, and stay as they are below FINEST_ANGLE.
+        may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
+        idle: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
+        allowed: Says how many Gaussians there may be, from how many this round would add, besides
+            the limit of ``config``; None for any number.
     """
     gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
     if shell_distance is not None:
         far = shell_distance(optimizer.parameters["means"].detach())
         gradient = torch.where(largest < FINEST_ANGLE * far, 0.0, gradient)
-    grow = _within_budget(gradient, config)
+    if may_grow is not None:
+        gradient = torch.where(may_grow, gradient, 0.0)
+    grow = _within_budget(gradient, config, allowed)
     small = largest <= config.percent_dense * extent
     clone, split = grow & small, grow & ~small
     rows = {name: p.detach() for name, p in optimizer.parameters.items()}
     n_children = int(clone.sum()) + SPLIT_CHILDREN * int(split.sum())
     children = _split(rows, split, generator)
     optimizer.append_rows({name: torch.cat([p[clone], children[name]]) for name, p in rows.items()})
-    keep = torch.cat([~split, split.new_ones(n_children)])
+    gone = split if idle is None else split | (idle & ~grow)
+    keep = torch.cat([~gone, split.new_ones(n_children)])
     parameters = {name: p.detach() for name, p in optimizer.parameters.items()}
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
     if remove_large:
@@ -231,13 +241,19 @@ def reset_opacity(
     optimizer.replace("opacity_logits", lowered)
 
 
-def _within_budget(gradient: Tensor, config: DensificationConfig) -> Tensor:
+def _within_budget(
+    gradient: Tensor, config: DensificationConfig, allowed: Callable[[int], int] | None
+) -> Tensor:
     """Gaussians to clone or split: each adds one, the strongest first if not all may. (N,) bool"""
     grow = gradient >= config.densify_grad_threshold
-    if config.max_gaussians is None:
+    limits = [] if config.max_gaussians is None else [config.max_gaussians]
+    if not limits and allowed is None:
         return grow
-    budget = max(0, config.max_gaussians - gradient.shape[0])
-    if int(grow.sum()) <= budget:
+    wanted = int(grow.sum())
+    if allowed is not None:
+        limits.append(allowed(wanted))
+    budget = max(0, min(limits) - gradient.shape[0])
+    if wanted <= budget:
         return grow
     order = torch.argsort(torch.where(grow, gradient, -1.0), descending=True, stable=True)
     chosen = torch.zeros_like(grow)

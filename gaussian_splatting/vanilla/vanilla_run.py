@@ -43,6 +43,7 @@ from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
+from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
 from gaussian_splatting.vanilla.robust import opaque_shell, shell_distance, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
@@ -171,6 +172,13 @@ def _prepared(
     exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
     far = shell_distance(scene.train_cameras, scene.extent, config.robustness)
 
+    def growth_of(store: ImageStore) -> ResolutionGrowth | None:
+        if not config.grows:
+            return None
+        return measured_growth(
+            scene.train_cameras, store.shown, config.growth, config.densifies_until
+        )
+
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
@@ -192,6 +200,7 @@ def _prepared(
             hull=hull,
             exposures=exposures,
             shell_distance=far,
+            growth=growth_of(store),
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.

@@ -40,7 +40,13 @@ from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, Optimiz
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.shared_flags import random_seed, white_background
+from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
+from gaussian_splatting.vanilla.footprints import Densification, FootprintWatch, ScoreConfig
+from gaussian_splatting.vanilla.growing_resolution import (
+    GaussianBudget,
+    GrowthConfig,
+    ResolutionGrowth,
+)
 from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int, unit_float
@@ -52,6 +58,8 @@ INITIAL_OPACITY = 0.1
 SH_DEGREE = 3
 
 Init = Literal["sparse", "dense"]
+
+_DENSIFICATION: dict[Preset, Densification] = {"reference": "reference", "fast": "scored"}
 
 _flag = partial(flag, group="vanilla trainer")
 
@@ -70,6 +78,7 @@ class VanillaConfig:
         split: How the memory of one view is saved; no part of the identity.
     """
 
+    preset: Preset = preset("vanilla stage")
     iterations: int = _flag(
         30_000, "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
         parse=positive_int, unset=True,
@@ -78,6 +87,8 @@ class VanillaConfig:
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     exposure: ExposureConfig = NO_EXPOSURE
     robustness: RobustConfig = NOT_ROBUST
+    scoring: ScoreConfig = field(default_factory=ScoreConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
     sh_interval: int = 1000
     sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
@@ -103,14 +114,38 @@ class VanillaConfig:
     random_seed: int = random_seed()
 
     @property
+    def scores(self) -> bool:
+        """Whether Gaussians grow where pixels are wrong, and only there."""
+        return (self.scoring.densification or _DENSIFICATION[self.preset]) == "scored"
+
+    @property
+    def grows(self) -> bool:
+        """Whether images grow."""
+        asked = self.growth.growing_resolution
+        return self.preset == "fast" if asked is None else asked
+
+    @property
     def starts_dense(self) -> bool:
         """Whether dense points are looked for."""
         return self.init == "dense" or (self.init is None and self.robustness.robust)
 
+    @property
+    def densifies_until(self) -> int:
+        """The last iteration but for those that densification leaves for refinement."""
+        return min(self.iterations, self.densification.densify_until_iter)
+
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         values = asdict(self)
-        for other in ("optimizer", "split", "exposure", "robustness"):
+        for other in (
+            "preset",
+            "optimizer",
+            "split",
+            "exposure",
+            "robustness",
+            "scoring",
+            "growth",
+        ):
             values.pop(other)
         if not self.refine_poses:
             # Left out, so that runs of earlier versions can be continued.
@@ -119,6 +154,10 @@ class VanillaConfig:
         if self.starts_dense:
             values["init"] = "dense"
         chosen = {**self.exposure.identity(), **self.robustness.identity()}
+        if self.scores:
+            chosen["scoring"] = {**asdict(self.scoring), "densification": "scored"}
+        if self.grows:
+            chosen["growth"] = {**asdict(self.growth), "growing_resolution": True}
         return {**values, **chosen, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:
@@ -188,6 +227,7 @@ class VanillaStage(Stage):
         hull: Where Gaussians may be; None for anywhere.
         exposures: Those of the photographs, to be learned as well.
         shell_distance: Says of centres, (N, 3), how far those of the shell are, 0 for others.
+        growth: When images have which size; None for the full size always.
     """
 
     name = "vanilla"
@@ -204,7 +244,10 @@ class VanillaStage(Stage):
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
         shell_distance: Callable[[Tensor], Tensor] | None = None,
+        growth: ResolutionGrowth | None = None,
     ) -> None:
+        self._growth = growth
+        self._budget = None if growth is None else GaussianBudget(growth, len(cloud))
         self.extent = extent
         self.exposures = exposures
         self._hull = hull
@@ -217,6 +260,9 @@ class VanillaStage(Stage):
         self._rasterizer = rasterizer
         self.poses = poses
         self._watch = GradientWatch(len(cloud), self.model.device)
+        self._footprints = FootprintWatch(
+            len(cloud), self.model.device, config.scoring if config.scores else None
+        )
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -235,6 +281,10 @@ class VanillaStage(Stage):
         """Learning rates only."""
         self.model.schedule_position_rate(iteration)
 
+    def view_scale(self, iteration: int) -> float:
+        """Growing, where that was asked for."""
+        return 1.0 if self._growth is None else self._growth.scale(iteration)
+
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
@@ -248,22 +298,31 @@ class VanillaStage(Stage):
             iteration=iteration,
             view_index=view_index,
         )
+        terms = [self._color_term(seen)]
+        marks = self._footprints.marks(
+            iteration, self._config.densification, self._config.optimizer.views_per_step
+        )
+        if marks is not None:
+            terms.append(self._footprints.term(seen))
+        degree = self._degree(iteration)
         view = ViewPass(
-            lambda: project(self.model.cloud.activate(), camera, sh_degree=self._degree(iteration)),
+            lambda: project(self.model.cloud.activate(), camera, sh_degree=degree, features=marks),
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
         )
-        terms, d_means2d = view.backpropagate([self._color_term(seen)])
+        found, d_means2d = view.backpropagate(terms)
+        if marks is not None:
+            self._footprints.see(marks.grad, view.visible)
         if iteration < self._config.densification.densify_until_iter:
             self._watch.see(d_means2d, view.visible, camera)
         if self.exposures is not None:
             self.exposures.collect(camera.name, seen.exposure)
-        return StepResult(terms, view.radii)
+        return StepResult(found, view.radii)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
-        own = self._watch.step_statistics()
+        own = (*self._watch.step_statistics(), *self._footprints.step_statistics())
         return own if self.exposures is None else (*own, *self.exposures.step_statistics())
 
     def apply(self, iteration: int) -> None:
@@ -275,19 +334,9 @@ class VanillaStage(Stage):
         rules = self._config.densification
         optimizer = self.model.optimizer
         self._watch.count_step()
+        self._footprints.count_step()
         if rules.due(iteration):
-            self._watch.stats = densify_and_prune(
-                optimizer,
-                self._watch.stats,
-                rules,
-                extent=self.extent,
-                # Without an extent every Gaussian would be large.
-                remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
-                generator=generator(self._config.random_seed, "split", iteration),
-                shell_distance=self._shell_distance,
-            )
-            self._carve()
-            check_population(len(self.model), iteration, "densification")
+            self._densify(iteration)
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
             reset_opacity(optimizer, self._shell_distance)
@@ -325,23 +374,45 @@ class VanillaStage(Stage):
         )
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics, exposures and poses."""
-        own: dict[str, Any] = self._watch.state()
-        for learned in (self.exposures, self.poses):
-            if learned is not None:
-                own |= learned.state()
+        """Densification statistics, exposures, poses, and the budget of growing images."""
+        own: dict[str, Any] = {**self._watch.state(), **self._footprints.state()}
+        for more in (self.exposures, self.poses, self._budget):
+            if more is not None:
+                own |= more.state()
         return own
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none."""
-        for learned in (self.exposures, self.poses):
-            if learned is not None:
-                learned.restore(state)
+        for more in (self.exposures, self.poses, self._budget):
+            if more is not None:
+                more.restore(state)
         self._watch.restore(state, len(self.model), self.model.device)
+        self._footprints.restore(state, len(self.model), self.model.device)
 
     def export(self, iteration: int) -> None:
         """Write the Gaussians for other programs."""
         self._export(iteration, self.model.cloud.detached())
+
+    def _densify(self, iteration: int) -> None:
+        rules = self._config.densification
+        self._watch.stats = densify_and_prune(
+            self.model.optimizer,
+            self._watch.stats,
+            rules,
+            extent=self.extent,
+            # Without an extent every Gaussian would be large.
+            remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
+            generator=generator(self._config.random_seed, "split", iteration),
+            shell_distance=self._shell_distance,
+            may_grow=self._footprints.may_grow(),
+            idle=self._footprints.idle(
+                iteration, rules.densification_interval, self._config.densifies_until
+            ),
+            allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
+        )
+        self._carve()
+        self._footprints.restart(len(self.model))
+        check_population(len(self.model), iteration, "densification")
 
     def _carve(self) -> None:
         """Drop Gaussians outside of the masks' hull."""

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that start small and grow: as large as what the Gaussians can learn of them by then.
+
+As DashGaussian (Chen et al. 2025) has it: an iteration's images hold as large a share of the
+photographs' spectrum as the share of the schedule that has passed, and the number of Gaussians
+may grow with the number of pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from sugar_utils.flags import boolean
+from sugar_utils.settings import flag
+
+LEVELS = 16
+"""Sizes, evenly spaced up to the full one."""
+
+BUDGET = "gaussian_budget"
+"""Name of the numbers in checkpoints."""
+
+MAX_SURVEYED = 16
+"""Photographs whose spectrum is taken; of more, evenly spaced ones."""
+
+FIRST_GUESS, MEMORY = 5.0, 0.98
+"""Gaussians at the end for each one at the start, and what is left of that after each round."""
+
+
+@dataclass(frozen=True)
+class GrowthConfig:
+    """Whether images grow.
+
+    Attributes:
+        until: Share of the densification after which all images have their full size.
+        smallest: First of the LEVELS.
+    """
+
+    growing_resolution: bool | None = flag(
+        None, "begin with small images, which grow to the full size while Gaussians are added, "
+        "and let the number of Gaussians grow with them; unset: as --preset", parse=boolean,
+        nargs="?", const=True, group="vanilla stage", idle="with --gs_output_dir",
+    )  # fmt: skip
+    until: float = 0.5
+    smallest: int = 6
+
+
+@dataclass(frozen=True)
+class ResolutionGrowth:
+    """When images have which size.
+
+    Attributes:
+        ends: Last iteration of each size but the full one, from the smallest; never falling.
+    """
+
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shares: Sequence[float], until: int, smallest: int) -> ResolutionGrowth:
+        """The schedule that follows from a spectrum.
+
+        Args:
+            shares: What images of each size hold of it, as of :func:`spectrum_shares`.
+            until: Last iteration that may have smaller images than the full ones.
+            smallest: Level of the first size.
+        """
+        return cls(tuple(int(share * until) for share in shares[smallest - 1 : -1]))
+
+    def scale(self, iteration: int) -> float:
+        """Width and height of an iteration's images, as shares of the full ones."""
+        return (LEVELS - sum(iteration <= end for end in self.ends)) / LEVELS
+
+    def passed(self, iteration: int) -> float:
+        """Share of the growth that has passed, at most 1."""
+        return min(1.0, iteration / max(1, self.ends[-1]))
+
+
+class GaussianBudget:
+    """How many Gaussians there may be while images grow.
+
+    DashGaussian: P_i = P_first + (P_last - P_first) / r^(2 - i / S), where r is how many times
+    smaller images are than the full ones, and S is when they have their full size. P_last is five
+    times P_first to begin with, and follows what the rounds of densification ask for.
+
+    Attributes:
+        first: Gaussians at the start.
+        last: Gaussians that are expected at full size.
+    """
+
+    def __init__(self, growth: ResolutionGrowth, first: int) -> None:
+        self._growth = growth
+        self.first, self.last = float(first), FIRST_GUESS * first
+
+    def allowed(self, iteration: int, wanted: int) -> int:
+        """The most Gaussians after a round of densification.
+
+        Args:
+            iteration: Absolute iteration.
+            wanted: Gaussians that the round would add.
+        """
+        self.last = max(self.last, MEMORY * self.last + wanted)
+        share = self._growth.scale(iteration) ** (2.0 - self._growth.passed(iteration))
+        return math.floor(self.first + (self.last - self.first) * share)
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {BUDGET: torch.tensor([self.first, self.last], dtype=torch.float64, device="cpu")}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """What a checkpoint has."""
+        if BUDGET in state:
+            self.first, self.last = state[BUDGET].tolist()
+
+
+def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
+    """What images of each size hold of the sum of amplitudes of the photographs' spectrum.
+
+    Args:
+        photographs: Grey values. (H, W) each
+
+    Returns:
+        Means over the photographs, rising to 1, one for each of LEVELS sizes.
+    """
+    shares = np.zeros(LEVELS)
+    for grey in photographs:
+        amplitudes = np.abs(np.fft.fft2(grey - grey.mean()))
+        # The finest detail of either axis, as a share of what the full size can hold.
+        rows, columns = (2 * np.abs(np.fft.fftfreq(n)) for n in grey.shape)
+        finest = np.maximum(rows[:, None], columns[None, :])
+        level = np.clip(np.ceil(finest * LEVELS).astype(int), 1, LEVELS) - 1
+        held = np.bincount(level.ravel(), amplitudes.ravel(), minlength=LEVELS).cumsum()
+        shares += held / held[-1] if held[-1] > 0 else 1.0
+    return (shares / len(photographs)).tolist()
+
+
+def measured_growth(
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+    config: GrowthConfig,
+    densified: int,
+) -> ResolutionGrowth:
+    """The schedule for some photographs.
+
+    Args:
+        cameras: Training views.
+        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        config: Settings.
+        densified: Iteration at which densification ends.
+    """
+    chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
+    grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]
+    until = round(config.until * densified)
+    return ResolutionGrowth.of(spectrum_shares(grey), until, config.smallest)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Gaussians show of the photographs, and densification that counts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.rasterization import project, rasterize
+from gaussian_splatting.rasterization.reference import rasterize_reference
+from gaussian_splatting.vanilla.footprints import FootprintWatch, ScoreConfig
+from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from tests.support.tiny_scene import (
+    assert_same_bits,
+    disturbed_cloud,
+    make_tiny_scene,
+    run_cli,
+    tiny_cameras,
+    tiny_cloud,
+)
+
+EXTENT = 3.0
+SCORED = ScoreConfig("scored")
+RULES = DensificationConfig(densify_from_iter=1, densification_interval=20)
+ROUND, BEFORE = 40, 35
+CPU = torch.device("cpu")
+
+
+def photograph(camera):
+    with torch.no_grad():
+        image = rasterize(tiny_cloud().activate(), camera).image
+    return (image.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def stage_of(**config) -> VanillaStage:
+    return VanillaStage(
+        disturbed_cloud(tiny_cloud()),
+        VanillaConfig(**{"scoring": SCORED, "densification": RULES, **config}),
+        EXTENT,
+        print,
+    )
+
+
+def look(stage: VanillaStage, camera, target=None, iteration: int = BEFORE) -> None:
+    stage.accumulate(iteration, camera, photograph(camera) if target is None else target)
+
+
+def footprints(stage: VanillaStage) -> torch.Tensor:
+    """Pixels in error, pixels, and views of the step so far. (N, 3)"""
+    return stage.step_statistics()[2]
+
+
+def doubles(gaussians):
+    return replace(
+        gaussians,
+        **{name: value.detach().double() for name, value in vars(gaussians).items()},
+    )
+
+
+def counted_by_hand(camera, wrong: torch.Tensor) -> torch.Tensor:
+    """The sums of one view by a dense float64 renderer: one feature for each Gaussian. (N, 2)"""
+    gaussians = doubles(disturbed_cloud(tiny_cloud()).activate())
+    own = torch.eye(len(gaussians), dtype=torch.float64)
+    weights = rasterize_reference(gaussians, camera, features=own, sh_degree=0).features
+    return torch.stack([(weights * wrong[..., None]).sum(dim=(0, 1)), weights.sum(dim=(0, 1))], 1)
+
+
+def wrong_pixels(camera, target) -> torch.Tensor:
+    with torch.no_grad():
+        gaussians = disturbed_cloud(tiny_cloud()).activate()
+        image = rasterize(gaussians, camera, sh_degree=0).image
+    return ((image - target[..., :3] / 255.0).abs().mean(dim=-1) > SCORED.error).double()
+
+
+# What is found
+
+
+def test_sums_are_those_of_a_dense_renderer():
+    camera = tiny_cameras(1)[0]
+    stage = stage_of()
+    look(stage, camera)
+    found, wrong = footprints(stage), wrong_pixels(camera, photograph(camera))
+    assert 0.01 < float(wrong.mean()) < 0.9
+    expected = counted_by_hand(camera, wrong)
+    torch.testing.assert_close(found[:, :2].double(), expected, rtol=1e-3, atol=1e-3)
+    assert float(expected[:, 0].max()) > 1
+    assert torch.equal(found[:, 2] > 0, expected[:, 1] > 0) or bool((found[:, 2] <= 1).all())
+
+
+def test_pixels_that_a_mask_leaves_out_are_not_wrong():
+    camera, stage = tiny_cameras(1)[0], stage_of()
+    target = photograph(camera)
+    counts = torch.zeros_like(target[..., :1])
+    counts[:, : camera.width // 2] = 255
+    look(stage, camera, torch.cat([target, counts], dim=-1))
+    wrong = wrong_pixels(camera, target)
+    wrong[:, camera.width // 2 :] = 0
+    torch.testing.assert_close(
+        footprints(stage)[:, 0].double(), counted_by_hand(camera, wrong)[:, 0], rtol=1e-3, atol=1e-3
+    )
+
+
+def test_asking_changes_no_gradient():
+    camera, asked, unasked = tiny_cameras(1)[0], stage_of(), stage_of(scoring=ScoreConfig())
+    for stage in (asked, unasked):
+        look(stage, camera)
+    assert [len(stage.step_statistics()) for stage in (asked, unasked)] == [3, 2]
+    for name, value in unasked.model.optimizer.gradients().items():
+        found = asked.model.optimizer.gradients()[name]
+        # Kernels of another number of channels may round otherwise.
+        assert float((found - value).norm()) <= 1e-6 * float(value.norm()), name
+
+
+@pytest.mark.parametrize("split", [ImageSplit(3), ImageSplit(1, True), ImageSplit(48, True)])
+def test_strips_find_what_the_whole_image_finds(split):
+    camera, whole, strips = tiny_cameras(1)[0], stage_of(), stage_of(split=split)
+    for stage in (whole, strips):
+        look(stage, camera)
+    torch.testing.assert_close(footprints(strips), footprints(whole), rtol=1e-5, atol=1e-5)
+
+
+def test_two_looks_have_the_same_bits_and_views_add_up():
+    cameras, together = tiny_cameras(2), stage_of()
+    apart = [stage_of() for _ in range(3)]
+    for stage, camera in zip(apart, [*cameras, cameras[0]], strict=True):
+        look(stage, camera)
+    for camera in cameras:
+        look(together, camera)
+    assert torch.equal(footprints(apart[0]), footprints(apart[2]))
+    assert torch.equal(footprints(together), footprints(apart[0]) + footprints(apart[1]))
+
+
+@pytest.mark.parametrize(
+    ("views_per_step", "asked"), [(1, range(31, 41)), (4, range(38, 41)), (100, range(40, 41))]
+)
+def test_the_last_ten_views_before_a_round_are_asked(views_per_step, asked):
+    watch = FootprintWatch(5, CPU, SCORED)
+    found = [i for i in range(21, 41) if watch.marks(i, RULES, views_per_step) is not None]
+    assert found == list(asked)
+
+
+def test_before_and_after_densification_nobody_is_asked():
+    rules = replace(RULES, densify_from_iter=20, densify_until_iter=40)
+    watch = FootprintWatch(5, CPU, SCORED)
+    assert all(watch.marks(i, rules, 1) is None for i in range(1, 100))
+    rules = replace(rules, densify_until_iter=41)
+    assert [i for i in range(1, 100) if watch.marks(i, rules, 1) is not None] == [*range(31, 41)]
+
+
+# What follows
+
+
+def judged(wrong, shown, views) -> FootprintWatch:
+    watch = FootprintWatch(len(wrong), CPU, SCORED)
+    watch.sums = torch.tensor([wrong, shown, views], dtype=torch.float32).T.contiguous()
+    return watch
+
+
+def test_only_gaussians_that_show_wrong_pixels_in_the_mean_may_grow():
+    enough = SCORED.wrong_pixels
+    watch = judged([3 * enough, 2.9 * enough, 0, enough], [99] * 4, [3, 3, 0, 1])
+    assert watch.may_grow().tolist() == [True, False, False, True]
+
+
+def test_gaussians_grow_where_pixels_are_wrong_and_nowhere_else():
+    camera, grown = tiny_cameras(1)[0], {}
+    for name, scoring in (("reference", ScoreConfig()), ("scored", SCORED)):
+        stage = stage_of(scoring=scoring, densification=replace(RULES, densify_grad_threshold=1e-9))
+        places = project(stage.model.cloud.activate(), camera).means2d[:, 0]
+        n = len(stage.model)
+        # The left half is as it is rendered, the right half is not.
+        target = (stage.render(camera, geometry=False).image.clamp(0, 1) * 255).byte()
+        target[:, camera.width // 2 :] = 255 - target[:, camera.width // 2 :]
+        look(stage, camera, target)
+        stage.apply(ROUND)
+        grown[name] = len(stage.model) - n
+    right = int((places > camera.width / 2 - 10).sum())
+    assert 0 < grown["scored"] <= right < grown["reference"]
+
+
+@pytest.mark.parametrize(
+    ("iteration", "removes"), [(20, False), (40, True), (60, False), (80, True), (100, False)]
+)
+def test_what_shows_next_to_nothing_goes_at_a_few_times(iteration, removes):
+    least = SCORED.shown_pixels
+    watch = judged([9] * 4, [3 * least, 2.9 * least, 0, 0], [3, 3, 1, 0])
+    watch._config = replace(SCORED, removals=(0.6, 1.0))
+    found = watch.idle(iteration, 20, 100)
+    if removes:
+        assert found.tolist() == [False, True, True, False]
+    else:
+        assert found is None
+
+
+def test_a_flag_that_is_given_wins_over_the_preset():
+    fast = VanillaConfig(preset="fast")
+    assert (fast.scores, fast.grows) == (True, True)
+    assert not VanillaConfig(preset="fast", scoring=ScoreConfig("reference")).scores
+    assert not VanillaConfig(preset="fast", growth=GrowthConfig(False)).grows
+    by_hand = VanillaConfig(scoring=SCORED, growth=GrowthConfig(True))
+    assert fast.identity() == by_hand.identity()
+    assert VanillaConfig().identity() == VanillaConfig(preset="fast", scoring=ScoreConfig(
+        "reference"), growth=GrowthConfig(False)).identity()  # fmt: skip
+
+
+# Runs
+
+
+def vanilla(scene, output, *more) -> int:
+    return run_cli(
+        vanilla_train.main, "-s", scene.root, "-m", output, "--eval", "--iterations", 24,
+        "--densify_from_iter", 2, "--densification_interval", 4, "--densify_until_iter", 20,
+        "--opacity_reset_interval", 9, "--checkpoint_iterations", 10, *more,
+    )  # fmt: skip
+
+
+def final(output):
+    return output / "checkpoints" / "24.pt"
+
+
+def test_a_scored_run_repeats_and_continues_with_the_same_bits(tmp_path):
+    scene = make_tiny_scene(tmp_path / "scene")
+    assert vanilla(scene, tmp_path / "a", "--densification", "scored") == 0
+    assert vanilla(scene, tmp_path / "again", "--densification", "scored") == 0
+    assert_same_bits(final(tmp_path / "a"), final(tmp_path / "again"))
+    # In the middle of what is added up for the round of iteration 12.
+    source = tmp_path / "a" / "checkpoints" / "10.pt"
+    assert float(torch.load(source)["resume"]["stage"]["footprints"].sum()) > 0
+    assert vanilla(scene, tmp_path / "b", "--densification", "scored", "--resume", source) == 0
+    assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
+
+
+def test_a_score_that_is_unknown_is_refused_in_one_line(tmp_path, capsys):
+    scene = make_tiny_scene(tmp_path / "scene")
+    assert vanilla(scene, tmp_path / "a", "--densification", "often") == 2
+    assert "--densification" in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not (tmp_path / "a").exists()
