@@ -13,6 +13,7 @@ import torch
 from plyfile import PlyData
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.moved_cloud import moved_cloud
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.compressed_ply import space_order, write_compressed_ply
@@ -21,6 +22,7 @@ from sugar_extractors.export.gltf_gaussians import EXTENSION, write_gltf_gaussia
 from sugar_extractors.export.packing import from_smallest_three, shares, smallest_three
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
+from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 
 WRITERS = {
@@ -78,7 +80,9 @@ def test_what_is_read_is_what_was_written(
     assert sorted(order.tolist()) == list(range(len(cloud)))
     assert has_gaussians(tmp_path / name)
     found = read_any_gaussians(tmp_path / name, lambda _: None)
-    errors = fidelity(cloud.select(torch.from_numpy(order)), found)
+    written = cloud.select(torch.from_numpy(order))
+    # A GLB has other axes than a capture, and is turned when it is read.
+    errors = fidelity(moved_cloud(written, GLB_AXES) if name.endswith(".glb") else written, found)
     assert errors.position < position
     assert errors.scale < scale
     assert errors.rotation < rotation
@@ -244,3 +248,27 @@ def test_a_program_that_does_not_know_the_extension_shows_points(tmp_path):
     write_gltf_gaussians(tmp_path / "a.glb", cloud)
     (points,) = trimesh.load(tmp_path / "a.glb").geometry.values()
     np.testing.assert_allclose(points.vertices, cloud.means.numpy(), atol=1e-6)
+
+
+def test_another_reader_finds_in_an_spz_what_was_written(tmp_path):
+    gsply = pytest.importorskip("gsply")
+    cloud = random_cloud()
+    order = write_spz(tmp_path / "a.spz", cloud)
+    found = gsply.read_spz(tmp_path / "a.spz")
+    # It leaves them in the axes of the format: x right, y up, z back.
+    turned = moved_cloud(cloud.select(torch.from_numpy(order)), GLB_AXES)
+    read = GaussianCloud(
+        means=torch.tensor(found.means),
+        sh_dc=torch.tensor(found.sh0)[:, None],
+        sh_rest=torch.tensor(found.shN).reshape(-1, 15, 3),
+        opacity_logits=torch.tensor(found.opacities).reshape(-1, 1).clamp(-8, 8),
+        log_scales=torch.tensor(found.scales),
+        quats=torch.tensor(found.quats),
+    )
+    errors = fidelity(turned, read)
+    assert errors.position < 2e-6
+    assert errors.scale < 0.033
+    assert errors.rotation < 0.3
+    assert errors.color < 3.7
+    assert errors.opacity < 0.6
+    assert errors.harmonics < 0.05

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.data.cameras import Camera
 
@@ -44,6 +43,9 @@ class BrowserView:
 
     def camera(self, longest_side: int) -> Camera:
         """The camera to render with, no side longer than so many pixels."""
+        # Here and not above: trainings that nobody watches start without it.
+        from scipy.spatial.transform import Rotation
+
         scale = min(1.0, longest_side / max(self.width, self.height))
         width, height = (max(1, round(side * scale)) for side in (self.width, self.height))
         focal = height / (2 * math.tan(self.fov / 2))

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.viewing.browser_views import BrowserView, Wishes
@@ -165,6 +164,8 @@ def add_frustum(
         size: Of the pyramid, in world units.
         picture: A small photograph. (H, W, 3) uint8
     """
+    from scipy.spatial.transform import Rotation
+
     # viser reads a vertical field of view.
     wxyz = np.roll(Rotation.from_matrix(camera.rotation.T).as_quat(), 1)
     return server.scene.add_camera_frustum(

@@ -11,10 +11,12 @@ from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.trainable import cloud_from_state
+from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.compressed_ply import is_compressed_ply, read_compressed_ply
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians, read_gltf_gaussians
 from sugar_extractors.export.splat_file import read_splat
 from sugar_extractors.export.spz_file import read_spz
+from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import FACES, bound_cloud_from_state
 from sugar_trainers.capture import model_file
@@ -26,8 +28,9 @@ def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianClo
 
     Args:
         path: A PLY of Gaussians, compressed or not; an SPZ or ``.splat`` file; a GLB with
-            Gaussians, which stay in its axes; a ``.pt`` of any stage, or the folder of its run; or
-            the folder of a vanilla checkpoint, whose last iteration is taken.
+            Gaussians, which are turned from its axes to a capture's; a ``.pt`` of any stage, or
+            the folder of its run; or the folder of a vanilla checkpoint, whose last iteration is
+            taken.
         notify: Told about what was dropped.
 
     Raises:
@@ -39,7 +42,7 @@ def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianClo
     if suffix == ".ply":
         return read_gaussian_ply(path, notify)
     if suffix == ".glb":
-        return read_gltf_gaussians(path)
+        return moved_cloud(read_gltf_gaussians(path), GLB_AXES)
     if suffix in (".spz", ".splat"):
         if not path.is_file():
             raise UserError(f"{path}: no such file; check the path")

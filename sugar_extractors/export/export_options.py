@@ -41,8 +41,8 @@ class ExportOptions:
     """What ``export.py`` is asked for."""
 
     result: Path = _flag(
-        MISSING, "what to export. Gaussians: a .ply, .spz or .splat, a .pt of any stage, a folder; "
-        "meshes: a textured .obj", positional=True, parse=Path,
+        MISSING, "what to export. Gaussians: a .ply, .spz, .splat or .glb, a .pt of any stage, a "
+        "folder; meshes: a textured .obj", positional=True, parse=Path,
     )  # fmt: skip
     to: str = _flag(
         MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; splat, "

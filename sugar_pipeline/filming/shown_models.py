@@ -21,16 +21,11 @@ from gaussian_splatting.engine.reporting.view_pictures import (
     farthest,
     normal_picture,
 )
-from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.simplified_mesh import shape_of
 from sugar_extractors.quality.any_mesh import read_any_mesh
 from sugar_extractors.quality.mesh_pictures import shaded_views
-from sugar_extractors.texture.textured_mesh_io import (
-    GLB_AXES,
-    TexturedMesh,
-    read_textured_mesh,
-)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
@@ -86,7 +81,6 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
 
     Args:
         path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-            Those of a GLB are turned back from its axes to those of a capture.
         notify: Told about what was dropped.
 
     Raises:
@@ -98,8 +92,7 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
     if suffix == ".obj":
         return read_textured_mesh(path)
     if has_gaussians(path):
-        cloud = read_any_gaussians(path, notify)
-        return moved_cloud(cloud, GLB_AXES) if suffix == ".glb" else cloud
+        return read_any_gaussians(path, notify)
     if suffix == ".ply":
         return read_any_mesh(path)
     raise UserError(
