@@ -39,7 +39,8 @@ def browser_at(port: int) -> Iterator:
         pytest.skip("no Chromium")
     with driver.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=program, args=list(SOFTWARE))
-        page = opened.new_page(viewport={"width": 900, "height": 700})
+        page, asked = opened.new_page(viewport={"width": 900, "height": 700}), []
+        page.on("request", lambda request: asked.append(request.url))
         for _ in range(150):
             try:
                 page.goto(f"http://127.0.0.1:{port}")
@@ -48,6 +49,9 @@ def browser_at(port: int) -> Iterator:
                 page.wait_for_timeout(200)
         yield page
         opened.close()
+    # A page that needs nothing from elsewhere.
+    own = (f"http://127.0.0.1:{port}", "blob:", "data:")
+    assert [url for url in asked if not url.startswith(own)] == []
 
 
 @contextmanager

@@ -304,6 +304,11 @@ def test_the_box_cuts_all_that_is_shown_and_gives_it_back(page):
     page.work()
     whole = {title: len(places) for title, places in kept(page).items()}
     assert all(0 < counts[title] < whole[title] for title in (VANILLA, COARSE, REFINED))
+    box.corners[:] = np.full(3, 50.0), np.full(3, 51.0)
+    box._cut.value = True
+    page.work()
+    assert TEXTURED in box.words.content
+    assert {title: len(places) for title, places in kept(page).items()} == whole
 
 
 def kept(page: ViewPage) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class BoxPanel:
                 "Flags", box_flags(*self.corners), multiline=True,
                 hint="for extract_mesh.py and the pipelines",
             )  # fmt: skip
+            self.words = server.gui.add_markdown("")
         size = float(np.linalg.norm(self.corners[1] - self.corners[0]))
         self._handles = [
             self._scene.add_transform_controls(
@@ -66,6 +67,11 @@ class BoxPanel:
             self._follow(number, handle)
         self._shown.on_update(lambda _: self._show())
         self._cut.on_update(lambda _: self._switch())
+
+    def tell(self, outside: Sequence[str]) -> None:
+        """Name what is shown whole because nothing of it lies in the box."""
+        names = ", ".join(outside)
+        self.words.content = f"Nothing in the box, so shown whole: {names}" if names else ""
 
     def _follow(self, number: int, handle: Any) -> None:
         @handle.on_update

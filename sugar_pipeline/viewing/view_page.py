@@ -46,14 +46,14 @@ class Exhibit:
         result: What the browser draws; the content of a GLB file for those.
         model: What our renderer draws; None of a GLB file.
         points: That say where it is. (P, 3) world units
-        cut: The same, cut to a box of two corners.
+        cut: The same, cut to a box of two corners; None where nothing of it is in there.
     """
 
     title: str
     result: Result | bytes
     model: ShownModel | None
     points: np.ndarray
-    cut: Callable[[np.ndarray, np.ndarray], Exhibit]
+    cut: Callable[[np.ndarray, np.ndarray], Exhibit | None]
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,16 @@ class ViewPage:
     def _cut(self) -> None:
         """Show what is inside of the box, or all of it again."""
         corners = self._box.corners if self._box.cuts else None
+        outside = []
         for number, (title, whole) in enumerate(self._whole.items()):
             one = whole if corners is None else whole.cut(*corners)
+            if one is None:
+                outside.append(title)
+                one = whole
             self._exhibits[title] = one
             self._nodes[title] = add_result(self._server, f"/results/{number}", one.result)
         self._rendered = self._pictures()
+        self._box.tell(outside)
         self._changed()
 
     def _hit(self, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:

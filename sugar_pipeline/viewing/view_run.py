@@ -114,8 +114,9 @@ def exhibit_of_glb(title: str, path: Path) -> Exhibit:
 def exhibit_of(title: str, result: Result, white: bool, device: torch.device) -> Exhibit:
     """A result on the page."""
 
-    def cut(one: np.ndarray, other: np.ndarray) -> Exhibit:
-        return exhibit_of(title, cut_result(result, one, other), white, device)
+    def cut(one: np.ndarray, other: np.ndarray) -> Exhibit | None:
+        inside_of = cut_result(result, one, other)
+        return None if inside_of is None else exhibit_of(title, inside_of, white, device)
 
     return Exhibit(title, result, model_of(title, result, white, device), places_of(result), cut)
 
@@ -129,15 +130,17 @@ def places_of(result: Result) -> np.ndarray:
     return result.vertices
 
 
-def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result:
+def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result | None:
     """What of a result lies in a box between two corners: centres of Gaussians, and whole faces."""
     keep = inside(places_of(result), one, other)
     if isinstance(result, GaussianCloud):
-        return result.select(torch.from_numpy(keep))
+        return result.select(torch.from_numpy(keep)) if keep.any() else None
     if isinstance(result, TexturedMesh):
-        faces = torch.from_numpy(keep)[result.faces].all(dim=1)
-        return replace(result, faces=result.faces[faces], uvs=result.uvs[faces])
-    return replace(result, faces=result.faces[keep[result.faces].all(axis=1)])
+        rows = torch.from_numpy(keep)[result.faces].all(dim=1)
+        mesh = replace(result, faces=result.faces[rows], uvs=result.uvs[rows])
+    else:
+        mesh = replace(result, faces=result.faces[keep[result.faces].all(axis=1)])
+    return mesh if mesh.n_faces else None
 
 
 def surroundings(
