@@ -51,7 +51,7 @@ class ScoreConfig:
     )  # fmt: skip
     views: int = 10
     error: float = 0.05
-    wrong_pixels: float = 0.5
+    wrong_pixels: float = 2.0
     shown_pixels: float = 0.1
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 
