@@ -409,7 +409,7 @@ class VanillaStage(Stage):
             shell_distance=self._shell_distance,
             may_grow=self._footprints.may_grow(),
             idle=self._footprints.idle(
-                self.model.cloud.activate().opacities.detach(),
+                self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
                 iteration,
                 rules.densification_interval,
                 self._config.densifies_until,
