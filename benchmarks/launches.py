@@ -46,7 +46,7 @@ from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.losses import photometric
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.optim import adam
-from gaussian_splatting.rasterization import rasterizers
+from gaussian_splatting.rasterization import projection, rasterizers
 from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
 from sugar_scene.fields import field_kernels
 from sugar_trainers import sampling_block
@@ -159,6 +159,7 @@ def gpu_paths() -> Iterator[None]:
         for owner, name, replacement in (
             *((rasterizers, name, on_blocks(getattr(rasterizers, name))) for name in blending),
             (photometric, "NativePhotometric", ColumnPhotometric),
+            (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),
             (sampling_block, "evaluate_fields", functools.partial(fields, native=False)),
         ):

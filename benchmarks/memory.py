@@ -247,7 +247,7 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
     loss = loss + config.dn_factor * depth_normal_consistency(
         output.depth, output.normal, *intrinsics
     )
-    drawn = draw_samples(output.visible, config.sdf_samples, seed=0)
+    drawn = draw_samples(output.visible, config.samples_for(len(gaussians)), seed=0)
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
         stage.neighbors, *drawn,

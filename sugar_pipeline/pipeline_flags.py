@@ -12,7 +12,7 @@ from pathlib import Path
 from gaussian_splatting.compute import BackendFlags, DeviceFlags
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.posing.convert_options import PosingOptions
-from gaussian_splatting.shared_flags import ScheduleFlags
+from gaussian_splatting.shared_flags import Preset, ScheduleFlags, preset
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
@@ -20,6 +20,7 @@ from sugar_trainers.coarse_config import MODES, MULTIVIEW
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.multiview_run import MultiviewOptions
 from sugar_trainers.naming import OUTPUT_ROOT
+from sugar_trainers.presets import with_preset
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import open_share, optional_str, positive_int
@@ -108,6 +109,13 @@ class TrainFlags:
 
 
 @dataclass(frozen=True)
+class TrainPreset:
+    """That of ``train.py``; the other pipeline has the vanilla stage's."""
+
+    preset: Preset = preset(_train)
+
+
+@dataclass(frozen=True)
 class FullFlags:
     """The stage that ``train_full_pipeline.py`` puts before the others."""
 
@@ -139,6 +147,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     texture = {"group": _train, "long": "--export_uv_textured_mesh"}
     _add_pipeline_flags(parser, texture)
     add_flags(parser, TrainFlags)
+    add_flags(parser, TrainPreset)
     return parser
 
 
@@ -194,6 +203,7 @@ def with_mode(args: argparse.Namespace) -> argparse.Namespace:
     resolved = argparse.Namespace(**vars(args))
     multiview = args.regularization_type == MULTIVIEW
     for name, chosen in {
+        "preset": "fast",
         "exposure_compensation": multiview,
         "mesh_extractor": "tsdf" if multiview else "poisson",
         "tsdf_depth": "plane" if multiview else "blended",
@@ -201,7 +211,7 @@ def with_mode(args: argparse.Namespace) -> argparse.Namespace:
     }.items():
         if getattr(args, name) is None:
             setattr(resolved, name, chosen)
-    return resolved
+    return with_preset(resolved)
 
 
 def runs_stage(args: argparse.Namespace, stage: str) -> bool:

@@ -13,7 +13,7 @@ from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, Optimiz
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_utils.errors import UserError
-from sugar_utils.flags import non_negative_float, positive_int
+from sugar_utils.flags import AUTO, Automatic, non_negative_float, positive_int, positive_or_auto
 from sugar_utils.settings import flag, without_flags
 
 Regularization = Literal["density", "sdf", "dn_consistency"]
@@ -23,6 +23,11 @@ REGULARIZATIONS: tuple[Regularization, ...] = ("sdf", "density", "dn_consistency
 MULTIVIEW = "multiview"
 MODES = (*REGULARIZATIONS, MULTIVIEW)
 """What the coarse stage can be."""
+
+MOST_SAMPLES = 1_000_000
+SAMPLES_EACH = 16
+"""Points for each Gaussian with ``--sdf_samples auto``. They add less than a tenth to the variance
+that gradients have between views anyway (``benchmarks/sample_noise.py``)."""
 
 
 _coarse = partial(flag, group="coarse stage")
@@ -109,9 +114,10 @@ class CoarseConfig:
     entropy_factor: float = 0.1
     dn_factor: float = 0.05
     n_neighbors: int = 16
-    sdf_samples: int = _coarse(
-        1_000_000, "points drawn per iteration for the surface terms of all modes",
-        parse=positive_int,
+    sdf_samples: Automatic = _coarse(
+        MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 16 for "
+        "each Gaussian that may be drawn, at most 1000000; unset: 1000000, auto with --preset fast",
+        parse=positive_or_auto, metavar="{N,auto}", unset=True,
     )  # fmt: skip
     sample_chunk: int = 1_000_000
     knn_batch_size: int | None = _coarse(
@@ -151,6 +157,12 @@ class CoarseConfig:
     def density_factor(self) -> float:
         """Factor of the density field; its reciprocal K keeps the sdf field below 1."""
         return 1.0 / 16.0 if self.uses_sdf else 1.0
+
+    def samples_for(self, n_candidates: int) -> int:
+        """Points to draw where so many Gaussians may be drawn."""
+        if self.sdf_samples == AUTO:
+            return min(MOST_SAMPLES, SAMPLES_EACH * n_candidates)
+        return self.sdf_samples
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""

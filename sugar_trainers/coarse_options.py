@@ -14,6 +14,7 @@ from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
 from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.presets import with_preset
 from sugar_utils.settings import from_args, parser_of
 
 
@@ -33,6 +34,7 @@ def coarse_options(
     Raises:
         UserError: An input is missing, or what was asked for cannot be had.
     """
+    args = with_preset(args)
     config = from_args(
         CoarseConfig,
         args,

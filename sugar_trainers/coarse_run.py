@@ -21,7 +21,7 @@ from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled, scaled_all
-from gaussian_splatting.shared_flags import checkpoint_interval
+from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
@@ -54,6 +54,7 @@ class CoarseOptions(CaptureOptions):
         None, "folder in which the run's folder is made; unset: output/coarse/<scene>",
         group="single coarse stage", short="-o", parse=Path,
     )  # fmt: skip
+    preset: Preset = preset("single coarse stage")
     config: CoarseConfig = field(default_factory=CoarseConfig)
     checkpoint_interval: int = checkpoint_interval("coarse stage")
     checkpoint_milestones: tuple[int, ...] = _flag(

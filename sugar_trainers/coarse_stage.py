@@ -90,13 +90,12 @@ class CoarseStage(Stage):
     @property
     def memory_plan(self) -> MemoryPlan:
         """Strips of the image and chunks of the samples."""
-        return MemoryPlan(
-            self._config.split, min(self._config.sample_chunk, self._config.sdf_samples)
-        )
+        most = self._config.samples_for(len(self.model))
+        return MemoryPlan(self._config.split, min(self._config.sample_chunk, most))
 
     @memory_plan.setter
     def memory_plan(self, plan: MemoryPlan) -> None:
-        chunk = plan.sample_chunk or self._config.sdf_samples
+        chunk = plan.sample_chunk or self._config.samples_for(len(self.model))
         self._config = replace(self._config, split=plan.split, sample_chunk=chunk)
         self._sampler = SurfaceSampler(self._config, self.extent)
 
@@ -260,7 +259,7 @@ class CoarseStage(Stage):
     def _samples(
         self, mask: Tensor, n_candidates: int, camera: Camera, iteration: int, view_index: int
     ) -> tuple[Tensor, Tensor]:
-        n = self._config.sdf_samples
+        n = self._config.samples_for(n_candidates)
         if self._given_samples is not None:
             indices, noise = self._given_samples(mask, n, iteration)
         else:

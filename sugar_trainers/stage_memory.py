@@ -91,7 +91,7 @@ def coarse_loads(
         surface = replace(
             entropy,
             geometry=geometry,
-            samples=config.sdf_samples,
+            samples=config.samples_for(n),
             candidates=candidates,
             neighbors=config.n_neighbors,
             pair_bytes=pair_bytes(cloud.means.device),
@@ -173,7 +173,7 @@ def plan_coarse(
     Raises:
         UserError: Nothing fits.
     """
-    first = MemoryPlan(options.split, min(config.sample_chunk, config.sdf_samples))
+    first = MemoryPlan(options.split, _first_chunk(cloud, config))
     plan = _plan(cloud, config, options, first, scene, store, console)
     return replace(config, split=plan.split, sample_chunk=plan.sample_chunk)
 
@@ -204,8 +204,14 @@ def predict_coarse(
     """
     first = MemoryPlan(options.split)
     if isinstance(config, CoarseConfig):
-        first = replace(first, sample_chunk=min(config.sample_chunk, config.sdf_samples))
+        first = replace(
+            first, sample_chunk=min(config.sample_chunk, config.samples_for(len(cloud)))
+        )
     return _choice(cloud, config, options, first, scene)
+
+
+def _first_chunk(cloud: GaussianCloud | BoundCloud, config: CoarseConfig) -> int:
+    return min(config.sample_chunk, config.samples_for(len(cloud)))
 
 
 def _plan(

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from sugar_utils.errors import UserError
 from sugar_utils.text import printable
@@ -46,6 +46,16 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
     return value
+
+
+AUTO = "auto"
+Automatic = int | Literal["auto"]
+"""A whole number, or what the program chooses."""
+
+
+def positive_or_auto(text: str) -> Automatic:
+    """A whole number of at least 1, or auto."""
+    return AUTO if text == AUTO else positive_int(text)
 
 
 def non_negative_int(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import warp as wp
 
 from gaussian_splatting.losses.photometric import color_terms
 from gaussian_splatting.losses.photometric_cuda import RUN, ColumnPhotometric
@@ -18,9 +19,11 @@ from gaussian_splatting.rasterization import (
     project,
     tile_lists,
 )
+from gaussian_splatting.rasterization import projection as projection_module
 from gaussian_splatting.rasterization.reference import rasterize_reference
+from gaussian_splatting.rasterization.tile_coverage import count_tiles
 from sugar_utils.errors import UserError
-from sugar_utils.warp_launch import as_array, launch_blocks
+from sugar_utils.warp_launch import as_array, launch, launch_blocks
 from tests.support.random_scenes import look_at, random_gaussians
 
 
@@ -231,6 +234,19 @@ def test_lists_are_those_of_native_code(n):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     reached = expected.counts > 0
     assert torch.equal(found.first_pairs[reached], expected.first_pairs[reached])
+
+
+def test_one_launch_projects_and_counts_as_two_do(monkeypatch):
+    expected = projected(700)
+    monkeypatch.setattr(projection_module, "counts_while_projecting", lambda device: True)
+    found = projected(700)
+    # Compiled with other rounding, so nearly the same splats; their tiles are counted exactly.
+    assert torch.allclose(found.splats, expected.splats, rtol=1e-4, atol=1e-4)
+    counts = torch.empty_like(found.tile_counts)
+    inputs = [found.splats, as_array(found.tile_rects, wp.vec4i), counts]
+    launch(count_tiles, 700, inputs, device=counts.device)
+    assert found.tile_counts.sum() > 700
+    assert torch.equal(found.tile_counts, counts)
 
 
 @pytest.mark.parametrize("blocks", [True, False])

@@ -27,7 +27,8 @@ STAGES_OF_FLAGS = {
     "exposure_compensation",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
-    "v": "init_ply refine_poses robust init preset densification growing_resolution",
+    "v": "init_ply refine_poses robust init densification growing_resolution",
+    "vcm": "preset",
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",

@@ -9,11 +9,11 @@ import torch
 from benchmarks.launches import count, counting
 
 LIMITS = {
-    "dn_consistency": (19, 120, 2),
-    "density": (17, 112, 2),
-    "sdf": (17, 380, 3),
-    "entropy": (12, 86, 2),
-    "vanilla": (12, 60, 2),
+    "dn_consistency": (18, 120, 2),
+    "density": (16, 112, 2),
+    "sdf": (16, 380, 3),
+    "entropy": (11, 86, 2),
+    "vanilla": (11, 60, 2),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine code of the blending kernels, without a GPU: ``python benchmarks/gpu/machine_code.py``.
+"""Machine code of kernels, without a GPU: ``python benchmarks/gpu/machine_code.py``.
 
 Warp compiles for any generation of GPUs on any machine. Instructions, registers and memory are read
 from what comes out, for the kernels in use and for the first ones, and how many warps of each fit
 onto a multiprocessor follows from them. What runs how often, and how fast, is not to be seen here.
+
+``--others`` prints those of projection, fields and colour loss, which have no first ones.
 
 Needs ``pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm``.
 """
@@ -30,7 +32,12 @@ import sugar_utils  # noqa: F401  before torch
 import warp as wp
 
 from benchmarks.gpu.first_blending import first_block_kernels
+from gaussian_splatting.losses.photometric_cuda import compare_columns
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
+from gaussian_splatting.rasterization.projection_kernels import project_backward
+from gaussian_splatting.rasterization.tile_coverage import count_tiles
+from sugar_scene.fields.field_adjoint import sample_gradients_kernel
+from sugar_scene.fields.field_device import evaluate_samples
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser
 from sugar_utils.frame import run_main
@@ -39,6 +46,12 @@ KERNELS = ("forward", "backward", "sum_pairs")
 SETS = {"first": first_block_kernels, "new": block_kernels}
 
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)", re.MULTILINE)
+_KERNEL = re.compile(
+    r"^\.text\.(?:\w+_locals__)?(\w+?)_[0-9a-f]{8}_cuda_kernel_forward:", re.MULTILINE
+)
+_USAGE = re.compile(
+    r"Function (?:\w+_locals__)?(\w+?)_[0-9a-f]{8}_cuda_kernel_forward:\s*REG:(\d+)"
+)
 _REGISTERS = 65536
 _PARTITIONS = 4
 
@@ -137,10 +150,7 @@ def machine_code(kernel: Any, architecture: int) -> MachineCode:
         (meta,) = Path(folder).glob("*.meta")
         notes = json.loads(meta.read_text(encoding="utf-8"))
     found = re.search(r"REG:(\d+) STACK:\d+ SHARED:(\d+)", usage)
-    names = re.findall(
-        r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)", listing, re.MULTILINE
-    )
-    names = [name for name in names if name != "NOP"]
+    names = [name for name in _INSTRUCTION.findall(listing) if name != "NOP"]
     reserved = MULTIPROCESSORS[architecture].reserved if architecture >= 90 else 0
 
     def count(*starts: str) -> int:
@@ -187,6 +197,31 @@ def print_table(architectures: list[int], channels: list[int]) -> None:
                 print(f"| {_row(name, n_channels, architecture)} |", flush=True)
 
 
+def print_others(architectures: list[int]) -> None:
+    """One row for each kernel of the modules beside blending, and generation."""
+    heads = ("kernel", "sm", "instructions", "loads", "16-byte loads", "local memory", "registers")
+    print(f"| {' | '.join(heads)} |\n|---{'|--:' * (len(heads) - 1)}|")
+    some = (count_tiles, project_backward, evaluate_samples, sample_gradients_kernel(),
+            compare_columns)  # fmt: skip
+    for kernel in some:
+        for architecture in architectures:
+            with tempfile.TemporaryDirectory() as folder:
+                wp.compile_aot_module(
+                    kernel.module, device=None, arch=architecture, module_dir=folder, use_ptx=False
+                )
+                (binary,) = (str(path) for path in Path(folder).glob("*.cubin"))
+                usage = _run("cuobjdump", "--dump-resource-usage", binary)
+                parts = _KERNEL.split(_run("nvdisasm", "-c", binary))[1:]
+            registers = dict(_USAGE.findall(usage))
+            for name, listing in sorted(zip(parts[::2], parts[1::2], strict=True)):
+                names = [n for n in _INSTRUCTION.findall(listing) if n != "NOP"]
+                loads = [n for n in names if n.startswith(("LDG", "LDS"))]
+                wide = sum(".128" in n for n in loads)
+                local = sum(n.startswith(("LDL", "STL")) for n in names)
+                counts = (f"{len(names):,}", len(loads), wide, local, registers[name])
+                print(f"| {' | '.join(map(str, (name, architecture, *counts)))} |", flush=True)
+
+
 def main() -> int:
     """Parse the flags and print."""
     flags = Parser(description="Read the machine code of the blending kernels.")
@@ -194,8 +229,12 @@ def main() -> int:
     flags.add_argument("--arch", type=int, nargs="+", choices=known, default=[86, 89, 90, 120],
         metavar="SM", help=f"compute capabilities times ten, of {known}")  # fmt: skip
     flags.add_argument("--channels", type=int, nargs="+", default=[7], help="blended channels")
+    flags.add_argument("--others", action="store_true", help="kernels beside blending instead")
     args: argparse.Namespace = flags.parse_args()
-    print_table(args.arch, args.channels)
+    if args.others:
+        print_others(args.arch)
+    else:
+        print_table(args.arch, args.channels)
     return 0
 
 

@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 from PIL import Image
-from scipy.ndimage import uniform_filter1d
 
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, open_image
 from sugar_utils.errors import UserError
@@ -225,6 +224,9 @@ def sharpness(grey: np.ndarray) -> float:
     Returns:
         0 for a picture without any detail, towards 1 for a sharp one.
     """
+    # Here and not above: it takes a tenth of the time in which a command starts.
+    from scipy.ndimage import uniform_filter1d
+
     values = grey.astype(np.float32)
     shares = []
     for axis in (0, 1):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import warp as wp
@@ -18,7 +19,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     channel_struct,
     vec3bf,
 )
-from gaussian_splatting.rasterization.tile_coverage import count_tiles
+from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
 from gaussian_splatting.rasterization.view import make_view
 from sugar_utils.warp_launch import as_array, launch
 
@@ -105,25 +106,17 @@ class _Project(torch.autograd.Function):
         # Three quarters of all values: read in the type they are stored in.
         vector = _vector_of(sh_rest)
         sh_rest = sh_rest.detach().to(wp.dtype_to_torch(vector._wp_scalar_type_)).contiguous()
-        launch(
-            PROJECT_FORWARD[vector],
-            n,
-            [
-                view, channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
-                as_array(scales, wp.vec3), opacities, as_array(sh_dc, wp.vec3),
-                as_array(sh_rest, vector), features, means2d_splats, radii, depths,
-                as_array(rects, wp.vec4i),
-            ],
-            device=device,
-            min_items=MIN_ITEMS,
-        )  # fmt: skip
-        launch(
-            count_tiles,
-            n,
-            [means2d_splats, as_array(rects, wp.vec4i), counts],
-            device=device,
-            min_items=MIN_ITEMS,
-        )
+        inputs = [
+            view, channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
+            as_array(scales, wp.vec3), opacities, as_array(sh_dc, wp.vec3),
+            as_array(sh_rest, vector), features, means2d_splats, radii, depths,
+            as_array(rects, wp.vec4i),
+        ]  # fmt: skip
+        if counts_while_projecting(device):
+            _launch(PROJECT_AND_COUNT[vector], n, [*inputs, counts], device)
+        else:
+            _launch(PROJECT_FORWARD[vector], n, inputs, device)
+            _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts], device)
         means2d = means2d_splats[:, :2].contiguous()
         ctx.view, ctx.channels = view, channels
         ctx.save_for_backward(
@@ -145,21 +138,26 @@ class _Project(torch.autograd.Function):
                  (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
         vector = _vector_of(sh_rest)
-        launch(
-            PROJECT_BACKWARD[vector],
-            means.shape[0],
-            [
-                ctx.view, ctx.channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
-                as_array(scales, wp.vec3), as_array(sh_rest, vector), radii, splats,
-                as_array(d_means2d.contiguous(), wp.vec2), d_splats.contiguous(),
-                as_array(d_means, wp.vec3), as_array(d_quats, wp.vec4),
-                as_array(d_scales, wp.vec3), d_opacities, as_array(d_sh_dc, wp.vec3),
-                as_array(d_sh_rest, vector), d_features,
-            ],
-            device=means.device,
-            min_items=MIN_ITEMS,
-        )  # fmt: skip
+        inputs = [
+            ctx.view, ctx.channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
+            as_array(scales, wp.vec3), as_array(sh_rest, vector), radii, splats,
+            as_array(d_means2d.contiguous(), wp.vec2), d_splats.contiguous(),
+            as_array(d_means, wp.vec3), as_array(d_quats, wp.vec4),
+            as_array(d_scales, wp.vec3), d_opacities, as_array(d_sh_dc, wp.vec3),
+            as_array(d_sh_rest, vector), d_features,
+        ]  # fmt: skip
+        _launch(PROJECT_BACKWARD[vector], means.shape[0], inputs, means.device)
         return (None, None, None, *grads)
+
+
+def counts_while_projecting(device: torch.device) -> bool:
+    """Whether one launch projects and counts tiles. On a CPU a launch is cheap, and two kernels may
+    round differently."""
+    return device.type != "cpu"
+
+
+def _launch(kernel: Any, n: int, inputs: list[Any], device: torch.device) -> None:
+    launch(kernel, n, inputs, device=device, min_items=MIN_ITEMS)
 
 
 def _vector_of(sh_rest: Tensor) -> type:

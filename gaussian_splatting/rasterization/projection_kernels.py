@@ -28,7 +28,13 @@ from gaussian_splatting.rasterization.spherical_harmonics import (
     vec16,
 )
 from gaussian_splatting.rasterization.view import ALPHA_MIN, LOW_PASS, NEAR, TILE, View
-from sugar_utils.warp_math import column, rotation_gradient, rotation_matrix, smallest_axis
+from sugar_utils.warp_math import (
+    add_to_column,
+    column,
+    rotation_gradient,
+    rotation_matrix,
+    smallest_axis,
+)
 
 wp.set_module_options({"enable_backward": False})
 
@@ -97,8 +103,10 @@ def sh_color(
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
     color = basis[0] * sh_dc[i, 0] + wp.vec3(0.5, 0.5, 0.5)
-    for k in range(1, (degree + 1) * (degree + 1)):
-        color += basis[k] * wp.vec3(sh_rest[i, k - 1])
+    # Unrolled: a computed index would send the basis to memory on a GPU.
+    for k in range(1, 16):
+        if k < (degree + 1) * (degree + 1):
+            color += basis[k] * wp.vec3(sh_rest[i, k - 1])
     return color
 
 
@@ -117,9 +125,9 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
     return wp.vec2i(wp.max(int(lo), int(tight_lo)), wp.min(int(hi), int(tight_hi)))
 
 
-@wp.kernel
-def project_forward(
-    first: int,
+@wp.func
+def project_one(
+    i: int,
     view: View,
     channels: Channels,
     means: wp.array(dtype=wp.vec3),
@@ -134,7 +142,7 @@ def project_forward(
     depths: wp.array(dtype=float),
     tile_rects: wp.array(dtype=wp.vec4i),
 ):
-    i = first + wp.tid()
+    """Fill the row of one Gaussian; that of a culled one stays zero."""
     radii[i] = 0
     tile_rects[i] = wp.vec4i(0, 0, 0, 0)
     mean = means[i]
@@ -206,6 +214,31 @@ def project_forward(
         splats[i, HEADER + channels.features + k] = features[i, k]
 
 
+@wp.kernel
+def project_forward(
+    first: int,
+    view: View,
+    channels: Channels,
+    means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4),
+    scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float),
+    sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any),
+    features: wp.array2d(dtype=float),
+    splats: wp.array2d(dtype=float),
+    radii: wp.array(dtype=int),
+    depths: wp.array(dtype=float),
+    tile_rects: wp.array(dtype=wp.vec4i),
+):
+    """Rows of splats, which come in as zeros."""
+    i = first + wp.tid()
+    project_one(
+        i, view, channels, means, quats, scales, opacities, sh_dc, sh_rest, features, splats, radii,
+        depths, tile_rects,
+    )  # fmt: skip
+
+
 @wp.func
 def put_vector(target: wp.array2d(dtype=wp.vec3), i: int, k: int, v: wp.vec3):
     target[i, k] = v
@@ -238,9 +271,10 @@ def color_gradient(
     basis = sh_basis(direction, channels.sh_degree)
     d_sh_dc[i, 0] = basis[0] * d_color
     d_basis = vec16()
-    for k in range(1, (channels.sh_degree + 1) * (channels.sh_degree + 1)):
-        put_vector(d_sh_rest, i, k - 1, basis[k] * d_color)
-        d_basis[k] = wp.dot(wp.vec3(sh_rest[i, k - 1]), d_color)
+    for k in range(1, 16):
+        if k < (channels.sh_degree + 1) * (channels.sh_degree + 1):
+            put_vector(d_sh_rest, i, k - 1, basis[k] * d_color)
+            d_basis[k] = wp.dot(wp.vec3(sh_rest[i, k - 1]), d_color)
     d_direction = sh_direction_gradient(direction, channels.sh_degree, d_basis)
     return (d_direction - direction * wp.dot(direction, d_direction)) / length
 
@@ -348,8 +382,7 @@ def project_backward(
             d_normal_view += d_distance * t
             d_t += d_distance * normal_view
         d_normal = wp.transpose(view.rotation) * d_normal_view * facing
-        for k in range(3):
-            d_rotation[k, axis] = d_rotation[k, axis] + d_normal[k]
+        d_rotation = add_to_column(d_rotation, axis, d_normal)
 
     d_mean = wp.transpose(view.rotation) * d_t
     if channels.rgb >= 0:

@@ -10,9 +10,12 @@ pixel: no pixel that blends the splat is ever lost.
 
 from __future__ import annotations
 
+from typing import Any
+
 import warp as wp
 
-from gaussian_splatting.rasterization.view import TILE
+from gaussian_splatting.rasterization.projection_kernels import Channels, project_one, vec3bf
+from gaussian_splatting.rasterization.view import TILE, View
 
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.
@@ -122,6 +125,19 @@ def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
     return wp.vec2i(wp.max(first / _SIDE_INT, rect[0]), wp.min(last / _SIDE_INT + 1, rect[1]))
 
 
+@wp.func
+def n_covered(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> int:
+    """Number of tiles that a splat reaches."""
+    ellipse = ellipse_of(splats, i, rect)
+    if ellipse.whole == 1:
+        return (rect[1] - rect[0]) * (rect[3] - rect[2])
+    count = int(0)
+    for row in range(rect[2], rect[3]):
+        tiles = covered_tiles(ellipse, rect, row)
+        count += wp.max(tiles[1] - tiles[0], 0)
+    return count
+
+
 @wp.kernel
 def count_tiles(
     first: int,
@@ -131,16 +147,41 @@ def count_tiles(
 ):
     """Number of tiles that each splat reaches."""
     i = first + wp.tid()
-    rect = rects[i]
-    ellipse = ellipse_of(splats, i, rect)
-    if ellipse.whole == 1:
-        counts[i] = (rect[1] - rect[0]) * (rect[3] - rect[2])
-        return
-    count = int(0)
-    for row in range(rect[2], rect[3]):
-        tiles = covered_tiles(ellipse, rect, row)
-        count += wp.max(tiles[1] - tiles[0], 0)
-    counts[i] = count
+    counts[i] = n_covered(splats, i, rects[i])
+
+
+@wp.kernel
+def project_and_count(
+    first: int,
+    view: View,
+    channels: Channels,
+    means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4),
+    scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float),
+    sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any),
+    features: wp.array2d(dtype=float),
+    splats: wp.array2d(dtype=float),
+    radii: wp.array(dtype=int),
+    depths: wp.array(dtype=float),
+    tile_rects: wp.array(dtype=wp.vec4i),
+    counts: wp.array(dtype=int),
+):
+    """:func:`~.projection_kernels.project_forward` and :func:`count_tiles` in one, for GPUs."""
+    i = first + wp.tid()
+    project_one(
+        i, view, channels, means, quats, scales, opacities, sh_dc, sh_rest, features, splats, radii,
+        depths, tile_rects,
+    )  # fmt: skip
+    counts[i] = n_covered(splats, i, tile_rects[i])
+
+
+PROJECT_AND_COUNT = {
+    vector: wp.overload(project_and_count, {"sh_rest": wp.array2d(dtype=vector)})
+    for vector in (wp.vec3, vec3bf)
+}
+"""By the type of the coefficients of bands 1 and up."""
 
 
 @wp.kernel

@@ -78,10 +78,7 @@ class VanillaConfig:
         split: How the memory of one view is saved; no part of the identity.
     """
 
-    preset: Preset = preset(
-        "vanilla stage", "--densification scored and --growing_resolution True, as good in less "
-        "time and with fewer Gaussians"
-    )  # fmt: skip
+    preset: Preset = preset("vanilla stage")
     iterations: int = _flag(
         30_000, "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
         parse=positive_int, unset=True,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import middle_of
+from gaussian_splatting.data.cameras import Camera, middle_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
@@ -121,6 +121,7 @@ class _Extraction:
         self._console = console
         self._start = time.monotonic()
         self._hull: VisualHull | None = None
+        self._cameras: list[Camera] = []
 
     def run(
         self,
@@ -136,6 +137,7 @@ class _Extraction:
         cloud, path = _read_cloud(options, checkpoint, self._console.info)
         cloud = cloud.to(device)
         self._hull = hull_of(scene.train_cameras, device)
+        self._cameras = scene.train_cameras
         model = self._build_model(cloud, path)
         boxes = self._boxes(scene)
         backend = choose_backend(options.meshing_backend)
@@ -210,7 +212,8 @@ class _Extraction:
                 "train the model longer"
             )
         start = time.monotonic()
-        closed = replace(self._options.poisson, vertices_density_quantile=0.0)
+        poisson = self._options.poisson.with_depth(samples.points, self._cameras)
+        closed = replace(poisson, vertices_density_quantile=0.0)
         mesh = reconstruct_region(samples, closed, backend)
         figures["closing_seconds"] = round(time.monotonic() - start, 2)
         return [mesh]
@@ -280,7 +283,7 @@ class _Extraction:
                 model,
                 cameras,
                 levels,
-                target=options.surface_points,
+                target=options.n_surface_points,
                 n_samples=options.ray_samples,
                 reach=options.ray_reach,
                 candidates_per_point=options.candidates_per_point,
@@ -317,13 +320,18 @@ class _Extraction:
                 self._reject_empty(name, n, samples.points)
                 continue
             start = time.monotonic()
-            poisson = options.poisson
+            region = samples.select(mask)
+            poisson = options.poisson.with_depth(region.points, self._cameras)
             if options.watertight:
                 poisson = replace(poisson, vertices_density_quantile=0.0)
-            mesh = reconstruct_region(samples.select(mask), poisson, backend)
+            figures[f"{name}_depth"] = poisson.solver.poisson_depth
+            self._console.info(
+                f"{name}: Poisson of {n:,} points, octree depth {poisson.solver.poisson_depth}"
+            )
+            mesh = reconstruct_region(region, poisson, backend)
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
             self._console.info(
-                f"{name}: {n:,} points, {mesh.n_faces:,} triangles before decimation "
+                f"{name}: {mesh.n_faces:,} triangles before decimation "
                 f"({figures[f'{name}_seconds']:.1f} s)"
             )
             meshes.append(mesh)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from gaussian_splatting.shared_flags import Preset, preset
 from sugar_extractors.mesh.ablations import RESOLUTION
 from sugar_extractors.mesh.level_sets import (
     DIAMOND_EXTENT,
@@ -23,7 +24,17 @@ from sugar_extractors.mesh.surface_samples import CANDIDATES_PER_POINT
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
-from sugar_utils.flags import boolean, integer, positive_float, positive_int, share, vector3
+from sugar_utils.flags import (
+    AUTO,
+    Automatic,
+    boolean,
+    integer,
+    positive_float,
+    positive_int,
+    positive_or_auto,
+    share,
+    vector3,
+)
 from sugar_utils.settings import flag
 
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
@@ -39,6 +50,9 @@ _VARIANTS: dict[str, MeshVariant] = {
 }
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
+
+MOST_POINTS = 10_000_000
+POINTS_PER_TRIANGLE = 15
 
 _IDLE = (("tsdf_margin", None), ("tsdf_fill", None))
 
@@ -121,9 +135,11 @@ class MeshOptions(CaptureOptions):
         "makes large blobs of a few", parse=share,
         idle="with --mesh_extractor tsdf, --background_mesh False",
     )  # fmt: skip
-    surface_points: int = _points(
-        10_000_000, "points sampled on the surface, per level", parse=positive_int
-    )
+    surface_points: Automatic = _points(
+        MOST_POINTS, "points sampled on the surface, per level; auto: 15 for each triangle that is "
+        "kept, at most 10000000; unset: 10000000, auto with --preset fast", parse=positive_or_auto,
+        metavar="{N,auto}", unset=True,
+    )  # fmt: skip
     candidates_per_point: int = _points(
         CANDIDATES_PER_POINT, "pixels tried per surface point wanted", parse=positive_int
     )
@@ -155,8 +171,16 @@ class MeshOptions(CaptureOptions):
         "auto", "library for Poisson and decimation; auto: Open3D where it can be imported",
         choices=BACKENDS,
     )  # fmt: skip
+    preset: Preset = preset("only extract_mesh.py")
     random_seed: int = _alone(0, "seed of the choice of pixels")
     overwrite: bool = _alone(False, "replace meshes that were made with other settings")
+
+    @property
+    def n_surface_points(self) -> int:
+        """Points to sample on the surface."""
+        if self.surface_points == AUTO:
+            return min(MOST_POINTS, POINTS_PER_TRIANGLE * max(self.decimation_targets))
+        return self.surface_points
 
     @property
     def directory(self) -> Path:
@@ -196,6 +220,7 @@ class MeshOptions(CaptureOptions):
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
         skipped = {
+            "preset",
             "scene_path",
             "checkpoint_path",
             "coarse_model_path",

@@ -11,6 +11,7 @@ from gaussian_splatting.compute import DeviceFlags, compute_options
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_extractors.mesh.mesh_config import DECIMATION_TARGETS, SURFACE_LEVELS, MeshOptions
 from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.presets import with_preset
 from sugar_utils.errors import UserError
 from sugar_utils.flags import non_negative_float, positive_int
 from sugar_utils.schemas import RunRecord, read_checked
@@ -74,7 +75,7 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
         UserError: Flags contradict each other, or an input is missing.
     """
     chosen = from_args(MeshScriptFlags, args).choices
-    args = _with_model(args)
+    args = with_preset(_with_model(args))
     return replace(from_args(MeshOptions, args, **chosen), compute=compute_options(args))
 
 

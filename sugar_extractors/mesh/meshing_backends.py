@@ -27,7 +27,14 @@ from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
-from sugar_utils.flags import non_negative_float, non_negative_int, positive_float, positive_int
+from sugar_utils.flags import (
+    Automatic,
+    non_negative_float,
+    non_negative_int,
+    positive_float,
+    positive_int,
+    positive_or_auto,
+)
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
 
@@ -54,7 +61,11 @@ class SolverConfig:
     Sums depend on the timing of threads: only with one the same input gives the same bits.
     """
 
-    poisson_depth: int = _flag(10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes")
+    poisson_depth: Automatic = _flag(
+        10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
+        "as a pixel on the surface, but not emptier than a point each, at most 10; unset: 10, "
+        "auto with --preset fast", parse=positive_or_auto, metavar="{N,auto}", unset=True,
+    )  # fmt: skip
     poisson_threads: int = _flag(
         1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
         "same bits", parse=non_negative_int,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial import ConvexHull, QhullError
 
 from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.surface_samples import Box
@@ -56,6 +55,9 @@ def observed_region(
     Returns:
         None where there are too few points, or all in one plane.
     """
+    # Here and not above: most commands start without it.
+    from scipy.spatial import ConvexHull, QhullError
+
     if observations is None:
         return None
     points = observations.points[observations.lengths >= MIN_VIEWS].astype(np.float64)

@@ -6,6 +6,7 @@ The steps and their order are those of SuGaR (Guédon & Lepetit, CVPR 2024, sect
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh.meshing_backends import MeshingBackend, SolverConfig
 from sugar_extractors.mesh.surface_samples import SurfaceSamples
 from sugar_scene.mesh.triangle_mesh import (
@@ -22,7 +24,7 @@ from sugar_scene.mesh.triangle_mesh import (
     merge_meshes,
     with_vertex_normals,
 )
-from sugar_utils.flags import non_negative_float, positive_float, positive_int, share
+from sugar_utils.flags import AUTO, non_negative_float, positive_float, positive_int, share
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
 
@@ -30,6 +32,10 @@ MIN_POINTS = 64
 """Fewer points in a region count as none: Poisson would make a blob of them."""
 
 _QUERY_CHUNK = 1 << 20
+_SAMPLED_POINTS = 10_000
+
+LEAST_DEPTH, MOST_DEPTH = 4, 10
+"""Of octrees whose depth is chosen by the program."""
 
 USUAL_QUANTILE = 0.1
 """Of the original. Of an object inside of its masks it would cut thin parts away."""
@@ -66,6 +72,14 @@ class PoissonConfig:
     outlier_ratio: float = _flag(
         20.0, "standard deviations beyond which it is one", parse=positive_float
     )
+
+    def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:
+        """The same with a number where the depth was left to the program."""
+        if self.solver.poisson_depth != AUTO:
+            return self
+        pixel = pixel_size(points, cameras)
+        depth = automatic_depth(points, pixel, self.solver.poisson_scale)
+        return replace(self, solver=replace(self.solver, poisson_depth=depth))
 
     def resolved(self, has_hull: bool) -> PoissonConfig:
         """The same with a number where the share was left open; a hull cuts off what is outside."""
@@ -121,6 +135,35 @@ def reconstruct_region(
             keep &= gaps(mesh.vertices, samples.points) <= largest
         mesh = keep_vertices(mesh, keep)
     return mesh
+
+
+def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
+    """Median size of a pixel at points, in the view that is nearest to each.
+
+    Args:
+        points: (P, 3) world units, at least one.
+        cameras: Views, at least one.
+    """
+    some = points[:: max(1, len(points) // _SAMPLED_POINTS)]
+    sizes = [np.linalg.norm(some - camera.center, axis=1) / camera.fx for camera in cameras]
+    return float(np.median(np.min(sizes, axis=0)))
+
+
+def automatic_depth(points: np.ndarray, pixel: float, scale: float) -> int:
+    """Octree depth for ``--poisson_depth auto``.
+
+    The cells are as small as a pixel, which nothing in the photographs is smaller than; a surface
+    that crosses the whole cube, six sides of it, still has a point in each.
+
+    Args:
+        points: (P, 3) world units.
+        pixel: Size of a pixel on the surface in world units.
+        scale: Side of the solver's cube in sides of the points' bounding cube.
+    """
+    side = scale * float((points.max(axis=0) - points.min(axis=0)).max())
+    by_pixel = math.ceil(math.log2(max(side, pixel) / pixel)) if pixel > 0 else MOST_DEPTH
+    by_points = round(math.log(max(len(points), 6) / 6, 4))
+    return max(LEAST_DEPTH, min(by_pixel, by_points, MOST_DEPTH))
 
 
 def cell_size(points: np.ndarray, solver: SolverConfig) -> float:

@@ -11,14 +11,23 @@ import warp as wp
 from sugar_scene.fields.field_device import (
     NEGLIGIBLE_SQUARE,
     OPTIONS,
+    neighbor_of,
     quat_of,
     sign_of,
     vec3_of,
-    whitening_of,
+    whitened,
 )
 from sugar_scene.fields.reference_fields import SAMPLE_SPREAD
 from sugar_scene.geometry import MIN_SCALE
-from sugar_utils.warp_math import column, rotation_gradient, rotation_matrix
+from sugar_utils.warp_math import (
+    add_at,
+    add_to_column,
+    column,
+    four_of,
+    pick,
+    rotation_gradient,
+    rotation_matrix,
+)
 
 wp.set_module_options(OPTIONS)
 
@@ -111,10 +120,8 @@ def _sum_over_pair(
     field_grads: wp.array2d(dtype=float),
 ):
     """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
-    whitening = whitening_of(packed, j)
-    mean = vec3_of(packed, j)
-    axis = int(packed[j, 14])
-    strength = density_factor * packed[j, 3]
+    neighbor = neighbor_of(packed, j)
+    strength = density_factor * neighbor.opacity
     y_moment = wp.vec3()
     yy_moment = wp.mat33()
     y_noise_moment = wp.mat33()
@@ -123,19 +130,22 @@ def _sum_over_pair(
     touched = int(0)
     for s in range(begin, end):
         draw = vec3_of(noise, s)
-        y = whitening * (own_mean + spread * draw - mean)
+        y = whitened(neighbor, own_mean + spread * draw)
         square = wp.dot(y, y)
         if square < wp.static(NEGLIGIBLE_SQUARE):
             touched = 1
             gauss = wp.exp(-0.5 * square)
-            density_grad = field_grads[s, 0]
+            gradients = four_of(field_grads, s, 0)
+            error = four_of(residual, s, 0)
+            density_grad = gradients[0]
             gauss_sum += density_grad * gauss
             cy = y * (-density_grad * strength * gauss)
             y_moment += cy
             yy_moment += wp.outer(cy, y)
             y_noise_moment += wp.outer(cy, draw)
-            weight = strength * gauss * wp.abs(y[axis]) * packed[j, 15] * residual[s, 3]
-            normal_grad += vec3_of(residual, s) * (-2.0 * field_grads[s, 3] * weight)
+            along = wp.abs(pick(y, neighbor.axis))
+            weight = strength * gauss * along * neighbor.normal_factor * error[3]
+            normal_grad += wp.vec3(error[0], error[1], error[2]) * (-2.0 * gradients[3] * weight)
     return y_moment, yy_moment, y_noise_moment, gauss_sum, normal_grad, touched
 
 
@@ -178,12 +188,13 @@ def _add_up_pairs(
                 field_grads,
             )
         )
-        axis = int(packed[j, 14])
+        neighbor = neighbor_of(packed, j)
+        axis = neighbor.axis
         x_grad = wp.vec3()
         quat_grad = wp.vec4()
         scale_grad = wp.vec3()
         if touched == 1:
-            unwhitening = wp.transpose(whitening_of(packed, j))
+            unwhitening = wp.matrix_from_cols(neighbor.first, neighbor.second, neighbor.third)
             x_grad = unwhitening * y_moment
             mean_grad += x_grad
             noise_moment += unwhitening * y_noise_moment
@@ -192,10 +203,9 @@ def _add_up_pairs(
             scale_grad = _scale_gradient(neighbor_scales, yy_moment)
             entry_grad = _rotation_entries(neighbor_rotation, neighbor_scales, yy_moment)
             sign = sign_of(wp.dot(column(neighbor_rotation, axis), normal))
-            for r in range(3):
-                entry_grad[r, axis] += neighbor_normal_grad[r] * sign
+            entry_grad = add_to_column(entry_grad, axis, neighbor_normal_grad * sign)
             quat_grad = rotation_gradient(quat_of(quats, j), entry_grad)
-        scale_grad[axis] += beta_share
+        scale_grad = add_at(scale_grad, axis, beta_share)
         _store(pair_rows, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
     sums = PairSums()
     for c in range(3):
@@ -214,8 +224,7 @@ def _own_rotation_entries(
     for r in range(3):
         for a in range(3):
             grad[r, a] = moment[r, a] * own_scales[a]
-        grad[r, own_axis] += normal_grad[r]
-    return grad
+    return add_to_column(grad, own_axis, normal_grad)
 
 
 @functools.cache

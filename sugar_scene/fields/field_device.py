@@ -14,7 +14,7 @@ import warp as wp
 
 from sugar_scene.fields.reference_fields import MIN_NORMAL_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_scene.geometry import MIN_SCALE
-from sugar_utils.warp_math import column, rotation_matrix, smallest_axis
+from sugar_utils.warp_math import column, four_of, pick, rotation_matrix, smallest_axis
 
 OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 
@@ -63,6 +63,63 @@ def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
     )
 
 
+@wp.struct
+class Neighbor:
+    """What a packed row says.
+
+    Attributes:
+        mean: Of the Gaussian.
+        opacity: The same.
+        first: Row of the whitening A^T = diag(1/s) R^T, like the next two.
+        second: Row of it.
+        third: Row of it.
+        direction: That of the smallest axis.
+        smallest: Smallest scale.
+        axis: Which one that is.
+        normal_factor: See :func:`pack_rows`.
+    """
+
+    mean: wp.vec3
+    opacity: float
+    first: wp.vec3
+    second: wp.vec3
+    third: wp.vec3
+    direction: wp.vec3
+    smallest: float
+    axis: int
+    normal_factor: float
+
+
+@wp.func
+def neighbor_of(packed: wp.array2d(dtype=float), row: int) -> Neighbor:
+    a = four_of(packed, row, 0)
+    b = four_of(packed, row, 4)
+    c = four_of(packed, row, 8)
+    d = four_of(packed, row, 12)
+    n = Neighbor()
+    n.mean = wp.vec3(a[0], a[1], a[2])
+    n.opacity = a[3]
+    n.first = wp.vec3(b[0], b[1], b[2])
+    n.second = wp.vec3(b[3], c[0], c[1])
+    n.third = wp.vec3(c[2], c[3], d[0])
+    n.smallest = d[1]
+    n.axis = int(d[2])
+    n.normal_factor = d[3]
+    n.direction = n.first
+    if n.axis == 1:
+        n.direction = n.second
+    if n.axis == 2:
+        n.direction = n.third
+    return n
+
+
+@wp.func
+def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
+    """A point in the coordinates of a neighbour."""
+    offset = x - n.mean
+    return wp.vec3(wp.dot(n.first, offset), wp.dot(n.second, offset), wp.dot(n.third, offset))
+
+
 @wp.kernel
 def pack_rows(
     first: int,
@@ -76,7 +133,7 @@ def pack_rows(
     i = first + wp.tid()
     rotation = rotation_matrix(quat_of(quats, i))
     axis = smallest_axis(vec3_of(scales, i))
-    smallest = scales[i, axis]
+    smallest = pick(vec3_of(scales, i), axis)
     for c in range(3):
         packed[i, c] = means[i, c]
         inverse = 1.0 / wp.max(scales[i, c], wp.static(MIN_SCALE))
@@ -122,20 +179,19 @@ def evaluate_samples(
     mean_normal = wp.vec3()
     for k in range(neighbors.shape[1]):
         j = neighbors[i, k]
-        smallest += packed[j, 13]
-        whitening = whitening_of(packed, j)
-        y = whitening * (x - vec3_of(packed, j))
+        neighbor = neighbor_of(packed, j)
+        smallest += neighbor.smallest
+        y = whitened(neighbor, x)
         square = wp.dot(y, y)
         if square < wp.static(NEGLIGIBLE_SQUARE):
-            opacity = density_factor * packed[j, 3] * wp.exp(-0.5 * square)
+            opacity = density_factor * neighbor.opacity * wp.exp(-0.5 * square)
             total += opacity
-            axis = int(packed[j, 14])
-            direction = wp.vec3(whitening[axis, 0], whitening[axis, 1], whitening[axis, 2])
-            sign = sign_of(wp.dot(direction, normal))
-            weight = opacity * wp.abs(y[axis]) * packed[j, 15] * wp.abs(sign)
+            sign = sign_of(wp.dot(neighbor.direction, normal))
+            along = wp.abs(pick(y, neighbor.axis))
+            weight = opacity * along * neighbor.normal_factor * wp.abs(sign)
             weights += weight
-            length = wp.max(packed[j, 13], wp.static(MIN_SCALE))
-            mean_normal += direction * (weight * length * sign)
+            length = wp.max(neighbor.smallest, wp.static(MIN_SCALE))
+            mean_normal += neighbor.direction * (weight * length * sign)
     inverse = 1.0 / wp.max(weights, wp.static(MIN_WEIGHT_SUM))
     error = normal - mean_normal * inverse
     for c in range(3):

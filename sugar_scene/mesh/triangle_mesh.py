@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 
 @dataclass(frozen=True)
@@ -109,14 +107,25 @@ def edge_keys(faces: np.ndarray) -> np.ndarray:
     return low * (int(faces.max(initial=0)) + 1) + high
 
 
+def _connected(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
+    """Number of the connected part of each of ``n`` nodes with edges from ``a`` to ``b``. (n,)"""
+    # Here and not above: they take a tenth of the time in which a command starts.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    if n == 0:
+        return np.empty(0, dtype=np.int32)
+    graph = csr_array((np.ones(len(a), dtype=bool), (a, b)), shape=(n, n))
+    return connected_components(graph, directed=False)[1]
+
+
 def component_labels(mesh: TriangleMesh) -> np.ndarray:
     """Connected component of each vertex, named by its lowest vertex. (V,) int64"""
     if mesh.n_vertices == 0:
         return np.empty(0, dtype=np.int64)
     # Two sides of a triangle connect what all three do.
     a, b = mesh.faces[:, :2].ravel(), mesh.faces[:, 1:].ravel()
-    sides = csr_array((np.ones(len(a), dtype=bool), (a, b)), shape=(mesh.n_vertices,) * 2)
-    _, groups = connected_components(sides, directed=False)
+    groups = _connected(a, b, mesh.n_vertices)
     return np.unique(groups, return_index=True)[1][groups]
 
 
@@ -152,14 +161,12 @@ def topology(mesh: TriangleMesh) -> Topology:
     ends = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
     a, b = ends[first[counts == 1]].T
     used, rows = np.unique(np.concatenate([a, b]), return_inverse=True)
-    border = csr_array(
-        (np.ones(len(a), dtype=bool), (rows[: len(a)], rows[len(a) :])), shape=(len(used),) * 2
-    )
+    border = _connected(rows[: len(a)], rows[len(a) :], len(used))
     return Topology(
         open_edge_share=float((counts == 1).mean()),
         non_manifold_edge_share=float((counts > 2).mean()),
         components=len(np.unique(component_labels(mesh)[mesh.faces])),
-        holes=int(connected_components(border, directed=False)[0]) if len(used) else 0,
+        holes=int(border.max(initial=-1)) + 1,
     )
 
 
