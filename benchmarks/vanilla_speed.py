@@ -152,6 +152,8 @@ def run(args: argparse.Namespace) -> None:
             folder = args.output / f"{scene.name}_{name.replace(':', '_')}"
             shutil.rmtree(folder, ignore_errors=True)
             runs[name] = train(scene, config, folder, args.resolution, args.every)
+            # A long comparison may be stopped before its table.
+            print(f"{name}: {runs[name]}", flush=True)
         del runs["reference:10"]
         print(f"\n{scene.name}, --resolution {args.resolution:g}\n")
         print_table(*_table(runs, args.targets))

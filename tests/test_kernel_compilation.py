@@ -12,6 +12,7 @@ import warp as wp
 import sugar_pipeline.pipeline_run  # noqa: F401  everything that a pipeline may launch
 from gaussian_splatting.engine import kernel_compilation
 from gaussian_splatting.engine.kernel_compilation import compile_ahead, kernel_modules
+from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from sugar_utils.console import Console
 from tests.test_cuda_compilation import device_modules
 
@@ -39,6 +40,12 @@ def test_all_kernels_of_a_device_are_known_and_none_of_the_other_one():
     # Blending forwards and backwards, for colours and with normals.
     for names in (cpu, gpu):
         assert sum(MADE_FOR_CHANNELS in name for name in names) >= 4
+
+
+def test_a_stage_may_blend_other_numbers_of_channels(loaded):
+    compile_ahead(torch.device("cpu"), Console(), (5,))
+    more = set(loaded) - {m.name for m in kernel_modules(True)}
+    assert more == {kernel.module.name for kernel in vars(tile_kernels(5)).values()}
 
 
 def test_what_is_quick_is_silent(loaded, capsys):

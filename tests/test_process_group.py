@@ -370,6 +370,18 @@ def test_two_processes_are_one_with_masks(mode, scene, checkpoint, tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_count_footprints_and_grow_like_one(scene, checkpoint, tmp_path):
+    script, main, flags = kinds(scene, checkpoint, tmp_path)["vanilla"]
+    flags = ("--preset", "fast", *flags)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert [code for code, *_ in run_ranks(2, script, *flags, two)] == [0, 0]
+    assert run_cli(main, *flags, one, "--views_per_step", 2) == 0
+    assert_same_runs(one, two, 3)
+    stage = torch.load(checkpoints(one)[0])["resume"]["stage"]
+    assert {"footprints", "gaussian_budget"} <= stage.keys()
+
+
+@pytest.mark.slow
 def test_two_processes_go_on_with_what_one_began(scene, checkpoint, tmp_path, capsys):
     script, main, flags = kinds(scene, checkpoint, tmp_path)["refine"]
     one, two = tmp_path / "one", tmp_path / "two"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import Any
 
@@ -33,7 +33,7 @@ PATIENCE = 1.5
 """Seconds after which it is said that kernels are being compiled; loading takes less."""
 
 
-def compile_ahead(device: torch.device, console: Console) -> None:
+def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:
     """Compile or load the kernels of all modules of ours that have been imported.
 
     A kernel that does not compile says so where it is first used.
@@ -41,9 +41,10 @@ def compile_ahead(device: torch.device, console: Console) -> None:
     Args:
         device: Where they will run.
         console: Is told how far it is, unless it is done at once.
+        channels: Numbers of channels that are blended besides RENDERED_CHANNELS.
     """
     place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
-    modules = kernel_modules(device.type == "cpu")
+    modules = kernel_modules(device.type == "cpu", channels)
     with ThreadPoolExecutor(n_workers(device), thread_name_prefix="compile") as pool:
         loaded = [pool.submit(wp.force_load, place, [module]) for module in modules]
         if wait(loaded, timeout=PATIENCE).not_done:
@@ -58,14 +59,15 @@ def n_workers(device: torch.device) -> int:
     return min(most, os.cpu_count() or 1)
 
 
-def kernel_modules(on_cpu: bool) -> list[Any]:
+def kernel_modules(on_cpu: bool, channels: Sequence[int] = ()) -> list[Any]:
     """Warp's modules of kernels that a device of a kind may be given, in the order of names.
 
     Those that are made on demand, by a function, are blending's; the few others compile at their
     first use.
     """
     blend = tile_kernels if on_cpu else block_kernels
-    made = [kernel.module for n in RENDERED_CHANNELS for kernel in vars(blend(n)).values()]
+    numbers = (*RENDERED_CHANNELS, *channels)
+    made = [kernel.module for n in numbers for kernel in vars(blend(n)).values()]
     named = _imported_modules("_cuda" if on_cpu else "_cpu")
     modules = {module.name: module for module in (*named, *made)}
     return [modules[name] for name in sorted(modules)]

@@ -36,6 +36,7 @@ class StageRun(Generic[Model]):
         results: Files of a finished run, the one that the next stage reads first.
         enrich: Makes more of the initial model by looking at the photographs; not called where a
             checkpoint is continued.
+        channels: Numbers of channels that it blends besides those that all stages may.
     """
 
     title: str
@@ -45,6 +46,7 @@ class StageRun(Generic[Model]):
     build: Callable[[Model, ImageStore, Console], Stage]
     results: Sequence[Path]
     enrich: Callable[[Model, ImageStore, Console], Model] | None = None
+    channels: tuple[int, ...] = ()
 
 
 class StageConfig(Protocol):
@@ -102,7 +104,7 @@ def run_stage(
             if group.broadcast(there):
                 console.info(f"finished already: {run.results[0]}")
                 return run.results[0]
-            compile_ahead(options.compute.device, console)
+            compile_ahead(options.compute.device, console, run.channels)
             with shared_or_own_store(images, white, group.size) as store:
                 if run.enrich is not None and plan.payload is None:
                     initial = run.enrich(initial, store, console)

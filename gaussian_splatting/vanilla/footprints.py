@@ -39,20 +39,22 @@ class ScoreConfig:
         error: Mean absolute difference of the colours, 0 to 1, from which a pixel is wrong.
         wrong_pixels: What a Gaussian must show of such pixels, in the mean of the views that see
             it, to be cloned or split: sum of its blending weights.
-        shown_pixels: What it must show of any pixels not to be removed.
+        shown_pixels: What a faint Gaussian must show of any pixels not to be removed.
+        faint: Opacity below which it is faint. Others may be hidden in the views that were asked.
         removals: Shares of the densification; removed is in the rounds before them.
     """
 
     densification: Densification | None = flag(
         None, "reference: clone or split where the gradient is large; scored: only where the "
-        "Gaussian shows wrong pixels as well, and remove what shows next to nothing; unset: as "
-        "--preset",
+        "Gaussian shows wrong pixels as well, and remove faint ones that show next to nothing; "
+        "unset: as --preset",
         group="vanilla stage", choices=get_args(Densification), idle="with --gs_output_dir",
     )  # fmt: skip
     views: int = 10
     error: float = 0.05
-    wrong_pixels: float = 0.5
+    wrong_pixels: float = 2.0
     shown_pixels: float = 0.1
+    faint: float = 0.1
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 
 
@@ -135,10 +137,11 @@ class FootprintWatch:
         wrong, _, views = self.sums.unbind(dim=1)
         return (views > 0) & (wrong >= self._config.wrong_pixels * views)
 
-    def idle(self, iteration: int, interval: int, until: int) -> Tensor | None:
-        """Gaussians that show next to nothing, in the rounds that remove them. (N,) bool
+    def idle(self, opacities: Tensor, iteration: int, interval: int, until: int) -> Tensor | None:
+        """Faint Gaussians that show next to nothing, in the rounds that remove them. (N,) bool
 
         Args:
+            opacities: (N,)
             iteration: Of the round.
             interval: Iterations between two rounds.
             until: Iteration at which densification ends.
@@ -149,7 +152,8 @@ class FootprintWatch:
         if not any(iteration < time <= iteration + interval for time in times):
             return None
         _, shown, views = self.sums.unbind(dim=1)
-        return (views > 0) & (shown < self._config.shown_pixels * views)
+        hidden = (views > 0) & (shown < self._config.shown_pixels * views)
+        return hidden & (opacities < self._config.faint)
 
     def restart(self, n: int) -> None:
         """Nothing is known of N Gaussians."""

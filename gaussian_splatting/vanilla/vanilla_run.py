@@ -43,6 +43,7 @@ from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
+from gaussian_splatting.vanilla.footprints import N_MARKS
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
 from gaussian_splatting.vanilla.robust import opaque_shell, shell_distance, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors
@@ -213,7 +214,10 @@ def _prepared(
     )
     results = (point_cloud_path(options.model_path, config.iterations),)
     enrich = _enriched(scene, options, hull, far)
-    run = StageRun("vanilla 3DGS", scene, directory, _loop(options), build, results, enrich)
+    channels = (3 + N_MARKS,) if config.scores else ()
+    run = StageRun(
+        "vanilla 3DGS", scene, directory, _loop(options), build, results, enrich, channels
+    )
     return run, cloud
 
 

@@ -406,7 +406,10 @@ class VanillaStage(Stage):
             shell_distance=self._shell_distance,
             may_grow=self._footprints.may_grow(),
             idle=self._footprints.idle(
-                iteration, rules.densification_interval, self._config.densifies_until
+                self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
+                iteration,
+                rules.densification_interval,
+                self._config.densifies_until,
             ),
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )

@@ -50,6 +50,7 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
     plan = full_plan(own)
     config = VanillaConfig(
+        preset=plan.vanilla.config.preset,
         iterations=VANILLA_ITERATIONS,
         rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
         sh_interval=VANILLA_ITERATIONS // 2,
