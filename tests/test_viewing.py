@@ -9,6 +9,7 @@ import math
 import shlex
 import shutil
 import socket
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.viewing.browser_views import BrowserView
-from gaussian_splatting.viewing.page_server import closing, open_server
+from gaussian_splatting.viewing.page_server import closing, look_through, open_server
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_pipeline.filming.shown_models import model_of, read_result
 from sugar_pipeline.pipeline_flags import train_parser
@@ -280,6 +281,20 @@ def test_our_renderer_works_only_where_it_is_switched_on_and_hides_the_rest(page
     assert len(sent) == 1
     assert (sent[0].width, sent[0].height) == (120, 90)
     assert not page._nodes[TEXTURED].visible
+
+
+def test_a_click_on_a_camera_looks_from_there(page):
+    from viser import transforms
+
+    camera = tiny_cameras()[4]
+    client = SimpleNamespace(camera=SimpleNamespace(), atomic=nullcontext)
+    look_through(client, camera)
+    np.testing.assert_allclose(client.camera.position, camera.center)
+    found = transforms.SO3(client.camera.wxyz).as_matrix()
+    np.testing.assert_allclose(found, camera.rotation.T, atol=1e-12)
+    assert client.camera.fov == pytest.approx(2 * math.atan(camera.height / 2 / camera.fy))
+    assert len(page._frusta) == 10
+    assert all(frustum._impl.click_cb for frustum in page._frusta)
 
 
 def test_points_are_measured_on_what_is_shown(page):

@@ -148,6 +148,22 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
     start.near, start.far = distance / 1_000, distance * 1_000
 
 
+def turn_of(camera: Camera) -> np.ndarray:
+    """From a camera's axes to the world's, as a quaternion wxyz. (4,)"""
+    # Here and not above: trainings that nobody watches start without it.
+    from scipy.spatial.transform import Rotation
+
+    return np.roll(Rotation.from_matrix(camera.rotation.T).as_quat(), 1)
+
+
+def look_through(client: Any, camera: Camera) -> None:
+    """Let a browser look from a camera, with the height of its view."""
+    with client.atomic():
+        client.camera.position = camera.center
+        client.camera.wxyz = turn_of(camera)
+        client.camera.fov = 2 * math.atan(camera.tan_half_fov[1])
+
+
 def add_frustum(
     server: viser.ViserServer,
     name: str,
@@ -164,14 +180,11 @@ def add_frustum(
         size: Of the pyramid, in world units.
         picture: A small photograph. (H, W, 3) uint8
     """
-    from scipy.spatial.transform import Rotation
-
     # viser reads a vertical field of view.
-    wxyz = np.roll(Rotation.from_matrix(camera.rotation.T).as_quat(), 1)
     return server.scene.add_camera_frustum(
         name, 2 * math.atan(camera.tan_half_fov[1]), camera.width / camera.height,
         scale=size, thickness=1.5, thickness_units="screen", color=_FRUSTUM_COLOR, image=picture,
-        wxyz=wxyz, position=camera.center, cast_shadow=False, receive_shadow=False,
+        wxyz=turn_of(camera), position=camera.center, cast_shadow=False, receive_shadow=False,
     )  # fmt: skip
 
 

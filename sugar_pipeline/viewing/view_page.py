@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.viewing.browser_views import Wishes
-from gaussian_splatting.viewing.page_server import follow_browsers, show_picture
+from gaussian_splatting.viewing.page_server import follow_browsers, look_through, show_picture
 from sugar_pipeline.filming.shown_models import Result, ShownModel
 from sugar_pipeline.viewing.measured import hit
 from sugar_pipeline.viewing.own_pictures import (
@@ -172,6 +173,8 @@ class ViewPage:
             for title in self._exhibits:
                 switches[title] = server.gui.add_checkbox(title, title == last)
             self._frusta = add_cameras(server, "/cameras", self._cameras, around.extent)
+            for frustum, camera in zip(self._frusta, self._cameras, strict=True):
+                frustum.on_click(partial(_go_to, camera))
             self._points = None
             if around.scene is not None and len(around.scene.points):
                 self._points = add_points(
@@ -228,6 +231,11 @@ class ViewPage:
         points = [hit(model, origin, direction) for model in models if model is not None]
         found = [point for point in points if point is not None]
         return min(found, key=lambda point: np.linalg.norm(point - origin), default=None)
+
+
+def _go_to(camera: Camera, event: Any) -> None:
+    """Look from a camera that was clicked on."""
+    look_through(event.client, camera)
 
 
 class OwnPanel:
