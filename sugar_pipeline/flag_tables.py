@@ -21,6 +21,7 @@ from sugar_extractors.texture.texture_options import texture_parser
 from sugar_pipeline.filming.film_options import film_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
+from sugar_pipeline.viewing.view_options import view_parser
 from sugar_trainers.coarse_options import coarse_parser
 from sugar_trainers.multiview_options import multiview_parser
 from sugar_trainers.refine_options import refine_parser
@@ -38,6 +39,7 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
     "extract_refined_mesh_with_texture.py": texture_parser,
     "metrics.py": metrics_parser,
     "render.py": film_parser,
+    "view.py": view_parser,
     "export.py": export_parser,
     "gaussian_splatting/train.py": vanilla_parser,
     "gaussian_splatting/convert.py": convert_parser,

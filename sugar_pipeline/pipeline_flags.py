@@ -211,7 +211,11 @@ def with_mode(args: argparse.Namespace) -> argparse.Namespace:
     }.items():
         if getattr(args, name) is None:
             setattr(resolved, name, chosen)
-    return with_preset(resolved)
+    resolved = with_preset(resolved)
+    if multiview:
+        # It draws none, and says so of a number that is given.
+        resolved.sdf_samples = args.sdf_samples
+    return resolved
 
 
 def runs_stage(args: argparse.Namespace, stage: str) -> bool:

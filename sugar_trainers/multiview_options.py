@@ -68,6 +68,6 @@ def multiview_options(
 def _ineffective(args: argparse.Namespace) -> list[str]:
     """One line if flags of the other modes were given."""
     names = ("sdf_samples", "knn_batch_size", "full_res_normals")
-    usual = {name: getattr(CoarseConfig, name) for name in names}
-    given = [f"--{n}" for n, value in usual.items() if getattr(args, n, value) != value]
+    usual = {name: (None, getattr(CoarseConfig, name)) for name in names}
+    given = [f"--{n}" for n, values in usual.items() if getattr(args, n, None) not in values]
     return [f"{', '.join(given)}: no effect with multiview"] if given else []

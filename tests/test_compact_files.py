@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 
 import numpy as np
@@ -16,12 +17,18 @@ from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.compressed_ply import space_order, write_compressed_ply
 from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.gltf_gaussians import EXTENSION, write_gltf_gaussians
 from sugar_extractors.export.packing import from_smallest_three, shares, smallest_three
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
 from sugar_utils.errors import UserError
 
-WRITERS = {"a.spz": write_spz, "a.splat": write_splat, "a.compressed.ply": write_compressed_ply}
+WRITERS = {
+    "a.spz": write_spz,
+    "a.splat": write_splat,
+    "a.compressed.ply": write_compressed_ply,
+    "a.gltf.glb": write_gltf_gaussians,
+}
 
 
 def random_cloud(n: int = 600, seed: int = 0) -> GaussianCloud:
@@ -60,6 +67,7 @@ def one_gaussian() -> GaussianCloud:
         ("a.spz", 2e-6, 0.033, 0.3, 3.7, 0.51, 0.05),
         ("a.splat", 1e-7, 1e-5, 0.8, 0.51, 0.51, 0.21),
         ("a.compressed.ply", 0.01, 0.006, 0.2, 0.6, 0.51, 0.02),
+        ("a.gltf.glb", 1e-6, 1e-6, 0.05, 1e-4, 0.26, 1e-6),
     ],
 )
 def test_what_is_read_is_what_was_written(
@@ -193,3 +201,46 @@ def test_neighbours_in_space_are_near_each_other_in_order():
     ordered = points[space_order(points)]
     steps = np.linalg.norm(np.diff(ordered, axis=0), axis=1).mean()
     assert steps < 0.3 * np.linalg.norm(np.diff(points, axis=0), axis=1).mean()
+
+
+def test_a_gltf_has_what_its_extension_asks_for(tmp_path):
+    path = tmp_path / "a.glb"
+    write_gltf_gaussians(path, one_gaussian())
+    file = path.read_bytes()
+    length = struct.unpack_from("<I", file, 12)[0]
+    content, binary = json.loads(file[20 : 20 + length]), file[28 + length :]
+    assert struct.unpack_from("<I", file, 8)[0] == len(file)
+    assert content["buffers"][0]["byteLength"] == len(binary)
+    assert EXTENSION in content["extensionsUsed"]
+    (primitive,) = content["meshes"][0]["primitives"]
+    assert primitive["mode"] == 0
+    assert primitive["extensions"][EXTENSION]["kernel"] == "ellipse"
+    assert primitive["extensions"][EXTENSION]["colorSpace"] == "srgb_rec709_display"
+    names = primitive["attributes"]
+
+    def value(name: str) -> list[float]:
+        accessor = content["accessors"][names[name]]
+        start = content["bufferViews"][accessor["bufferView"]]["byteOffset"]
+        if accessor["componentType"] == 5121:
+            assert accessor["normalized"]
+            return list(binary[start : start + 4])
+        width = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}[accessor["type"]]
+        return list(struct.unpack_from(f"<{width}f", binary, start))
+
+    assert value("POSITION") == [1, 2, 3]
+    assert value(f"{EXTENSION}:ROTATION") == pytest.approx([0.5**0.5, 0, 0, 0.5**0.5])
+    assert value(f"{EXTENSION}:SCALE") == [1, 1, 1]
+    assert value(f"{EXTENSION}:OPACITY") == [0.5]
+    assert value(f"{EXTENSION}:SH_DEGREE_0_COEF_0") == [0, 0, 0]
+    assert value(f"{EXTENSION}:SH_DEGREE_1_COEF_0") == [0.5, 0, 0]
+    assert value(f"{EXTENSION}:SH_DEGREE_3_COEF_6") == [0, 0, 0]
+    # Half of the screen's range is 0.214 of its light.
+    assert value("COLOR_0") == [55, 55, 55, 128]
+
+
+def test_a_program_that_does_not_know_the_extension_shows_points(tmp_path):
+    trimesh = pytest.importorskip("trimesh")
+    cloud = random_cloud()
+    write_gltf_gaussians(tmp_path / "a.glb", cloud)
+    (points,) = trimesh.load(tmp_path / "a.glb").geometry.values()
+    np.testing.assert_allclose(points.vertices, cloud.means.numpy(), atol=1e-6)

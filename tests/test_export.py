@@ -23,6 +23,7 @@ from sugar_extractors.export.reposing import reposed_cloud
 from sugar_extractors.export.simplified_mesh import simplified
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_pipeline.filming.shown_models import open_model
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.errors import UserError
@@ -69,11 +70,12 @@ def moved(points: torch.Tensor, matrix: np.ndarray) -> torch.Tensor:
     return points @ torch.from_numpy(matrix[:3, :3]).T + torch.from_numpy(matrix[:3, 3])
 
 
-@pytest.mark.parametrize("to", ["spz", "splat", "ply", "compressed.ply"])
+@pytest.mark.parametrize("to", ["spz", "splat", "ply", "compressed.ply", "gltf.glb"])
 def test_gaussians_of_any_stage_are_written_and_their_errors_told(to, inputs, tmp_path, capsys):
     for name, n in (("vanilla", 200), ("refined", 60)):
         target = tmp_path / f"{name}.{to}"
-        assert run_cli(export.main, inputs[name], "--to", to, "-o", target) == 0
+        words = (inputs[name], "--to", to.removesuffix(".glb"), "-o", target)
+        assert run_cli(export.main, *words) == 0
         told = capsys.readouterr().out
         assert f"{n} Gaussians; largest errors: position" in told
         assert len(read_any_gaussians(target, lambda _: None)) == n
@@ -229,6 +231,22 @@ def test_a_mesh_of_other_triangles_is_refused(inputs, tmp_path, capsys):
         assert not (tmp_path / "a.ply").exists()
 
 
+def test_gltf_stands_upright_and_is_shown_where_the_capture_has_it(inputs, tmp_path):
+    target = tmp_path / "a.glb"
+    assert run_cli(export.main, inputs["refined"], "--to", "gltf", "-o", target) == 0
+    start = read_any_gaussians(inputs["refined"], lambda _: None)
+    found = read_any_gaussians(target, lambda _: None)
+    # What is down in a capture is up in glTF.
+    torch.testing.assert_close(found.means, start.means * torch.tensor([1.0, -1.0, -1.0]))
+    view = look_at((0.4, -0.3, 3.0), width=48, height=40, focal=50.0)
+    images = [
+        open_model(path, False, torch.device("cpu"), print).picture(view)
+        for path in (inputs["refined"], target)
+    ]
+    assert images[0].max() > 0.2
+    torch.testing.assert_close(images[1], images[0], rtol=0, atol=2e-3)
+
+
 def painted_grid(n: int = 24) -> TexturedMesh:
     """A wavy square whose colours are smooth functions of the place."""
     x, y = np.meshgrid(np.linspace(-1, 1, n), np.linspace(-1, 1, n), indexing="ij")
@@ -295,6 +313,75 @@ def test_a_printer_gets_one_closed_body_in_millimetres(tmp_path, capsys):
     assert 80 < body.extents.max() < 105
     matrix = np.array(json.loads((tmp_path / "a.stl.json").read_text())["matrix"])
     np.testing.assert_allclose(matrix, np.diag([50.0, 50, 50, 1]))
+
+
+def test_a_3mf_opens_in_its_own_library_in_millimetres(tmp_path, capsys):
+    lib3mf = pytest.importorskip("lib3mf")
+    pytest.importorskip("lxml")
+    mesh = painted_grid()
+    write_textured_mesh(tmp_path / "grid.obj", mesh, glb=False)
+    target = tmp_path / "a.3mf"
+    words = (tmp_path / "grid.obj", "--to", "3mf", "-o", target)
+    assert run_cli(export.main, *words) == 2
+    assert "--to 3mf is in millimetres" in capsys.readouterr().err
+    assert run_cli(export.main, *words, "--scale_factor", 0.05) == 0
+    model = lib3mf.Wrapper().CreateModel()
+    model.QueryReader("3mf").ReadFromFile(str(target))
+    assert model.GetUnit() == lib3mf.ModelUnit.MilliMeter
+    items = model.GetBuildItems()
+    assert items.MoveNext()
+    found = model.GetMeshObjects()
+    assert found.MoveNext()
+    body = found.GetCurrentMeshObject()
+    assert body.IsManifoldAndOriented()
+    assert body.GetTriangleCount() >= mesh.n_faces
+    points = np.array([tuple(p.Coordinates) for p in body.GetVertices()])
+    expected = 50 * mesh.vertices.double().numpy()
+    np.testing.assert_allclose(np.ptp(points, axis=0), np.ptp(expected, axis=0), rtol=1e-4)
+
+
+def test_without_lxml_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "lxml.etree", None)
+    words = ("--to", "3mf", "-o", tmp_path / "a.3mf", "--scale_factor", 1)
+    assert run_cli(export.main, inputs["obj"], *words) == 2
+    assert "pip install lxml" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_compressed_glb_opens_elsewhere_and_is_smaller(tmp_path, capsys):
+    pytest.importorskip("DracoPy")
+    mesh = painted_grid()
+    write_textured_mesh(tmp_path / "grid.obj", mesh, glb=False)
+    shapes = []
+    for name, words in (("plain", ()), ("draco", ("--draco", True))):
+        target = tmp_path / f"{name}.glb"
+        assert run_cli(export.main, tmp_path / "grid.obj", "--to", "glb", "-o", target, *words) == 0
+        shapes.append(trimesh.load(target, force="mesh", process=False))
+    plain, packed = shapes
+    assert "corners moved by at most" in capsys.readouterr().out
+    assert len(packed.faces) == len(plain.faces) == mesh.n_faces
+    sizes = [(tmp_path / f"{name}.glb").stat().st_size for name in ("plain", "draco")]
+    saved = 60 * mesh.n_faces
+    assert sizes[0] - sizes[1] > 0.8 * saved
+
+    def corners(shape) -> np.ndarray:
+        rows = np.concatenate([shape.vertices, shape.visual.uv], axis=1)[shape.faces]
+        middle = rows.mean(axis=1)
+        return middle[np.lexsort(middle[:, :3].round(2).T)]
+
+    np.testing.assert_allclose(corners(packed)[:, :3], corners(plain)[:, :3], atol=2e-4)
+    np.testing.assert_allclose(corners(packed)[:, 3:], corners(plain)[:, 3:], atol=2e-3)
+    assert packed.visual.material.baseColorTexture.size == (256, 256)
+
+
+def test_compression_is_for_glb_and_its_package_is_named(monkeypatch, inputs, tmp_path, capsys):
+    words = (inputs["obj"], "-o", tmp_path / "a", "--draco", True)
+    assert run_cli(export.main, *words, "--to", "obj") == 2
+    assert "--draco is for --to glb" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "DracoPy", None)
+    assert run_cli(export.main, *words, "--to", "glb") == 2
+    assert "pip install DracoPy" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_usdz_opens_in_its_own_library_upright(tmp_path):

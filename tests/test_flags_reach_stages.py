@@ -24,7 +24,7 @@ STAGES_OF_FLAGS = {
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
-    "exposure_compensation",
+    "exposure_compensation viewer viewer_host",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
     "v": "init_ply refine_poses robust init densification growing_resolution",

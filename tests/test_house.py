@@ -43,6 +43,8 @@ RUNNERS = {
     "sugar_pipeline.pipeline_flags",
     "sugar_pipeline.model_metrics",
     "sugar_pipeline.metrics_options",
+    "sugar_pipeline.viewing.view_options",
+    "sugar_pipeline.viewing.view_run",
     "sugar_trainers.coarse_run",
     "sugar_trainers.coarse_options",
     "sugar_trainers.multiview_options",
@@ -59,8 +61,8 @@ DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
 
 TRAINING = ROOT / "DOCS" / "TRAINING.md"
-SHARED_NAMES = {"__init__.py", "train.py", "metrics.py", "render.py"}
-"""Entry points are named by the original."""
+SHARED_NAMES = {"__init__.py", "train.py", "metrics.py", "render.py", "view.py"}
+"""Entry points are named by the original, or like their siblings there."""
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
 

@@ -24,6 +24,7 @@ from gaussian_splatting.optim.densification import FINEST_ANGLE
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
 from sugar_pipeline.metrics_options import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
+from sugar_pipeline.plan import train_plan
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.multiview.neighbor_views import NeighborViews
@@ -377,5 +378,7 @@ def test_flags_of_other_modes_are_named(scene, checkpoint, tmp_path):
     args = train_parser(None).parse_args([*words, "--sdf_samples", "5"])
     notices = options_of_mode(args, "multiview", None).notices
     assert "--sdf_samples: no effect with multiview" in notices
+    unset = train_parser(None).parse_args(words)
+    assert not any("sdf_samples" in line for line in train_plan(unset).coarse.notices)
     plain = options_of_mode(train_parser(None).parse_args(words), "multiview", None)
     assert not any("no effect" in notice for notice in plain.notices)

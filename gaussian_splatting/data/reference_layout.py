@@ -129,6 +129,15 @@ def write_cameras_json(
         train_cameras: Training cameras at their calibrated size, not at the training size.
         test_cameras: Held-out cameras, likewise.
     """
+    write_camera_list(root / "cameras.json", [*test_cameras, *train_cameras])
+
+
+def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
+    """Write cameras in the layout of ``cameras.json`` into any file.
+
+    Raises:
+        UserError: It cannot be written.
+    """
     entries = [
         {
             "id": number,
@@ -142,9 +151,9 @@ def write_cameras_json(
             "cx": camera.cx,
             "cy": camera.cy,
         }
-        for number, camera in enumerate([*test_cameras, *train_cameras])
+        for number, camera in enumerate(cameras)
     ]
-    write_json_atomic(root / "cameras.json", entries)
+    write_json_atomic(path, entries)
 
 
 def write_input_ply(root: Path, points: np.ndarray, points_rgb: np.ndarray) -> None:

@@ -23,6 +23,7 @@ from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.signals import StopRequest
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.viewing.live_view import LiveView
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL
@@ -93,6 +94,7 @@ class Trainer:
         group: The processes that train together; all but the first only compute.
         held_out_note: What figures of the held-out views must be read with; empty for nothing.
         observations: Points that photographs observe, as far as they are known.
+        live: Shows the model while it trains; None shows it to nobody.
     """
 
     def __init__(
@@ -107,9 +109,11 @@ class Trainer:
         group: ProcessGroup = ALONE,
         held_out_note: str = "",
         observations: Observations | None = None,
+        live: LiveView | None = None,
     ) -> None:
         self._stage = stage
         self._observations = observations
+        self._live = live or LiveView(None, console.warn)
         self._held_out_note = held_out_note
         self._config = config
         self._cameras = list(train_cameras)
@@ -182,6 +186,7 @@ class Trainer:
                 fields = reporter.fields(terms) if show else None
                 bar.update(iteration, fields=fields)
                 self._after_step(iteration, reporter)
+                self._live.after_step(self._stage, iteration, terms, lambda: stop.requested)
                 # Several processes stop after an iteration that all of them know of.
                 asked = stop.requested if self._group.is_alone else made.stop
                 if asked and iteration < self._config.last:

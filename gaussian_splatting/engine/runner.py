@@ -17,6 +17,7 @@ from gaussian_splatting.engine.reporting.run_report import write_run_report
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.session import Notices, RunOptions, open_session
 from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.viewing.live_page import open_live_view
 from sugar_utils.console import Console
 
 Model = TypeVar("Model")
@@ -110,18 +111,21 @@ def run_stage(
                 stage = run.build(initial, store, console)
                 # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
                 del initial
-                Trainer(
-                    stage,
-                    run.loop,
-                    run.scene.train_cameras,
-                    run.scene.test_cameras,
-                    store,
-                    run.directory,
-                    console,
-                    group,
-                    run.scene.held_out_note,
-                    run.scene.observations,
-                ).run(plan)
+                viewer, scene = options.run.watching, run.scene
+                with open_live_view(viewer, stage.name, last, scene, group, console) as live:
+                    Trainer(
+                        stage,
+                        run.loop,
+                        scene.train_cameras,
+                        scene.test_cameras,
+                        store,
+                        run.directory,
+                        console,
+                        group,
+                        scene.held_out_note,
+                        scene.observations,
+                        live,
+                    ).run(plan)
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
             console.info(f"finished: {run.results[0]}")

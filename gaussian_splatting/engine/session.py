@@ -10,6 +10,7 @@ from typing import Any
 
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
+from gaussian_splatting.viewing.viewer_flags import ViewerOptions
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
@@ -25,6 +26,9 @@ class RunOptions:
     """How a run treats its folder and its checkpoints; none of it changes the result.
 
     ``keep_checkpoints`` of None keeps all.
+
+    Attributes:
+        watching: Whether it can be watched while it trains.
     """
 
     resume: str = flag(
@@ -40,6 +44,7 @@ class RunOptions:
         3, "interval checkpoints to keep; milestones and the last one always stay", group="run",
         parse=positive_int,
     )  # fmt: skip
+    watching: ViewerOptions = field(default_factory=ViewerOptions)
 
 
 @dataclass

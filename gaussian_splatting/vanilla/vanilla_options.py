@@ -30,8 +30,8 @@ class InertFlags:
 
     position_lr_delay_mult: str | None = _inert(None, "it is inert in the reference as well")
     data_device: str | None = _inert(None, "photographs stay in memory as bytes")
-    ip: str | None = _inert(None, "there is no network viewer")
-    port: str | None = _inert(None, "there is no network viewer")
+    ip: str | None = _inert(None, "a run is watched with --viewer")
+    port: str | None = _inert(None, "a run is watched with --viewer")
     debug_from: str | None = _inert(None, _CHECKED)
     quiet: bool = _inert(False, _SHORT, action="store_true")
     detect_anomaly: bool = _inert(False, _CHECKED, action="store_true")

@@ -12,6 +12,7 @@ from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.trainable import cloud_from_state
 from sugar_extractors.export.compressed_ply import is_compressed_ply, read_compressed_ply
+from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians, read_gltf_gaussians
 from sugar_extractors.export.splat_file import read_splat
 from sugar_extractors.export.spz_file import read_spz
 from sugar_scene.mesh_bound import BoundCloud
@@ -24,9 +25,9 @@ def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianClo
     """Read a cloud of Gaussians; those that are bound to a mesh become free ones.
 
     Args:
-        path: A PLY of Gaussians, compressed or not; an SPZ or ``.splat`` file; a ``.pt`` of any
-            stage, or the folder of its run; or the folder of a vanilla checkpoint, whose last
-            iteration is taken.
+        path: A PLY of Gaussians, compressed or not; an SPZ or ``.splat`` file; a GLB with
+            Gaussians, which stay in its axes; a ``.pt`` of any stage, or the folder of its run; or
+            the folder of a vanilla checkpoint, whose last iteration is taken.
         notify: Told about what was dropped.
 
     Raises:
@@ -37,6 +38,8 @@ def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianClo
         return read_compressed_ply(path)
     if suffix == ".ply":
         return read_gaussian_ply(path, notify)
+    if suffix == ".glb":
+        return read_gltf_gaussians(path)
     if suffix in (".spz", ".splat"):
         if not path.is_file():
             raise UserError(f"{path}: no such file; check the path")
@@ -60,7 +63,8 @@ def has_gaussians(path: Path) -> bool:
     suffix = path.suffix.lower()
     if suffix == ".ply":
         return is_compressed_ply(path) or holds_gaussians(path)
-    return suffix in (".spz", ".splat", ".pt") or path.is_dir()
+    known = suffix in (".spz", ".splat", ".pt") or path.is_dir()
+    return known or holds_gltf_gaussians(path)
 
 
 def read_bound_gaussians(path: Path) -> BoundCloud:

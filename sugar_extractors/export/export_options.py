@@ -8,6 +8,8 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from sugar_extractors.export.draco_glb import load_draco
+from sugar_extractors.export.printing import require_lxml
 from sugar_extractors.export.usdz_file import load_usd
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_trainers.naming import OUTPUT_ROOT
@@ -15,8 +17,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int
 from sugar_utils.settings import add_flags, flag, from_args, parser_of
 
-GAUSSIANS = ("spz", "splat", "ply", "compressed.ply")
-MESHES = ("glb", "obj", "usdz", "stl")
+PRINTED = ("stl", "3mf")
+GAUSSIANS = ("spz", "splat", "ply", "compressed.ply", "gltf")
+MESHES = ("glb", "obj", "usdz", *PRINTED)
 _flag = partial(flag, group="export")
 _PLACEMENT = {
     "orient": {
@@ -44,7 +47,9 @@ class ExportOptions:
     to: str = _flag(
         MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; splat, "
         "for web pages, without view-dependent colour; compressed.ply, for SuperSplat and "
-        "PlayCanvas; ply. Textured meshes: glb, obj", choices=(*GAUSSIANS, *MESHES),
+        "PlayCanvas; ply; gltf, for programs that know KHR_gaussian_splatting, y up, as "
+        "NAME.gltf.glb. Textured meshes: glb, obj; usdz, for phones; stl and 3mf, for printers",
+        choices=(*GAUSSIANS, *MESHES),
         missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
     )  # fmt: skip
     output: Path | None = _flag(
@@ -62,6 +67,10 @@ class ExportOptions:
         1, "levels of detail: also NAME_lod1, NAME_lod2, ..., each with a quarter of the triangles "
         "and half the texels a side of the one before", parse=positive_int,
         idle="for Gaussians it is an error",
+    )  # fmt: skip
+    draco: bool = _flag(
+        False, "compress the triangles of a GLB by Draco: an eighth of their bytes; corners are "
+        "rounded to a 16384th of the longest side", idle="it is an error without --to glb",
     )  # fmt: skip
     repose: Path | None = _flag(
         None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
@@ -81,9 +90,17 @@ class ExportOptions:
             )
 
         scaled = self.placement.scale_factor or self.placement.known_distance
-        if self.to == "stl" and not scaled:
-            raise UserError("--to stl is in millimetres: pass --known_distance, or --scale_factor "
-                            "with how many metres a unit of the capture is")  # fmt: skip
+        if self.to in PRINTED and not scaled:
+            raise UserError(
+                f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
+                "how many metres a unit of the capture is"
+            )
+        if self.draco:
+            if self.to != "glb":
+                raise UserError(f"--draco is for --to glb, not {self.to}; leave it out")
+            load_draco()
+        if self.to == "3mf":
+            require_lxml()
         if self.to == "usdz":
             load_usd()
         of_meshes = {"max_triangles": None, "texture_size": None, "lods": 1}
@@ -108,7 +125,8 @@ class ExportOptions:
         name = self.result.resolve()
         # The .pt of a run is called by an iteration; its folder says what it is.
         stem = name.parent.name if name.suffix == ".pt" else name.name.split(".")[0]
-        return OUTPUT_ROOT / "exports" / f"{stem}.{self.to}"
+        suffix = "gltf.glb" if self.to == "gltf" else self.to
+        return OUTPUT_ROOT / "exports" / f"{stem}.{suffix}"
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:

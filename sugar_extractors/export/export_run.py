@@ -21,9 +21,11 @@ from sugar_extractors.export.any_gaussians import (
     read_bound_gaussians,
 )
 from sugar_extractors.export.compressed_ply import write_compressed_ply
-from sugar_extractors.export.export_options import GAUSSIANS, ExportOptions
+from sugar_extractors.export.draco_glb import write_draco_glb
+from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
 from sugar_extractors.export.fidelity import fidelity
-from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_stl
+from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
+from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_3mf, write_stl
 from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.export.splat_file import write_splat
@@ -38,7 +40,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     write_glb,
     write_textured_mesh,
 )
-from sugar_scene.mesh.triangle_mesh import open_edge_share
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -56,6 +58,7 @@ _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray]] = {
     "splat": write_splat,
     "ply": _write_ply,
     "compressed.ply": write_compressed_ply,
+    "gltf": write_gltf_gaussians,
 }
 
 
@@ -94,7 +97,8 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
 def _export_gaussians(options: ExportOptions, console: Console) -> np.ndarray:
     cloud = _gaussians(options, console)
     matrix = _matrix(options, cloud.means.double().numpy(), console)
-    cloud = moved_cloud(cloud, matrix) if options.placement.wanted else cloud
+    matrix = _axes(options.to, options.placement.orient == "up") @ matrix
+    cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
     order = _WRITERS[options.to](options.target, cloud)
     found = read_any_gaussians(options.target, console.info)
     if len(found) == len(cloud):
@@ -131,17 +135,18 @@ def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
     for level, path in enumerate(options.targets):
         if level:
             mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
-        _WRITE_MESH[options.to](path, mesh, matrix, upright, console)
+        write = _write_draco if options.draco else _WRITE_MESH[options.to]
+        write(path, mesh, matrix, upright, console)
         side = mesh.texture.shape[1]
         console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return _axes(options.to, upright) @ matrix
 
 
 def _axes(to: str, upright: bool) -> np.ndarray:
-    """From the axes of a placed mesh to those of a format. (4, 4)"""
-    if to == "stl":
+    """From the axes of what was placed to those of a format. (4, 4)"""
+    if to in PRINTED:
         return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
-    return GLB_AXES if to in ("glb", "usdz") and not upright else np.eye(4)
+    return GLB_AXES if to in ("glb", "usdz", "gltf") and not upright else np.eye(4)
 
 
 def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
@@ -155,21 +160,36 @@ def _write_glb(
     write_glb(path, _moved(mesh, matrix), y_up=upright)
 
 
+def _write_draco(
+    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+) -> None:
+    error = write_draco_glb(path, _moved(mesh, matrix), y_up=upright)
+    console.info(f"{path.name}: corners moved by at most {error:.2g} units")
+
+
 def _write_obj(
     path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
     write_textured_mesh(path, _moved(mesh, matrix), glb=False)
 
 
-def _write_stl(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    body = closed_body(shape_of(_moved(mesh, _axes("stl", upright) @ matrix)))
-    sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
-    gaps = open_edge_share(body)
-    state = "closed" if gaps == 0 else f"{gaps:.2%} of its edges are open: mend it before printing"
-    console.info(f"{body.n_faces:,} triangles, {sides} mm, {state}")
-    write_stl(path, body)
+MeshWriter = Callable[[Path, TexturedMesh, np.ndarray, bool, Console], None]
+
+
+def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
+    """Writes the closed body of a mesh, and tells its size."""
+
+    def write_body(
+        path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    ) -> None:
+        body = closed_body(shape_of(_moved(mesh, _axes(PRINTED[0], upright) @ matrix)))
+        sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
+        gaps = open_edge_share(body)
+        opened = f"{gaps:.2%} of its edges are open: mend it before printing"
+        console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
+        write(path, body)
+
+    return write_body
 
 
 def _write_usdz(
@@ -178,7 +198,13 @@ def _write_usdz(
     write_usdz(path, _moved(mesh, _axes("usdz", upright) @ matrix))
 
 
-_WRITE_MESH = {"glb": _write_glb, "obj": _write_obj, "usdz": _write_usdz, "stl": _write_stl}
+_WRITE_MESH: dict[str, MeshWriter] = {
+    "glb": _write_glb,
+    "obj": _write_obj,
+    "usdz": _write_usdz,
+    "stl": _printed(write_stl),
+    "3mf": _printed(write_3mf),
+}
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes for 3D printers: one closed body in millimetres, as binary STL with z up."""
+"""Meshes for 3D printers: one closed body in millimetres, z up, as binary STL or 3MF."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
+import trimesh
 
 from sugar_scene.mesh.hole_filling import with_holes_filled
 from sugar_scene.mesh.triangle_mesh import (
@@ -16,6 +18,7 @@ from sugar_scene.mesh.triangle_mesh import (
     keep_vertices,
     open_edge_share,
 )
+from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 
 MILLIMETRES = 1000.0
@@ -55,3 +58,29 @@ def write_stl(path: Path, mesh: TriangleMesh) -> None:
     with atomic_path(path) as temporary:
         header = b"binary STL, millimetres".ljust(80) + np.uint32(mesh.n_faces).tobytes()
         temporary.write_bytes(header + rows.tobytes())
+
+
+def require_lxml() -> None:
+    """Check that 3MF can be written.
+
+    Raises:
+        UserError: The package that trimesh writes it with is not installed.
+    """
+    try:
+        importlib.import_module("lxml.etree")
+    except ImportError as error:
+        raise UserError(
+            f"--to 3mf needs the package lxml ({error}); install it with 'pip install lxml', or "
+            "use --to stl"
+        ) from error
+
+
+def write_3mf(path: Path, mesh: TriangleMesh) -> None:
+    """Write a 3MF package, whose unit is the millimetre, complete or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    body = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False, validate=False)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(trimesh.Scene(body).export(file_type="3mf"))

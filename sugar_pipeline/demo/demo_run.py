@@ -16,10 +16,7 @@ from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 
 VANILLA_ITERATIONS = 1_500
-FLAGS = (
-    "-r dn_consistency --schedule_scale 0.08 --sdf_samples 100000 --surface_points 300000 "
-    "--poisson_depth 8 -v 20000 -f 7500"
-)
+FLAGS = "-r dn_consistency --schedule_scale 0.08 --sdf_samples 100000 -v 20000 -f 7500"
 """Settings of the stages: short schedules, small meshes."""
 
 
@@ -53,6 +50,7 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
     plan = full_plan(own)
     config = VanillaConfig(
+        preset=plan.vanilla.config.preset,
         iterations=VANILLA_ITERATIONS,
         rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
         sh_interval=VANILLA_ITERATIONS // 2,

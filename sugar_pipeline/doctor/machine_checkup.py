@@ -41,6 +41,7 @@ OPTIONAL = {
     "tensorboard": "curves of a run",
     "xatlas": "--texture_atlas xatlas",
     "lpips": "LPIPS in metrics.py",
+    "viser": "view.py and --viewer",
 }
 BACKENDS = {
     "gsplat": ("gsplat", "--rasterizer gsplat"),

@@ -52,7 +52,8 @@ class FilmOptions:
     )  # fmt: skip
     show: tuple[str, ...] = _flag(
         ("image",), "what to show of each result, several side by side. depth: white is far; "
-        "normal: red to the right, green up, blue towards the camera; clay: meshes alone",
+        "normal: red to the right, green up, blue towards the camera; clay: meshes alone; alpha: "
+        "white hides what lies behind",
         parse=str, choices=SHOWS, nargs="+",
     )  # fmt: skip
     n_frames: int = _flag(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from sugar_pipeline.filming.shown_models import (
     require_showable,
     shown,
 )
+from sugar_trainers.image_size import SugarSize
 from sugar_utils.console import Console, Progress
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
@@ -43,7 +44,8 @@ def film(options: FilmOptions, console: Console | None = None) -> Path:
         console.info(options.compute.device_reason)
     target = options.target
     _check_target(target)
-    cameras = film_cameras(_scene(options, console), options)
+    scene = shown_scene(options.scene_path, options.checkpoint_path, options.size, console.info)
+    cameras = film_cameras(scene, options)
     device = options.compute.device
     models = [open_model(p, options.white_background, device, console.info)
               for p in options.results]  # fmt: skip
@@ -71,18 +73,33 @@ def _check_target(target: Path) -> None:
     check_writable(target.parent if is_video else target)
 
 
-def _scene(options: FilmOptions, console: Console) -> Scene:
-    """Cameras in the world of the results."""
-    if options.checkpoint_path is None:
-        return load_scene(options.scene_path, size_rule=options.size, notify=console.info)
-    checkpoint = load_reference_checkpoint(options.checkpoint_path, None, console.info)
+def shown_scene(
+    scene_path: Path,
+    checkpoint_path: Path | None,
+    size: SugarSize,
+    notify: Callable[[str], None],
+) -> Scene:
+    """Cameras in the world of the results.
+
+    Args:
+        scene_path: Scene folder.
+        checkpoint_path: Whose cameras to take; None for those of the scene.
+        size: Of the pictures.
+        notify: Told what else the user should know.
+
+    Raises:
+        UserError: One of them is missing or damaged.
+    """
+    if checkpoint_path is None:
+        return load_scene(scene_path, size_rule=size, notify=notify)
+    checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)
     return load_scene_for_checkpoint(
-        options.scene_path,
+        scene_path,
         checkpoint,
-        size_rule=options.size,
+        size_rule=size,
         images_dir=checkpoint.images_dir,
         require_images=False,
-        notify=console.info,
+        notify=notify,
     )
 
 

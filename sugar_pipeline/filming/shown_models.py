@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.engine.rendering import plain_background, render_view
@@ -21,18 +21,26 @@ from gaussian_splatting.engine.reporting.view_pictures import (
     farthest,
     normal_picture,
 )
+from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.simplified_mesh import shape_of
 from sugar_extractors.quality.any_mesh import read_any_mesh
 from sugar_extractors.quality.mesh_pictures import shaded_views
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_extractors.texture.textured_mesh_io import (
+    GLB_AXES,
+    TexturedMesh,
+    read_textured_mesh,
+)
 from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import face_normals
 from sugar_utils.errors import UserError
 
-SHOWS = ("image", "depth", "normal", "clay")
+Result = GaussianCloud | TexturedMesh | TriangleMesh
+"""What a file of the stages holds that can be looked at."""
+
+SHOWS = ("image", "depth", "normal", "clay", "alpha")
 _SEEN = 0.5
 
 
@@ -45,24 +53,40 @@ class ShownModel:
         picture: Colours from a camera. (H, W, 3) in [0, 1]
         geometry: Depth, infinite where there is nothing (H, W); and normals in camera axes, zero
             there (H, W, 3).
+        alpha: How much of what lies behind is hidden. (H, W) in [0, 1]
         mesh: Its triangles, to be shown as clay; None of Gaussians.
     """
 
     name: str
     picture: Callable[[Camera], Tensor]
     geometry: Callable[[Camera], tuple[Tensor, Tensor]]
+    alpha: Callable[[Camera], Tensor]
     mesh: TriangleMesh | None = None
 
 
 def open_model(
     path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
 ) -> ShownModel:
+    """Read a result to look at it.
+
+    Args:
+        path: As for :func:`read_result`.
+        white: Whether the background is white.
+        device: Where to render.
+        notify: Told about what was dropped.
+
+    Raises:
+        UserError: As :func:`read_result`.
+    """
+    return model_of(path.name, read_result(path, notify), white, device)
+
+
+def read_result(path: Path, notify: Callable[[str], None]) -> Result:
     """Read a result.
 
     Args:
         path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-        white: Whether the background is white.
-        device: Where to render.
+            Those of a GLB are turned back from its axes to those of a capture.
         notify: Told about what was dropped.
 
     Raises:
@@ -72,20 +96,33 @@ def open_model(
         raise UserError(f"{path}: no such file or folder; check the path of the result")
     suffix = path.suffix.lower()
     if suffix == ".obj":
-        mesh = read_textured_mesh(path).to(device)
-        return _textured(path, mesh, plain_background(white, device))
+        return read_textured_mesh(path)
     if has_gaussians(path):
-        cloud = read_any_gaussians(path, notify).to(device)
-        return _of_gaussians(path, cloud.activate(), white)
+        cloud = read_any_gaussians(path, notify)
+        return moved_cloud(cloud, GLB_AXES) if suffix == ".glb" else cloud
     if suffix == ".ply":
-        return _plain(path, read_any_mesh(path), device)
+        return read_any_mesh(path)
     raise UserError(
         f"{path}: cannot be shown; pass Gaussians (.ply, .spz, .splat, .pt, a folder), a mesh "
         ".ply, or a textured .obj"
     )
 
 
-def _of_gaussians(path: Path, gaussians: Gaussians, white: bool) -> ShownModel:
+def model_of(
+    name: str,
+    result: GaussianCloud | TexturedMesh | TriangleMesh,
+    white: bool,
+    device: torch.device,
+) -> ShownModel:
+    """A result as something to look at; arguments as for :func:`open_model`."""
+    if isinstance(result, GaussianCloud):
+        return _of_gaussians(name, result.to(device).activate(), white)
+    if isinstance(result, TexturedMesh):
+        return _textured(name, result.to(device), plain_background(white, device))
+    return _plain(name, result, device)
+
+
+def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
     def picture(camera: Camera) -> Tensor:
         return render_view(gaussians, camera, white=white, geometry=False).image
 
@@ -95,20 +132,23 @@ def _of_gaussians(path: Path, gaussians: Gaussians, white: bool) -> ShownModel:
         depth = torch.where(seen, output.depth / output.alpha.clamp_min(_SEEN), torch.inf)
         return depth, output.normal * seen[..., None]
 
-    return ShownModel(path.name, picture, geometry)
+    def alpha(camera: Camera) -> Tensor:
+        return render_view(gaussians, camera, white=white, geometry=False).alpha
+
+    return ShownModel(name, picture, geometry, alpha)
 
 
-def _textured(path: Path, mesh: TexturedMesh, background: Tensor) -> ShownModel:
+def _textured(name: str, mesh: TexturedMesh, background: Tensor) -> ShownModel:
     def picture(camera: Camera) -> Tensor:
         return render_textured(mesh, camera, background, supersampling=2)
 
     def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
         return mesh_geometry(mesh.vertices, mesh.faces, camera)
 
-    return ShownModel(path.name, picture, geometry, shape_of(mesh))
+    return ShownModel(name, picture, geometry, _covered(geometry), shape_of(mesh))
 
 
-def _plain(path: Path, mesh: TriangleMesh, device: torch.device) -> ShownModel:
+def _plain(name: str, mesh: TriangleMesh, device: torch.device) -> ShownModel:
     vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
     faces = torch.tensor(mesh.faces, device=device)
 
@@ -119,7 +159,12 @@ def _plain(path: Path, mesh: TriangleMesh, device: torch.device) -> ShownModel:
     def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
         return mesh_geometry(vertices, faces, camera)
 
-    return ShownModel(path.name, picture, geometry, mesh)
+    return ShownModel(name, picture, geometry, _covered(geometry), mesh)
+
+
+def _covered(geometry: Callable[[Camera], tuple[Tensor, Tensor]]) -> Callable[[Camera], Tensor]:
+    """Where a mesh is seen: 1 or 0. (H, W)"""
+    return lambda camera: geometry(camera)[0].isfinite().float()
 
 
 def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
@@ -170,6 +215,9 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
         return to_uint8(model.picture(camera)).cpu().numpy()
     if show == "clay":
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
+    if show == "alpha":
+        alpha = model.alpha(camera)[..., None].expand(-1, -1, 3)
+        return to_uint8(alpha).cpu().numpy()
     depth, normal = model.geometry(camera)
     picture = depth_picture(depth, far) if show == "depth" else normal_picture(normal)
     return picture.cpu().numpy()

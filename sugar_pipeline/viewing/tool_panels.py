@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the viewer's page has to work with: a box, a measure, and a path for the camera."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.reference_layout import write_camera_list
+from gaussian_splatting.viewing.page_server import view_of
+from sugar_pipeline.filming.camera_paths import between
+from sugar_pipeline.viewing.measured import box_edges, box_flags, distance_text
+from sugar_utils.errors import UserError
+
+if TYPE_CHECKING:
+    import viser
+
+Task = Callable[[], None]
+Post = Callable[[Task], None]
+"""Has something done by the thread that renders."""
+
+_BOX_COLOR, _MEASURE_COLOR, _PATH_COLOR = (255, 180, 40), (255, 60, 60), (60, 160, 255)
+_MOST_FRAMES = 3_600
+_PATH_SIDE = 1280
+
+
+class BoxPanel:
+    """A box with a handle at each of two corners, and its values as flags to be copied.
+
+    Args:
+        server: The page.
+        corners: Of the first box. (3,) each
+        changed: Called when the box is another one, or is switched on or off.
+    """
+
+    def __init__(
+        self,
+        server: viser.ViserServer,
+        corners: tuple[np.ndarray, np.ndarray],
+        changed: Callable[[], None],
+    ) -> None:
+        self._scene, self._changed = server.scene, changed
+        self.corners = [np.array(corner, dtype=float) for corner in corners]
+        self.cuts = False
+        with server.gui.add_folder("Box", expand_by_default=False):
+            self._shown = server.gui.add_checkbox("Show the box", False)
+            self._cut = server.gui.add_checkbox("Cut to it", False)
+            self._text = server.gui.add_text(
+                "Flags", box_flags(*self.corners), multiline=True,
+                hint="for extract_mesh.py and the pipelines",
+            )  # fmt: skip
+        size = float(np.linalg.norm(self.corners[1] - self.corners[0]))
+        self._handles = [
+            self._scene.add_transform_controls(
+                f"/box/{number}", scale=0.15 * size, disable_rotations=True,
+                disable_sliders=True, depth_test=False, position=corner, visible=False,
+            )
+            for number, corner in enumerate(self.corners)
+        ]  # fmt: skip
+        self._lines: Any = None
+        for number, handle in enumerate(self._handles):
+            self._follow(number, handle)
+        self._shown.on_update(lambda _: self._show())
+        self._cut.on_update(lambda _: self._switch())
+
+    def _follow(self, number: int, handle: Any) -> None:
+        @handle.on_update
+        def _(event: Any) -> None:
+            self.corners[number] = np.array(handle.position, dtype=float)
+            self._text.value = box_flags(*self.corners)
+            self._draw()
+            if event.phase == "end" and self.cuts:
+                self._changed()
+
+    def _show(self) -> None:
+        for handle in self._handles:
+            handle.visible = self._shown.value
+        self._draw()
+
+    def _switch(self) -> None:
+        self.cuts = self._cut.value
+        self._changed()
+
+    def _draw(self) -> None:
+        if not self._shown.value:
+            if self._lines is not None:
+                self._lines.visible = False
+            return
+        self._lines = self._scene.add_line_segments(
+            "/box/lines", box_edges(*self.corners).astype(np.float32), _BOX_COLOR,
+            thickness=2.0, thickness_units="screen",
+        )  # fmt: skip
+
+
+class MeasurePanel:
+    """Two points on the surface that were clicked on, and how far they are apart.
+
+    Args:
+        server: The page.
+        hit: The point of the surface on a line of sight (origin, direction), None without one.
+        post: Runs :attr:`hit` where things are rendered.
+        metres_per_unit: None where the scale is unknown.
+        size: Of the marks, in world units.
+    """
+
+    def __init__(
+        self,
+        server: viser.ViserServer,
+        hit: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
+        post: Post,
+        metres_per_unit: float | None,
+        size: float,
+    ) -> None:
+        self._server, self._hit, self._post = server, hit, post
+        self._metres, self._size = metres_per_unit, size
+        self.points: list[np.ndarray] = []
+        with server.gui.add_folder("Measure", expand_by_default=False):
+            self._on = server.gui.add_checkbox("Click on two points", False)
+            self.words = server.gui.add_markdown("")
+        self._on.on_update(lambda _: self._switch())
+
+    def _switch(self) -> None:
+        self._server.scene.remove_click_callback()
+        self.points = []
+        self._draw()
+        if self._on.value:
+            self._server.scene.on_click()(self._clicked)
+
+    def _clicked(self, event: Any) -> None:
+        origin, direction = np.array(event.ray_origin), np.array(event.ray_direction)
+        self._post(lambda: self.add(origin, direction))
+
+    def add(self, origin: np.ndarray, direction: np.ndarray) -> None:
+        """Take the point on a line of sight; a third one begins anew."""
+        point = self._hit(origin, direction)
+        if point is None:
+            self.words.content = "There is nothing at this point."
+            return
+        self.points = [*self.points, point] if len(self.points) < 2 else [point]
+        self._draw()
+
+    def _draw(self) -> None:
+        scene = self._server.scene
+        for number in range(2):
+            scene.remove_by_name(f"/measure/{number}")
+        scene.remove_by_name("/measure/line")
+        for number, point in enumerate(self.points):
+            scene.add_icosphere(
+                f"/measure/{number}", self._size, _MEASURE_COLOR, position=point,
+                cast_shadow=False, receive_shadow=False,
+            )  # fmt: skip
+        if len(self.points) == 2:
+            scene.add_line_segments(
+                "/measure/line", np.array([self.points], dtype=np.float32), _MEASURE_COLOR,
+                thickness=3.0, thickness_units="screen",
+            )  # fmt: skip
+        self.words.content = distance_text(self.points, self._metres) if self._on.value else ""
+
+
+class PathPanel:
+    """Views to pass through, saved as a path that ``render.py`` takes.
+
+    Args:
+        server: The page.
+        file: Where to save it.
+    """
+
+    def __init__(self, server: viser.ViserServer, file: Path) -> None:
+        self._server, self._file = server, file
+        self.views: list[Camera] = []
+        with server.gui.add_folder("Camera path", expand_by_default=False):
+            add = server.gui.add_button("Add this view")
+            back = server.gui.add_button("Take the last one back")
+            self._frames = server.gui.add_number("Frames", 120, min=2, max=_MOST_FRAMES, step=1)
+            save = server.gui.add_button("Save")
+            self.words = server.gui.add_markdown("")
+        add.on_click(lambda event: self._add(event.client))
+        back.on_click(lambda _: self._back())
+        save.on_click(lambda event: self.save(event.client))
+
+    def _add(self, client: Any) -> None:
+        self.views.append(view_of(client.camera).camera(_PATH_SIDE))
+        self._draw()
+
+    def _back(self) -> None:
+        self.views = self.views[:-1]
+        self._draw()
+
+    def _draw(self) -> None:
+        self.words.content = f"{len(self.views)} views"
+        self._server.scene.remove_by_name("/path")
+        if len(self.views) > 1:
+            places = np.stack([camera.center for camera in between(self.views, 100)])
+            lines = np.stack([places[:-1], places[1:]], axis=1).astype(np.float32)
+            self._server.scene.add_line_segments(
+                "/path", lines, _PATH_COLOR, thickness=3.0, thickness_units="screen"
+            )
+
+    def save(self, client: Any) -> None:
+        """Write the path, and offer it to the browser for download."""
+        try:
+            write_path(self._file, self.views, int(self._frames.value))
+        except UserError as error:
+            self.words.content = str(error)
+            return
+        self.words.content = f"`python render.py RESULT -s SCENE --path {self._file}`"
+        if client is not None:
+            client.send_file_download(self._file.name, self._file.read_bytes())
+
+
+def write_path(file: Path, views: list[Camera], frames: int) -> None:
+    """Write a smooth path through views in the layout of ``cameras.json``.
+
+    Raises:
+        UserError: There are fewer than two views, or the file cannot be written.
+    """
+    path = between(views, frames)
+    write_camera_list(file, path)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads results and their capture, and serves the page that shows them."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.upright import up_direction
+from gaussian_splatting.viewing.page_server import (
+    address,
+    check_free,
+    closing,
+    load_viser,
+    open_server,
+    stand_at,
+)
+from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
+from sugar_extractors.texture.placed_export import scale_of
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_pipeline.filming.camera_paths import looked_at, looking
+from sugar_pipeline.filming.film_run import shown_scene
+from sugar_pipeline.filming.shown_models import Result, model_of, read_result
+from sugar_pipeline.viewing.found_results import FoundResult, capture_of, find_results
+from sugar_pipeline.viewing.measured import box_around, inside
+from sugar_pipeline.viewing.view_options import ViewOptions
+from sugar_pipeline.viewing.view_page import Exhibit, Surroundings, ViewPage
+from sugar_trainers.image_size import SugarSize
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+
+_UP_WITHOUT_CAMERAS = np.array([0.0, -1.0, 0.0])
+
+
+def view(
+    options: ViewOptions,
+    console: Console | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve the page.
+
+    Args:
+        options: What to show, and where.
+        console: Where to say things.
+        until: Asked between two pieces of work whether to stop; Ctrl-C stops otherwise.
+
+    Raises:
+        UserError: For anything the user can fix.
+    """
+    console = console or Console()
+    load_viser()
+    check_free(options.host, options.port, "--port")
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
+    found = find_results(options.results, console.info)
+    scene = _scene(options, found, console)
+    exhibits = [_exhibit(one, options, console) for one in found]
+    around = surroundings(exhibits, scene, options)
+    place = address(options.host, options.port)
+    with closing(open_server(options.host, options.port, "SuGaR")) as server:
+        camera, up, distance = first_view(exhibits, scene)
+        stand_at(server, camera, up, distance)
+        page = ViewPage(server, exhibits, around, console.warn)
+        console.info(f"viewer: {place} (Ctrl-C ends it)")
+        if not options.no_open:
+            webbrowser.open(place)
+        while not until():
+            page.work()
+
+
+def _scene(options: ViewOptions, found: Sequence[FoundResult], console: Console) -> Scene | None:
+    """The capture that was named, or that the records name."""
+    if options.scene_path is not None:
+        scene, checkpoint = options.scene_path, options.checkpoint_path
+    else:
+        capture = capture_of(found)
+        if capture is None:
+            console.info("no capture is known, so there are no cameras; name its folder with -s")
+            return None
+        console.info(f"the capture, by the records of the runs: {capture.scene}")
+        scene, checkpoint = capture.scene, options.checkpoint_path or capture.checkpoint
+    return shown_scene(scene, checkpoint, SugarSize(), console.info)
+
+
+def _exhibit(one: FoundResult, options: ViewOptions, console: Console) -> Exhibit:
+    console.info(f"{one.title}: {one.path}")
+    if one.path.suffix.lower() == ".glb" and not holds_gltf_gaussians(one.path):
+        return exhibit_of_glb(one.title, one.path)
+    result = read_result(one.path, console.info)
+    return exhibit_of(one.title, result, options.white_background, options.compute.device)
+
+
+def exhibit_of_glb(title: str, path: Path) -> Exhibit:
+    """A GLB file, which the browser alone can draw, and which no box cuts.
+
+    Raises:
+        UserError: It is no GLB file.
+    """
+    content = path.read_bytes()
+    if not content.startswith(b"glTF"):
+        raise UserError(f"{path}: is no GLB file; write it again, or pass the .obj")
+    whole = Exhibit(title, content, None, np.zeros((0, 3)), lambda one, other: whole)
+    return whole
+
+
+def exhibit_of(title: str, result: Result, white: bool, device: torch.device) -> Exhibit:
+    """A result on the page."""
+
+    def cut(one: np.ndarray, other: np.ndarray) -> Exhibit:
+        return exhibit_of(title, cut_result(result, one, other), white, device)
+
+    return Exhibit(title, result, model_of(title, result, white, device), places_of(result), cut)
+
+
+def places_of(result: Result) -> np.ndarray:
+    """Where a result is: centres of its Gaussians, or vertices. (P, 3) float64"""
+    if isinstance(result, GaussianCloud):
+        return result.means.double().cpu().numpy()
+    if isinstance(result, TexturedMesh):
+        return result.vertices.double().cpu().numpy()
+    return result.vertices
+
+
+def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result:
+    """What of a result lies in a box between two corners: centres of Gaussians, and whole faces."""
+    keep = inside(places_of(result), one, other)
+    if isinstance(result, GaussianCloud):
+        return result.select(torch.from_numpy(keep))
+    if isinstance(result, TexturedMesh):
+        faces = torch.from_numpy(keep)[result.faces].all(dim=1)
+        return replace(result, faces=result.faces[faces], uvs=result.uvs[faces])
+    return replace(result, faces=result.faces[keep[result.faces].all(axis=1)])
+
+
+def surroundings(
+    exhibits: Sequence[Exhibit], scene: Scene | None, options: ViewOptions
+) -> Surroundings:
+    """Where the results stand.
+
+    Raises:
+        UserError: A photograph that gives the scale is unknown.
+    """
+    cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
+    low, high = box_around(exhibits[-1].points)
+    scaled = options.scale_factor is not None or options.known_distance is not None
+    names = (options.known_distance or ())[:2]
+    if not cameras and any(text.count(",") != 2 for text in names):
+        raise UserError("photographs of --known_distance need a capture; name its folder with -s")
+    extent = scene.extent if scene is not None and scene.extent > 0 else None
+    return Surroundings(
+        scene=scene,
+        extent=extent or float(np.linalg.norm(high - low)),
+        box=(low, high),
+        metres_per_unit=scale_of(cameras, options.placement) if scaled else None,
+        white=options.white_background,
+        path_file=options.path_file,
+        picture_size=options.picture_size,
+    )
+
+
+def first_view(
+    exhibits: Sequence[Exhibit], scene: Scene | None
+) -> tuple[Camera, np.ndarray, float]:
+    """Where the browser looks from at first.
+
+    Returns:
+        The camera; what is up, (3,); and how far what it turns around is from it, in world units.
+    """
+    if scene is not None and scene.train_cameras:
+        cameras = scene.train_cameras
+        up = up_direction(np.stack([camera.rotation for camera in cameras]), scene.points)
+        first = cameras[0]
+        away = float((looked_at(cameras) - first.center) @ first.rotation[2])
+        return first, up, away if away > 0 else max(scene.extent, 1e-3)
+    low, high = box_around(exhibits[-1].points)
+    distance = 1.5 * max(float(np.linalg.norm(high - low)), 1e-3)
+    target = (low + high) / 2
+    place = target + distance * np.array([0.0, -0.3, -1.0]) / np.hypot(0.3, 1.0)
+    rotation = looking(place, target, _UP_WITHOUT_CAMERAS)
+    camera = Camera("first", 640, 480, 600, 600, 320, 240, rotation, -rotation @ place)
+    return camera, _UP_WITHOUT_CAMERAS, distance
