@@ -52,7 +52,7 @@ class ScoreConfig:
     )  # fmt: skip
     views: int = 10
     error: float = 0.05
-    wrong_pixels: float = 2.0
+    wrong_pixels: float = 0.5
     shown_pixels: float = 0.1
     faint: float = 0.1
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
