@@ -197,7 +197,7 @@ def test_readme_commands_do_all_the_setting_up_in_one_line():
     )
     assert tests == (
         "python -m venv .venv && .venv/bin/pip install -q -r requirements-dev.txt"
-        ' && .venv/bin/python -m pytest -m "not slow"'
+        ' && .venv/bin/python -m pytest -n 2 --dist loadfile -m "not slow"'
     )
 
 

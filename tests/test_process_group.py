@@ -128,6 +128,9 @@ class Pull:
     def begin(self, iteration):
         pass
 
+    def view_scale(self, iteration):
+        return 1.0
+
     def accumulate(self, iteration, camera, target, view_index):
         number = int(camera.name[5:7])
         self.seen.append((iteration, view_index, camera.name))
