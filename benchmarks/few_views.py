@@ -46,8 +46,8 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.learned_exposure import ExposureConfig
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.robust import RobustConfig
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions, train_vanilla
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 from sugar_utils.frame import run_main

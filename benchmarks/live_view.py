@@ -33,7 +33,8 @@ from benchmarks.memory import photograph
 from benchmarks.rasterizer import Case, as_cloud, make_scene, print_machine, print_table
 from benchmarks.step_scenes import MadeUpPhotographs
 from gaussian_splatting.engine.stepping import Stepper
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from gaussian_splatting.viewing.browser_views import BrowserView
 from gaussian_splatting.viewing.live_page import TrainingPage
 from gaussian_splatting.viewing.live_view import LiveView

@@ -35,8 +35,8 @@ from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions, train_vanilla
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, positive_float, positive_int
 from sugar_utils.frame import run_main

@@ -37,8 +37,8 @@ from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.reporting.view_findings import POSED
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, train_vanilla
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.flags import HelpFormatter, Parser, positive_float, positive_int
 from sugar_utils.frame import run_main

@@ -34,8 +34,8 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.footprints import ScoreConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, train_vanilla
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 from sugar_utils.frame import run_main

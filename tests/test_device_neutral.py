@@ -21,7 +21,8 @@ from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import SolverConfig

@@ -22,7 +22,8 @@ from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, LaterExposure
 from gaussian_splatting.optim.visited_adam import BETAS
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron

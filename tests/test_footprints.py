@@ -15,7 +15,8 @@ from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.vanilla.footprints import FootprintWatch, ScoreConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,

@@ -10,7 +10,8 @@ import torch
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
 from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage

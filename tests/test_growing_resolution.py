@@ -21,7 +21,8 @@ from gaussian_splatting.vanilla.growing_resolution import (
     measured_growth,
     spectrum_shares,
 )
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli, tiny_cameras
 
 NOISE = np.random.default_rng(0).normal(size=(96, 128))

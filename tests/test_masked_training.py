@@ -21,7 +21,8 @@ from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, StripMaps
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.rasterization import Rows, rasterize
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule

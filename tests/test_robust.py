@@ -18,7 +18,8 @@ from gaussian_splatting.vanilla.robust import (
     shell_distance,
     with_shell,
 )
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, initial_cloud
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli, tiny_cameras
 
 EXTENT = 3.0

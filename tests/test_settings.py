@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gaussian_splatting.engine.identity import settings_differences
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_trainers.coarse_config import CoarseConfig

@@ -27,8 +27,9 @@ from gaussian_splatting.rasterization import (
     rasterize,
     rasterizers,
 )
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule

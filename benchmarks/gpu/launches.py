@@ -15,7 +15,8 @@ from benchmarks.gpu.common import Check, Finding, Setup, large_cloud, synchroniz
 from benchmarks.memory import Setting
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 
 PROFILED = 20
 """Iterations."""

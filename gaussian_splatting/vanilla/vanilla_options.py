@@ -15,8 +15,8 @@ from gaussian_splatting.engine.session import RunOptions
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.shared_flags import ScheduleFlags
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
 from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
 
 _inert = partial(flag, group="accepted for old commands", idle="always; it says so")

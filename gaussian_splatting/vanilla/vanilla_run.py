@@ -47,7 +47,8 @@ from gaussian_splatting.vanilla.footprints import N_MARKS
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
 from gaussian_splatting.vanilla.robust import opaque_shell, shell_distance, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig, VanillaStage, initial_cloud
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest

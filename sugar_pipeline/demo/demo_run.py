@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
-from gaussian_splatting.vanilla.vanilla_stage import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the vanilla stage, with the values of 3DGS (Kerbl et al. 2023) as defaults."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.losses.photometric import DSSIM_WEIGHT
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.learned_exposure import NO_EXPOSURE, ExposureConfig
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates, scaled
+from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
+from gaussian_splatting.vanilla.footprints import Densification, ScoreConfig
+from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
+from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig
+from sugar_utils.flags import positive_int, unit_float
+from sugar_utils.settings import flag
+
+SH_DEGREE = 3
+
+Init = Literal["sparse", "dense"]
+
+_DENSIFICATION: dict[Preset, Densification] = {"reference": "reference", "fast": "scored"}
+
+_flag = partial(flag, group="vanilla trainer")
+
+
+@dataclass(frozen=True)
+class VanillaConfig:
+    """Settings of the vanilla stage.
+
+    Attributes:
+        rates: Learning rates.
+        densification: Adaptive density control.
+        exposure: Whether and from when on exposures of photographs are learned.
+        robustness: What is done against fog and floaters.
+        sh_interval: Iterations after which the spherical-harmonics degree grows by one.
+        optimizer: Storage of parameters and moments, and which Gaussians step.
+        split: How the memory of one view is saved; no part of the identity.
+    """
+
+    preset: Preset = preset("vanilla stage")
+    iterations: int = _flag(
+        30_000, "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
+        parse=positive_int, unset=True,
+    )  # fmt: skip
+    rates: LearningRates = field(default_factory=LearningRates)
+    densification: DensificationConfig = field(default_factory=DensificationConfig)
+    exposure: ExposureConfig = NO_EXPOSURE
+    robustness: RobustConfig = NOT_ROBUST
+    scoring: ScoreConfig = field(default_factory=ScoreConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
+    sh_interval: int = 1000
+    sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
+    lambda_dssim: float = _flag(
+        DSSIM_WEIGHT, "weight of 1 - SSIM in the colour loss; the rest is L1", parse=unit_float
+    )
+    white_background: bool = white_background()
+    random_background: bool = _flag(
+        False, "a random background colour in every iteration", action="store_true"
+    )
+    refine_poses: bool = flag(
+        False, "learn a small rotation and shift of every training photograph's camera; the poses "
+        "that were found are written beside the result, and later stages use them",
+        group="vanilla stage", idle="with --gs_output_dir",
+    )  # fmt: skip
+    init: Init | None = flag(
+        None, "sparse: start from the points of the reconstruction; dense: and from points that "
+        "neighbouring photographs agree on; unset: dense with --robust, else sparse",
+        group="vanilla stage", choices=get_args(Init),
+        idle="with --gs_output_dir; with --init_ply that holds Gaussians",
+    )  # fmt: skip
+    optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
+    split: ImageSplit = WHOLE_IMAGE
+    random_seed: int = random_seed()
+
+    @property
+    def scores(self) -> bool:
+        """Whether Gaussians grow where pixels are wrong, and only there."""
+        return (self.scoring.densification or _DENSIFICATION[self.preset]) == "scored"
+
+    @property
+    def grows(self) -> bool:
+        """Whether images grow."""
+        asked = self.growth.growing_resolution
+        return self.preset == "fast" if asked is None else asked
+
+    @property
+    def starts_dense(self) -> bool:
+        """Whether dense points are looked for."""
+        return self.init == "dense" or (self.init is None and self.robustness.robust)
+
+    @property
+    def densifies_until(self) -> int:
+        """The last iteration but for those that densification leaves for refinement."""
+        return min(self.iterations, self.densification.densify_until_iter)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
+        values = asdict(self)
+        for other in (
+            "preset",
+            "optimizer",
+            "split",
+            "exposure",
+            "robustness",
+            "scoring",
+            "growth",
+        ):
+            values.pop(other)
+        if not self.refine_poses:
+            # Left out, so that runs of earlier versions can be continued.
+            values.pop("refine_poses")
+        values.pop("init")
+        if self.starts_dense:
+            values["init"] = "dense"
+        chosen = {**self.exposure.identity(), **self.robustness.identity()}
+        if self.scores:
+            chosen["scoring"] = {**asdict(self.scoring), "densification": "scored"}
+        if self.grows:
+            chosen["growth"] = {**asdict(self.growth), "growing_resolution": True}
+        return {**values, **chosen, **self.optimizer.identity()}
+
+    def with_schedule(self, scale: float) -> VanillaConfig:
+        """The same settings with every milestone and interval but the length scaled."""
+        d = self.densification
+        return replace(
+            self,
+            rates=replace(
+                self.rates, position_lr_max_steps=scaled(self.rates.position_lr_max_steps, scale)
+            ),
+            densification=replace(
+                d,
+                densify_from_iter=scaled(d.densify_from_iter, scale),
+                densify_until_iter=scaled(d.densify_until_iter, scale),
+                densification_interval=scaled(d.densification_interval, scale),
+                opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
+            ),
+            exposure=self.exposure.with_schedule(scale),
+            sh_interval=scaled(self.sh_interval, scale),
+        )
