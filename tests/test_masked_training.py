@@ -325,3 +325,25 @@ def test_a_pipeline_with_masks_makes_a_mesh_of_the_object(
     (note,) = (tmp_path / "coarse_mesh").rglob("*.json")
     # Nothing of an object is cut away for being badly supported.
     assert json.loads(note.read_text())["settings"]["poisson"]["vertices_density_quantile"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "grows"),
+    [
+        (("--preset", "fast"), False),
+        (("--preset", "fast", "--growing_resolution", "True"), True),
+        (("--preset", "fast", "--mask_mode", "ignore"), True),
+    ],
+)
+def test_images_of_an_object_do_not_grow_unless_they_are_asked_to(
+    masked_scene, tmp_path, monkeypatch, flags, grows
+):
+    widths, accumulate = [], VanillaStage.accumulate
+
+    def watched(self, iteration, camera, target, view_index=0):
+        widths.append(camera.width)
+        return accumulate(self, iteration, camera, target, view_index)
+
+    monkeypatch.setattr(VanillaStage, "accumulate", watched)
+    assert vanilla_run(masked_scene.root, tmp_path / "out", *flags) == 0
+    assert (min(widths) < max(widths)) == grows

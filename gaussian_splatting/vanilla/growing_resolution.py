@@ -45,7 +45,8 @@ class GrowthConfig:
 
     growing_resolution: bool | None = flag(
         None, "begin with small images, which grow to the full size while Gaussians are added, "
-        "and let the number of Gaussians grow with them; unset: as --preset", parse=boolean,
+        "and let the number of Gaussians grow with them; unset: as --preset, but not where masks "
+        "show an object", parse=boolean,
         nargs="?", const=True, group="vanilla stage", idle="with --gs_output_dir",
     )  # fmt: skip
     until: float = 0.5

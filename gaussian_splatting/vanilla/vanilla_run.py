@@ -28,7 +28,7 @@ from gaussian_splatting.data.reference_layout import (
     write_point_cloud,
 )
 from gaussian_splatting.data.scene import Scene, load_scene
-from gaussian_splatting.data.visual_hull import VisualHull, hull_of
+from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
 from gaussian_splatting.engine.identity import (
     Identity,
     points_digest,
@@ -175,7 +175,9 @@ def _prepared(
     far = shell_distance(scene.train_cameras, scene.extent, config.robustness)
 
     def growth_of(store: ImageStore) -> ResolutionGrowth | None:
-        if not config.grows:
+        # An object before nothing needs few Gaussians, and learns nothing from small images.
+        asked = config.growth.growing_resolution is not None
+        if not config.grows or (shows_object(scene.train_cameras) and not asked):
             return None
         return measured_growth(
             scene.train_cameras, store.shown, config.growth, config.densifies_until
