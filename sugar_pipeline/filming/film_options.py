@@ -52,6 +52,7 @@ class FilmOptions:
     )  # fmt: skip
     show: tuple[str, ...] = _flag(
         ("image",), "what to show of each result, several side by side. depth: white is far; "
+        "median_depth: of the Gaussian that leaves less than half of the light, no mean of many; "
         "normal: red to the right, green up, blue towards the camera; clay: meshes alone; alpha: "
         "white hides what lies behind",
         parse=str, choices=SHOWS, nargs="+",

@@ -15,6 +15,7 @@ from sugar_pipeline.filming.camera_paths import between, turntable
 from sugar_pipeline.filming.film_files import VIDEO_SUFFIX, write_pictures, write_video
 from sugar_pipeline.filming.film_options import FilmOptions
 from sugar_pipeline.filming.shown_models import (
+    DEPTHS,
     ShownModel,
     far_depth,
     open_model,
@@ -131,7 +132,7 @@ def _pictures(
 ) -> Iterator[np.ndarray]:
     """One picture per camera: each model side by side, and then what else is to be shown."""
     probes = cameras[:: max(1, len(cameras) // _PROBES)]
-    far = max(far_depth(model, probes) for model in models) if "depth" in shows else 1.0
+    far = max(far_depth(model, probes) for model in models) if {*DEPTHS} & {*shows} else 1.0
     for done, camera in enumerate(cameras, start=1):
         row = [shown(model, show, camera, far) for show in shows for model in models]
         yield np.concatenate(row, axis=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from gaussian_splatting.engine.reporting.view_pictures import (
     farthest,
     normal_picture,
 )
+from gaussian_splatting.rasterization.median_depth import median_depth
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.simplified_mesh import shape_of
 from sugar_extractors.quality.any_mesh import read_any_mesh
@@ -35,7 +37,10 @@ from sugar_utils.errors import UserError
 Result = GaussianCloud | TexturedMesh | TriangleMesh
 """What a file of the stages holds that can be looked at."""
 
-SHOWS = ("image", "depth", "normal", "clay", "alpha")
+SHOWS = ("image", "depth", "median_depth", "normal", "clay", "alpha")
+DEPTHS = ("depth", "median_depth")
+"""Those that are drawn from black to white."""
+
 _SEEN = 0.5
 
 
@@ -48,6 +53,7 @@ class ShownModel:
         picture: Colours from a camera. (H, W, 3) in [0, 1]
         geometry: Depth, infinite where there is nothing (H, W); and normals in camera axes, zero
             there (H, W, 3).
+        median_depth: Depth where half of the light is left, infinite where more is. (H, W)
         alpha: How much of what lies behind is hidden. (H, W) in [0, 1]
         mesh: Its triangles, to be shown as clay; None of Gaussians.
     """
@@ -55,6 +61,7 @@ class ShownModel:
     name: str
     picture: Callable[[Camera], Tensor]
     geometry: Callable[[Camera], tuple[Tensor, Tensor]]
+    median_depth: Callable[[Camera], Tensor]
     alpha: Callable[[Camera], Tensor]
     mesh: TriangleMesh | None = None
 
@@ -128,7 +135,8 @@ def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
     def alpha(camera: Camera) -> Tensor:
         return render_view(gaussians, camera, white=white, geometry=False).alpha
 
-    return ShownModel(name, picture, geometry, alpha)
+    median = partial(median_depth, gaussians)
+    return ShownModel(name, picture, geometry, median, alpha)
 
 
 def _textured(name: str, mesh: TexturedMesh, background: Tensor) -> ShownModel:
@@ -138,7 +146,8 @@ def _textured(name: str, mesh: TexturedMesh, background: Tensor) -> ShownModel:
     def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
         return mesh_geometry(mesh.vertices, mesh.faces, camera)
 
-    return ShownModel(name, picture, geometry, _covered(geometry), shape_of(mesh))
+    depth, covered = _of_surface(geometry)
+    return ShownModel(name, picture, geometry, depth, covered, shape_of(mesh))
 
 
 def _plain(name: str, mesh: TriangleMesh, device: torch.device) -> ShownModel:
@@ -152,12 +161,14 @@ def _plain(name: str, mesh: TriangleMesh, device: torch.device) -> ShownModel:
     def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
         return mesh_geometry(vertices, faces, camera)
 
-    return ShownModel(name, picture, geometry, _covered(geometry), mesh)
+    return ShownModel(name, picture, geometry, *_of_surface(geometry), mesh)
 
 
-def _covered(geometry: Callable[[Camera], tuple[Tensor, Tensor]]) -> Callable[[Camera], Tensor]:
-    """Where a mesh is seen: 1 or 0. (H, W)"""
-    return lambda camera: geometry(camera)[0].isfinite().float()
+def _of_surface(
+    geometry: Callable[[Camera], tuple[Tensor, Tensor]],
+) -> tuple[Callable[[Camera], Tensor], Callable[[Camera], Tensor]]:
+    """Median depth and alpha of what lets no light through: its depth, and 1 or 0. (H, W) each"""
+    return lambda camera: geometry(camera)[0], lambda camera: geometry(camera)[0].isfinite().float()
 
 
 def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
@@ -211,6 +222,8 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     if show == "alpha":
         alpha = model.alpha(camera)[..., None].expand(-1, -1, 3)
         return to_uint8(alpha).cpu().numpy()
+    if show == "median_depth":
+        return depth_picture(model.median_depth(camera), far).cpu().numpy()
     depth, normal = model.geometry(camera)
     picture = depth_picture(depth, far) if show == "depth" else normal_picture(normal)
     return picture.cpu().numpy()

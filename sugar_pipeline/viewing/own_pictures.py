@@ -12,7 +12,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
-from sugar_pipeline.filming.shown_models import SHOWS, ShownModel, far_depth, shown
+from sugar_pipeline.filming.shown_models import DEPTHS, SHOWS, ShownModel, far_depth, shown
 
 PHOTOGRAPH, ERROR = "photograph", "error"
 PICTURES = (*SHOWS, PHOTOGRAPH, ERROR)
@@ -131,7 +131,7 @@ class OwnPictures:
             image = shown(model, "image", camera, 1.0)
             # Beside the photograph there is nothing to differ from.
             return error_picture(image, self._with_photograph(camera, image))
-        far = self._far_of(one.model, camera) if one.picture == "depth" else 1.0
+        far = self._far_of(one.model, camera) if one.picture in DEPTHS else 1.0
         return fitted(shown(model, one.picture, camera, far), camera.width, camera.height)
 
     def _far_of(self, title: str, camera: Camera) -> float:
