@@ -15,7 +15,7 @@ from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_pipeline.filming.camera_paths import between, looked_at, turntable
 from sugar_pipeline.filming.film_files import write_video
-from sugar_pipeline.filming.shown_models import far_depth, open_model, shown
+from sugar_pipeline.filming.shown_models import ShownModel, far_depth, open_model, shown
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
@@ -194,3 +194,14 @@ def test_paths_keep_size_and_lens():
             assert isinstance(frame, Camera)
             assert (frame.width, frame.cx, frame.fx) == (camera.width, camera.cx, camera.fx)
             assert frame.image_path is None
+
+
+def test_what_is_far_behind_does_not_leave_the_rest_black():
+    depth = torch.full((40, 40), 900.0)
+    depth[:20] = torch.linspace(4.0, 6.0, 800).view(20, 40)
+    depth[0] = torch.inf
+    model = ShownModel("made up", None, lambda _: (depth, None), None, None)
+    far = far_depth(model, [None])
+    assert 12.0 < far < 18.0
+    depth[20:] = 7.0
+    assert far_depth(model, [None]) == pytest.approx(7.0)
