@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import logging
 import math
@@ -20,6 +19,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.viewing.browser_views import BrowserView, Wishes
 from gaussian_splatting.viewing.viewer_flags import LOCALHOST
 from sugar_utils.errors import UserError
+from sugar_utils.optional_packages import load_package
 
 if TYPE_CHECKING:
     import viser
@@ -34,12 +34,7 @@ def load_viser() -> ModuleType:
     Raises:
         UserError: It is not installed.
     """
-    try:
-        return importlib.import_module("viser")
-    except ImportError as error:
-        raise UserError(
-            f"the viewer needs the package viser ({error}); install it with 'pip install viser'"
-        ) from error
+    return load_package("the viewer", "viser", "viser")[0]
 
 
 def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser.ViserServer:

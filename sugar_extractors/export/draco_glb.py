@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import struct
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, png_bytes
-from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
+from sugar_utils.optional_packages import load_package
 
 EXTENSION = "KHR_draco_mesh_compression"
 _POSITION_BITS = 14
@@ -33,13 +32,7 @@ def load_draco() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    try:
-        return importlib.import_module("DracoPy")
-    except ImportError as error:
-        raise UserError(
-            f"--draco needs the package DracoPy ({error}); install it with 'pip install DracoPy', "
-            "or leave --draco out"
-        ) from error
+    return load_package("--draco", "DracoPy", "DracoPy", instead="leave --draco out")[0]
 
 
 def write_draco_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> float:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,8 @@ from sugar_scene.mesh.triangle_mesh import (
     keep_vertices,
     open_edge_share,
 )
-from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
+from sugar_utils.optional_packages import load_package
 
 MILLIMETRES = 1000.0
 Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
@@ -66,13 +65,7 @@ def require_lxml() -> None:
     Raises:
         UserError: The package that trimesh writes it with is not installed.
     """
-    try:
-        importlib.import_module("lxml.etree")
-    except ImportError as error:
-        raise UserError(
-            f"--to 3mf needs the package lxml ({error}); install it with 'pip install lxml', or "
-            "use --to stl"
-        ) from error
+    load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
 
 
 def write_3mf(path: Path, mesh: TriangleMesh) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
+from sugar_utils.optional_packages import load_package
 
 
 def load_usd() -> Any:
@@ -21,16 +21,9 @@ def load_usd() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    try:
-        package = importlib.import_module("pxr")
-        for name in ("Gf", "Sdf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt"):
-            importlib.import_module(f"pxr.{name}")
-    except ImportError as error:
-        raise UserError(
-            f"--to usdz needs the package usd-core ({error}); install it with "
-            "'pip install usd-core', or use --to glb"
-        ) from error
-    return package
+    names = ("Gf", "Sdf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt")
+    modules = ("pxr", *(f"pxr.{name}" for name in names))
+    return load_package("--to usdz", "usd-core", *modules, instead="use --to glb")[0]
 
 
 def write_usdz(path: Path, mesh: TexturedMesh) -> None:
