@@ -20,7 +20,6 @@ from sugar_trainers.coarse_config import MODES, MULTIVIEW
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.multiview_run import MultiviewOptions
 from sugar_trainers.naming import OUTPUT_ROOT
-from sugar_trainers.presets import with_preset
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import open_share, optional_str, positive_int
@@ -211,10 +210,6 @@ def with_mode(args: argparse.Namespace) -> argparse.Namespace:
     }.items():
         if getattr(args, name) is None:
             setattr(resolved, name, chosen)
-    resolved = with_preset(resolved)
-    if multiview:
-        # It draws none, and says so of a number that is given.
-        resolved.sdf_samples = args.sdf_samples
     return resolved
 
 

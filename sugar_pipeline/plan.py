@@ -28,6 +28,7 @@ from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.image_size import SugarSize
 from sugar_trainers.multiview_options import options_of_mode
 from sugar_trainers.naming import scene_name
+from sugar_trainers.presets import with_preset
 from sugar_trainers.refine_options import refine_config
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
@@ -200,7 +201,7 @@ def _mesh_options(
 ) -> MeshOptions:
     return from_args(
         MeshOptions,
-        args,
+        with_preset(args),
         compute=coarse.compute,
         coarse_model_path=coarse.result,
         mesh_output_dir=folders.of("coarse_mesh"),
