@@ -21,14 +21,14 @@ import sugar_utils  # noqa: F401  before torch
 # isort: split
 from torch import Tensor
 
+from benchmarks.kept_gaussians import kept_gaussians
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from sugar_scene.sampling import draw_samples
-from sugar_trainers.capture import load_capture
+from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_options import coarse_options, coarse_parser
-from sugar_trainers.coarse_run import start_cloud
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.frame import run_main
 from sugar_utils.random import derive_seed
@@ -44,12 +44,11 @@ class Steps:
 
     Args:
         cloud: Gaussians that the stage keeps.
-        args: Flags of the coarse stage.
+        config: Of the stage.
         extent: Of the scene, in world units.
     """
 
-    def __init__(self, cloud: GaussianCloud, args: argparse.Namespace, extent: float) -> None:
-        config = coarse_options(args, args.regularization, None).config
+    def __init__(self, cloud: GaussianCloud, config: CoarseConfig, extent: float) -> None:
         self._each, self._draw, self.drawn = 0.0, 0, 0
         self._stage = CoarseStage(cloud, config, extent, print, self._samples)
         self._store = ImageStore()
@@ -101,13 +100,8 @@ def run(args: argparse.Namespace) -> None:
     """Measure and print."""
     print_machine()
     options = coarse_options(args, args.regularization, None)
-    checkpoint, scene = load_capture(
-        options, options.config.white_background, options.config.random_seed, print
-    )
-    cloud = start_cloud(checkpoint, print)
-    rows = (cloud.activate().opacities >= options.config.prune_opacity).squeeze()
-    cloud = GaussianCloud(**{name: t[rows] for name, t in cloud.tensors().items()})
-    steps = Steps(cloud, args, scene.extent)
+    cloud, scene = kept_gaussians(options)
+    steps = Steps(cloud, options.config, scene.extent)
     cameras = scene.train_cameras[:: max(1, len(scene.train_cameras) // args.views)]
     views = variance_of_views(steps, cameras, args.most)
     names = [name for name in views if name != "sh_rest"]

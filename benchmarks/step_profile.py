@@ -26,13 +26,11 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 import warp as wp
 
+from benchmarks.kept_gaussians import kept_gaussians
 from benchmarks.rasterizer import print_machine, print_table
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.stepping import Stepper
-from sugar_trainers.capture import load_capture
 from sugar_trainers.coarse_options import coarse_options, coarse_parser
-from sugar_trainers.coarse_run import start_cloud
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.console import Console
 from sugar_utils.frame import run_main
@@ -77,12 +75,8 @@ def run(args: argparse.Namespace) -> None:
     print_machine()
     torch.set_num_threads(1)
     options = coarse_options(args, args.regularization, None)
-    config = options.config
-    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, print)
-    cloud = start_cloud(checkpoint, print)
-    rows = (cloud.activate().opacities >= config.prune_opacity).squeeze()
-    cloud = GaussianCloud(**{name: t[rows] for name, t in cloud.tensors().items()})
-    stage = CoarseStage(cloud, config, scene.extent, print)
+    cloud, scene = kept_gaussians(options)
+    stage = CoarseStage(cloud, options.config, scene.extent, print)
     stepper = Stepper(
         stage, scene.train_cameras, first=ITERATION, seed=0, images=ImageStore(), group=ALONE,
         console=Console(),
