@@ -10,7 +10,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.reporting.view_pictures import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from sugar_scene.multiview.neighbor_views import NeighborViews
@@ -115,10 +115,7 @@ class ViewComparer:
             correlation = torch.where(counted, 1 - mismatch, 0.0).reshape(shape)
             weights = comparison.cycle(planes, pixels)[1].reshape(shape)
         maps = {"correlation": correlation, "cycle": weights}
-        return {
-            name: to_uint8(values[..., None].expand(-1, -1, 3)).cpu()
-            for name, values in maps.items()
-        }
+        return {name: grey_picture(values).cpu() for name, values in maps.items()}
 
     def _compared(
         self,

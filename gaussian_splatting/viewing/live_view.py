@@ -18,6 +18,7 @@ from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from gaussian_splatting.engine.reporting.view_pictures import (
     depth_picture,
     farthest,
+    grey_picture,
     normal_picture,
 )
 from gaussian_splatting.engine.stage import Stage
@@ -38,7 +39,7 @@ LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
     "image": lambda output: to_uint8(output.image),
     "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
     "normal": lambda output: normal_picture(output.normal),
-    "alpha": lambda output: to_uint8(output.alpha[..., None].expand(-1, -1, 3)),
+    "alpha": lambda output: grey_picture(output.alpha),
 }
 """What can be shown of a render. (H, W, 3) uint8"""
 

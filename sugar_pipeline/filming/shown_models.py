@@ -20,6 +20,7 @@ from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from gaussian_splatting.engine.reporting.view_pictures import (
     depth_picture,
     farthest,
+    grey_picture,
     normal_picture,
 )
 from gaussian_splatting.rasterization.median_depth import median_depth
@@ -222,8 +223,7 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     if show == "clay":
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
     if show == "alpha":
-        alpha = model.alpha(camera)[..., None].expand(-1, -1, 3)
-        return to_uint8(alpha).cpu().numpy()
+        return grey_picture(model.alpha(camera)).cpu().numpy()
     if show == "median_depth":
         return depth_picture(model.median_depth(camera), far).cpu().numpy()
     depth, normal = model.geometry(camera)

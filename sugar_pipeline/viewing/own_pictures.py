@@ -12,6 +12,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
+from gaussian_splatting.engine.sized_views import at_scale
 from sugar_pipeline.filming.shown_models import DEPTHS, SHOWS, ShownModel, far_depth, shown
 
 PHOTOGRAPH, ERROR = "photograph", "error"
@@ -188,8 +189,7 @@ def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> C
 
 def small(camera: Camera, longest_side: int = 160) -> Camera:
     """A view with few pixels."""
-    scale = min(1.0, longest_side / max(camera.width, camera.height))
-    return camera.resized(*(max(1, round(x * scale)) for x in (camera.width, camera.height)))
+    return at_scale(camera, min(1.0, longest_side / max(camera.width, camera.height)))
 
 
 def slid(left: np.ndarray, right: np.ndarray, split: float) -> np.ndarray:

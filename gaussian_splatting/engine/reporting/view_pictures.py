@@ -43,9 +43,14 @@ def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]
     return {name: picture.cpu() for name, picture in pictures.items()}
 
 
+def grey_picture(values: Tensor) -> Tensor:
+    """Values in [0, 1] from black to white. (H, W) -> (H, W, 3) uint8"""
+    return to_uint8(values[..., None].expand(-1, -1, 3))
+
+
 def depth_picture(depth: Tensor, far: Tensor | float) -> Tensor:
     """Depth as grey: white is far, or where there is nothing. (H, W) -> (H, W, 3) uint8"""
-    return to_uint8((depth / far)[..., None].expand(-1, -1, 3))
+    return grey_picture(depth / far)
 
 
 def normal_picture(normal: Tensor) -> Tensor:
