@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ import torch
 import warp as wp
 
 from sugar_utils.errors import UserError
-from sugar_utils.prepared_launch import MAX_ROWS, describe
+from sugar_utils.prepared_launch import MAX_ROWS, PreparedLaunch, describe
 from sugar_utils.warp_launch import as_array, launch
 
 
@@ -125,3 +126,37 @@ def test_more_rows_than_at_first_are_counted_as_well():
     with pytest.raises(UserError, match=r"more rows than kernels can number"):
         launch(move_points, 1, [line_of(1.0, 0.0), 1, wp.vec3(0.0), as_array(many, wp.vec3),
                                 torch.empty(1, 3)], device=torch.device("cpu"))  # fmt: skip
+
+
+def test_the_addresses_that_a_driver_is_given_are_those_of_the_arguments_now(monkeypatch):
+    """As recorded for a GPU, where a launch is a table of addresses."""
+    record, recorded = wp.launch, []
+
+    def record_for_gpu(*arguments, **how):
+        found = record(*arguments, **how)
+        addresses = [ctypes.addressof(parameter) for parameter in found.params]
+        found.params_addr = (ctypes.c_void_p * len(addresses))(*addresses)
+        recorded.append(found)
+        return found
+
+    monkeypatch.setattr(wp, "launch", record_for_gpu)
+    first, later = torch.rand(4, 3), torch.rand(9, 3)
+
+    def arguments(points, slope, times):
+        return [0, line_of(slope, 0.0), times, wp.vec3(slope), as_array(points, wp.vec3), points]
+
+    prepared = PreparedLaunch(move_points, 4, arguments(first, 1.0, 2), device="cpu")
+    prepared.take(arguments(later, 5.0, 6))
+    prepared.run(9)
+    (launch_of_all,) = recorded
+    table, parameters = launch_of_all.params_addr, launch_of_all.params
+    assert list(table) == [ctypes.addressof(parameter) for parameter in parameters]
+
+    def at(index, kind):
+        return ctypes.cast(table[index], ctypes.POINTER(kind))[0]
+
+    assert (at(0, type(parameters[0])).size, at(1, ctypes.c_int), at(3, ctypes.c_int)) == (9, 0, 6)
+    assert at(2, ctypes.c_float) == at(4, ctypes.c_float) == 5.0
+    for index in (5, 6):
+        described = at(index, type(parameters[index]))
+        assert (described.data, described.shape[0]) == (later.data_ptr(), 9)
