@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreement of a view with a neighbour on planes, on the CPU: C++ in ``native/``, a plane per item."""
+"""How well a neighbour agrees with a view on planes, on the CPU: C++ in ``native/``, one by one"""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ wp.set_module_options(
         "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
     }
 )
+
+MIN_WIDTH = 8
+"""Pixels in a row below which there is not one block of eight."""
 
 _SOURCE = Path(__file__).parent / "native" / "plane_agreement.inc"
 
@@ -76,7 +79,7 @@ def agreement_on_planes(
     """Normalised cross-correlation with a neighbour on each plane, as torch computes it.
 
     Args:
-        grey: The view. (H, W) float32
+        grey: The view, at least ``MIN_WIDTH`` wide. (H, W) float32
         mean: Of the window around each of its pixels. (H, W)
         deviation: Standard deviation, likewise. (H, W)
         other: The neighbour. (h, w)

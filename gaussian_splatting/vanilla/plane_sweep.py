@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.pixels import pixel_rays, pixels_of
-from gaussian_splatting.vanilla.plane_agreement_cpu import agreement_on_planes
+from gaussian_splatting.vanilla.plane_agreement_cpu import MIN_WIDTH, agreement_on_planes
 
 N_DEPTHS = 96
 """Depths that are told apart."""
@@ -147,7 +147,8 @@ def _agreement(
         2 * camera.cx / camera.width - 1,
         2 * camera.cy / camera.height - 1,
     )
-    on_planes = agreement_on_planes if view.grey.device.type == "cpu" else _torch_agreement
+    on_cpu = view.grey.device.type == "cpu" and view.camera.width >= MIN_WIDTH
+    on_planes = agreement_on_planes if on_cpu else _torch_agreement
     return on_planes(
         view.grey, mean, deviation, other.grey, rays, tuple(shift.tolist()), lens, inverse,
         WINDOW, NOWHERE,
