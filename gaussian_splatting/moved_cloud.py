@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
@@ -54,6 +53,9 @@ def sh_rotation(rotation: np.ndarray) -> Tensor:
     Returns:
         To be multiplied with columns of coefficients. (..., 15, 15) float64 on the CPU
     """
+    # A tenth of a program's start, and few programs move Gaussians.
+    from scipy.spatial.transform import Rotation
+
     flat = Rotation.from_matrix(rotation.reshape(-1, 3, 3)).as_rotvec()
     generators = rotation_generators().reshape(3, -1)
     total = torch.as_tensor(flat, device="cpu") @ generators

@@ -13,7 +13,6 @@ import torch
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
-from gaussian_splatting.posing.convert_run import convert
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.quality.any_mesh import read_any_mesh
@@ -129,6 +128,9 @@ def _stages(
     coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization_type}"
 
     def cameras() -> StageRecord:
+        # Most scenes have cameras, and what reads videos is slow to load.
+        from gaussian_splatting.posing.convert_run import convert
+
         found = convert(plan.convert, console)
         check_places(plan)
         outputs = [path for path in (found.page, found.root / "sparse" / "0") if path is not None]

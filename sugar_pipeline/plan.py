@@ -221,7 +221,7 @@ def _refine_options(
         mesh_path=mesh.mesh_paths[0],
         output_dir=folders.of("refined"),
         ply_dir=folders.of("refined_ply"),
-        config=refine_config(args, n_vertices_in_fg=args.n_vertices_in_mesh),
+        config=refine_config(with_preset(args), n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
     )
 

@@ -12,7 +12,6 @@ import functools
 import numpy as np
 import torch
 import warp as wp
-from scipy.special import ndtri
 from torch import Tensor
 
 from sugar_utils.warp_launch import as_array, launch
@@ -98,6 +97,8 @@ def draw_samples(
 @functools.lru_cache(maxsize=4)
 def _normal_quantiles(device: torch.device) -> Tensor:
     """The normal distribution in 2^16 equal parts, the middle of each; of variance 1. (2^16,)"""
+    from scipy.special import ndtri
+
     n = 1 << _QUANTILE_BITS
     values = ndtri((np.arange(n) + 0.5) / n)
     return torch.from_numpy((values / values.std()).astype(np.float32)).to(device)

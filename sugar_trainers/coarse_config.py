@@ -25,9 +25,9 @@ MODES = (*REGULARIZATIONS, MULTIVIEW)
 """What the coarse stage can be."""
 
 MOST_SAMPLES = 1_000_000
-SAMPLES_EACH = 8
-"""Points for each Gaussian with ``--sdf_samples auto``. They add half as much variance to gradients
-as the choice of the view does (``benchmarks/sample_noise.py``); 4 and 16 give the same surface."""
+SAMPLES_EACH = 4
+"""Points for each Gaussian with ``--sdf_samples auto``. They add as much variance to gradients as
+the choice of the view does (``benchmarks/sample_noise.py``); 16 and 33 give the same surface."""
 
 
 _coarse = partial(flag, group="coarse stage")
@@ -115,7 +115,7 @@ class CoarseConfig:
     dn_factor: float = 0.05
     n_neighbors: int = 16
     sdf_samples: Automatic = _coarse(
-        MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 8 for "
+        MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 4 for "
         "each Gaussian that may be drawn, at most 1000000; unset: 1000000, auto with --preset fast",
         parse=positive_or_auto, metavar="{N,auto}", unset=True,
     )  # fmt: skip

@@ -7,7 +7,12 @@ import argparse
 
 from sugar_utils.flags import AUTO
 
-FAST = {"sdf_samples": AUTO, "surface_points": AUTO, "poisson_depth": AUTO}
+FAST = {
+    "sdf_samples": AUTO,
+    "surface_points": AUTO,
+    "poisson_depth": AUTO,
+    "fused_binding": True,
+}
 """Flags, and what they are; each measured as good as the reference (``DOCS/BENCHMARKS.md``)."""
 
 

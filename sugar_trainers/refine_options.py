@@ -11,6 +11,7 @@ from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_option
 from gaussian_splatting.engine.memory_plan import memory_options
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
+from sugar_trainers.presets import with_preset
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils.errors import UserError
@@ -42,6 +43,7 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
     Raises:
         UserError: An input is missing, or what was asked for cannot be had.
     """
+    args = with_preset(args)
     memory = memory_options(args)
     options = from_args(RefineOptions, args, config=refine_config(args), memory=memory)
     if not options.mesh_path.is_file():

@@ -19,7 +19,7 @@ from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.shared_flags import checkpoint_interval
+from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.multiview.neighbor_views import NeighborViews
@@ -61,6 +61,7 @@ class RefineOptions(CaptureOptions):
     ply_dir: Path | None = None
     config: RefineConfig = field(default_factory=RefineConfig)
     checkpoint_interval: int = checkpoint_interval("only train_refined.py")
+    preset: Preset = preset("only train_refined.py")
     export_ply: bool = flag(True, "write the refined Gaussians as PLY", group="refinement stage")
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)

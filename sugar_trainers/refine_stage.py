@@ -20,6 +20,8 @@ from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.terms import COLOR, LossTerm, acting, backpropagate, report
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from sugar_scene.bound_kernels import Placement
+from sugar_scene.mesh.bending_kernels import PairsOfTriangles
 from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud
@@ -67,10 +69,11 @@ class RefineStage(Stage):
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
-        # The topology never changes, so the pairs are found once.
-        self._pairs = adjacent_face_pairs(cloud.faces)
         self._comparer = comparer
-        self.terms = refine_terms(config, self._pairs)
+        # The topology never changes, so what follows from it is found once.
+        self._activate = Placement(cloud).activate if config.fused_binding else BoundCloud.activate
+        self._pairs = adjacent_face_pairs(cloud.faces)
+        self.terms = refine_terms(config, self._pairs, len(cloud.vertices))
         self._iteration = 0
 
     @property
@@ -102,7 +105,7 @@ class RefineStage(Stage):
                 # Outside of an object there is nothing, and that is known everywhere.
                 target = without_uncovered(target, self._covered(camera))
             with torch.no_grad():
-                gaussians = self.model.cloud.activate()
+                gaussians = self._activate(self.model.cloud)
             split, reach = self._config.split, self._comparer.reach
             beside = self._comparer.surface_view(
                 gaussians, camera, target, split, iteration, view_index
@@ -118,7 +121,7 @@ class RefineStage(Stage):
         )
         view = ViewPass(
             lambda: project(
-                self.model.cloud.activate(),
+                self._activate(self.model.cloud),
                 camera,
                 plane_reach=reach,
                 sh_degree=self._config.sh_degree(iteration),
@@ -164,7 +167,7 @@ class RefineStage(Stage):
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render at the degree reached."""
         return render_view(
-            self.model.cloud.activate(),
+            self._activate(self.model.cloud),
             camera,
             white=self._config.white_background,
             geometry=geometry,
@@ -178,16 +181,20 @@ class RefineStage(Stage):
             self._export(self.model.cloud)
 
 
-def refine_terms(config: RefineConfig, pairs: Tensor) -> tuple[LossTerm, ...]:
+def refine_terms(config: RefineConfig, pairs: Tensor, n_vertices: int) -> tuple[LossTerm, ...]:
     """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`.
 
     Args:
         config: Settings.
         pairs: Adjacent triangles, from :func:`adjacent_face_pairs`.
+        n_vertices: Of the mesh.
     """
     weight = config.normal_consistency_factor
+    prepared = PairsOfTriangles(pairs, n_vertices) if config.fused_binding else None
 
     def bending(cloud: BoundCloud) -> Tensor:
+        if prepared is not None:
+            return prepared.bending(cloud.vertices)
         return normal_consistency(cloud.vertices, pairs)
 
     consistency = LossTerm("normal_consistency", weight, "model", bending)

@@ -30,7 +30,7 @@ def cube_points(n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", ["density", "sdf", "dn_consistency"])
-def test_each_gaussian_that_may_be_drawn_gets_eight_points(mode):
+def test_each_gaussian_that_may_be_drawn_gets_four_points(mode):
     drawn = []
 
     def draw(mask, n, iteration):
@@ -48,7 +48,7 @@ def test_each_gaussian_that_may_be_drawn_gets_eight_points(mode):
     stage.accumulate(9_101, camera, photograph)
     ((n_candidates, n_samples),) = drawn
     assert 0 < n_candidates < len(tiny_cloud())
-    assert n_samples == 8 * n_candidates
+    assert n_samples == 4 * n_candidates
 
 
 def test_more_points_than_the_reference_draws_are_never_drawn():

@@ -28,7 +28,7 @@ STAGES_OF_FLAGS = {
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
     "v": "init_ply refine_poses robust init densification growing_resolution",
-    "vcm": "preset",
+    "vcmr": "preset",
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",
@@ -42,7 +42,7 @@ STAGES_OF_FLAGS = {
     "tsdf_margin tsdf_fill meshing_backend watertight",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
-    "r": "export_ply refine_surface_terms",
+    "r": "export_ply refine_surface_terms fused_binding",
     "t": "square_size texture_atlas texture_source postprocess_mesh postprocess_density_threshold "
     "postprocess_iterations export_glb orient scale_factor known_distance",
     # Where and by whom things are computed is tested in test_device.py.
@@ -59,7 +59,7 @@ VALUES = {
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
-    "growing_resolution": "True",
+    "growing_resolution": "True", "fused_binding": "False",
     "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip

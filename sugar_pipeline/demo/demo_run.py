@@ -16,7 +16,7 @@ from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 
 VANILLA_ITERATIONS = 1_500
-FLAGS = "-r dn_consistency --schedule_scale 0.08 --sdf_samples 100000 -v 20000 -f 7500"
+FLAGS = "-r dn_consistency --schedule_scale 0.08 -v 20000 -f 7500"
 """Settings of the stages: short schedules, small meshes."""
 
 

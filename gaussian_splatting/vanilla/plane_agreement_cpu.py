@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a neighbour agrees with a view on planes, on the CPU: C++ in ``native/``, one by one"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from sugar_utils.warp_launch import NO_VECTORISER, SIMD_SOURCE, launch
+
+# Contracted, products would not be rounded before they are added, as torch's are.
+wp.set_module_options(
+    {
+        "enable_backward": False,
+        "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
+    }
+)
+
+MIN_WIDTH = 8
+"""Pixels in a row below which there is not one block of eight."""
+
+_SOURCE = Path(__file__).parent / "native" / "plane_agreement.inc"
+
+
+@wp.func_native(SIMD_SOURCE + _SOURCE.read_text(encoding="utf-8"))
+def _one_plane(
+    plane: int,
+    radius: int,
+    shift: wp.vec3,
+    lens: wp.vec4,
+    inverse_: wp.array2d(dtype=float),
+    rays_: wp.array3d(dtype=float),
+    grey_: wp.array2d(dtype=float),
+    mean_: wp.array2d(dtype=float),
+    other_: wp.array2d(dtype=float),
+    scratch_: wp.array2d(dtype=float),
+    variance_: wp.array3d(dtype=float),
+    covariance_: wp.array3d(dtype=float),
+): ...
+
+
+@wp.kernel
+def _agree_on_planes(
+    first: int,
+    radius: int,
+    shift: wp.vec3,
+    lens: wp.vec4,
+    inverse: wp.array2d(dtype=float),
+    rays: wp.array3d(dtype=float),
+    grey: wp.array2d(dtype=float),
+    mean: wp.array2d(dtype=float),
+    other: wp.array2d(dtype=float),
+    scratch: wp.array2d(dtype=float),
+    variance: wp.array3d(dtype=float),
+    covariance: wp.array3d(dtype=float),
+):
+    plane = first + wp.tid()
+    _one_plane(
+        plane, radius, shift, lens, inverse, rays, grey, mean, other, scratch, variance,
+        covariance,
+    )  # fmt: skip
+
+
+def agreement_on_planes(
+    grey: Tensor,
+    mean: Tensor,
+    deviation: Tensor,
+    other: Tensor,
+    rays: Tensor,
+    shift: tuple[float, float, float],
+    lens: tuple[float, float, float, float],
+    inverse: Tensor,
+    window: int,
+    nowhere: float,
+) -> Tensor:
+    """Normalised cross-correlation with a neighbour on each plane, as torch computes it.
+
+    Args:
+        grey: The view, at least ``MIN_WIDTH`` wide. (H, W) float32
+        mean: Of the window around each of its pixels. (H, W)
+        deviation: Standard deviation, likewise. (H, W)
+        other: The neighbour. (h, w)
+        rays: Those of the view's pixels in the neighbour's axes. (H, W, 3)
+        shift: From the neighbour to the view, in its axes, world units.
+        lens: Factors on x and y, and what is added: to coordinates from -1 to 1.
+        inverse: 1 / depth of the planes. (D, 1, 1) or (D, H, W)
+        window: Side of the windows in pixels, odd.
+        nowhere: What stands where the neighbour does not see the plane.
+
+    Returns:
+        (D, H, W)
+    """
+    n_planes, (height, width) = len(inverse), grey.shape
+    scratch = grey.new_empty(n_planes, height * width + 3 * (width + window))
+    variance, covariance = grey.new_empty(2, n_planes, height, width)
+    images = [image.contiguous() for image in (rays.permute(2, 0, 1), grey, mean, other)]
+    planes = inverse.reshape(n_planes, -1).contiguous()
+    settings = [window // 2, wp.vec3(*shift), wp.vec4(*lens)]
+    arguments = [*settings, planes, *images, scratch, variance, covariance]
+    launch(_agree_on_planes, n_planes, arguments, device=grey.device)
+    # The square roots of torch are its own.
+    seen = variance >= 0
+    both = variance.sqrt_().mul_(deviation).clamp_min_(1e-6)
+    return torch.where(seen, covariance.div_(both), nowhere)

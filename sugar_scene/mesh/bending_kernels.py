@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normal consistency fused: one kernel finds the error of each pair of triangles and its gradient.
+
+Same as :func:`.mesh_normals.normal_consistency`, the twin in tests, but for rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+import warp as wp
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sugar_scene.mesh.corner_sums import CornerSums
+from sugar_scene.mesh.mesh_normals import COSINE_EPS
+from sugar_utils.warp_launch import as_array, launch
+
+wp.set_module_options(
+    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+)
+
+_MIN_ITEMS = 512
+
+
+@wp.func
+def normal_gradient(own: wp.vec3, other: wp.vec3, cosine: float) -> wp.vec3:
+    """Gradient of the cosine between two vectors to the first one."""
+    length = wp.length(own)
+    bounded = wp.max(length, wp.static(COSINE_EPS))
+    pull = other / (bounded * wp.max(wp.length(other), wp.static(COSINE_EPS)))
+    if length > wp.static(COSINE_EPS):
+        pull -= own * (cosine / (length * length))
+    return pull
+
+
+@wp.kernel
+def bend_pairs(
+    first: int,
+    vertices: wp.array(dtype=wp.vec3),
+    pairs: wp.array2d(dtype=int),
+    errors: wp.array(dtype=float),
+    pulls: wp.array2d(dtype=wp.vec3),
+):
+    """1 - cos of the angle between two triangles, and its gradient to their four corners."""
+    pair = first + wp.tid()
+    start = vertices[pairs[pair, 0]]
+    edge = vertices[pairs[pair, 1]] - start
+    a = vertices[pairs[pair, 2]] - start
+    b = vertices[pairs[pair, 3]] - start
+    one = wp.cross(edge, a)
+    other = wp.cross(b, edge)
+    lengths = wp.max(wp.length(one), wp.static(COSINE_EPS)) * wp.max(
+        wp.length(other), wp.static(COSINE_EPS)
+    )
+    cosine = wp.dot(one, other) / lengths
+    errors[pair] = 1.0 - cosine
+    g_one = -normal_gradient(one, other, cosine)
+    g_other = -normal_gradient(other, one, cosine)
+    g_edge = wp.cross(a, g_one) + wp.cross(g_other, b)
+    g_a = wp.cross(g_one, edge)
+    g_b = wp.cross(edge, g_other)
+    pulls[pair, 0] = -(g_edge + g_a + g_b)
+    pulls[pair, 1] = g_edge
+    pulls[pair, 2] = g_a
+    pulls[pair, 3] = g_b
+
+
+class _Bending(torch.autograd.Function):
+    """Vertices, :class:`PairsOfTriangles` -> mean error."""
+
+    @staticmethod
+    def forward(ctx, vertices: Tensor, pairs: PairsOfTriangles):
+        errors, pull = pairs.errors_and_pull(vertices.detach())
+        ctx.n_pairs = max(1, len(errors))
+        ctx.save_for_backward(pull)
+        return (errors.sum(dtype=torch.float64) / ctx.n_pairs).float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_loss: Tensor):
+        (pull,) = ctx.saved_tensors
+        return pull * (d_loss / ctx.n_pairs), None
+
+
+class PairsOfTriangles:
+    """Pairs of triangles that share an edge, prepared for :meth:`bending`.
+
+    Args:
+        pairs: As :func:`.mesh_normals.adjacent_face_pairs` returns them. (P, 4) int64
+        n_vertices: Number of vertices V.
+    """
+
+    def __init__(self, pairs: Tensor, n_vertices: int) -> None:
+        self._pairs = pairs.int()
+        self._sums = CornerSums(pairs, n_vertices)
+
+    def bending(self, vertices: Tensor) -> Tensor:
+        """Mean of 1 - cos of the angle between the normals of adjacent triangles.
+
+        Args:
+            vertices: (V, 3) float32, world units; gradients reach them.
+
+        Returns:
+            Scalar; 0 for a mesh without shared edges.
+        """
+        return _Bending.apply(vertices, self)
+
+    def errors_and_pull(self, vertices: Tensor) -> tuple[Tensor, Tensor]:
+        """Error of each pair, (P,), and the gradient of their sum to the vertices, (V, 3)."""
+        n_pairs = len(self._pairs)
+        errors, pulls = vertices.new_empty(n_pairs), vertices.new_empty(n_pairs, 4, 3)
+        arguments = [as_array(vertices, wp.vec3), self._pairs, errors, as_array(pulls, wp.vec3)]
+        launch(bend_pairs, n_pairs, arguments, device=vertices.device, min_items=_MIN_ITEMS)
+        return errors, self._sums(pulls)
