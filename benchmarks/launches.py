@@ -17,7 +17,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -54,10 +56,12 @@ from sugar_trainers import sampling_block
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_utils import warp_launch
 from sugar_utils.console import Console
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser
 from sugar_utils.frame import run_main
+from sugar_utils.prepared_launch import Argument, PreparedLaunch, describe
 from sugar_utils.process_group import ALONE
 from tests.support import pretend_device
 from tests.support.pretend_device import GPU, HOST, pretend_gpu, side_of
@@ -176,7 +180,8 @@ def counting() -> Iterator[Counts]:
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            kernel = kwargs.get("kernel", args[0] if args else None)
+            kernel = args[0] if args else kwargs.get("kernel")
+            kernel = kernel.kernel if isinstance(kernel, PreparedLaunch) else kernel
             counts.launches[getattr(kernel, "key", function.__name__).rsplit(".", 1)[-1]] += 1
             return function(*args, **kwargs)
 
@@ -185,7 +190,7 @@ def counting() -> Iterator[Counts]:
     torch.set_num_threads(1)
     try:
         with contextlib.ExitStack() as stack:
-            for owner, name in ((wp, "launch"), (wp, "launch_tiled"),
+            for owner, name in ((PreparedLaunch, "run_range"), (wp, "launch_tiled"),
                                 (wp.utils, "radix_sort_pairs")):  # fmt: skip
                 replacement = watched(getattr(owner, name))
                 stack.enter_context(mock.patch.object(owner, name, replacement))
@@ -259,9 +264,55 @@ def count(phase: str) -> Counts:
     return counts
 
 
+def launch_costs(phase: str, rounds: int = 200) -> tuple[float, float]:
+    """Microseconds of this thread for the arguments of a launch, in the mean of a phase's launches.
+
+    Of those that run on this machine as they do on a GPU, which leaves out the kernels of blocks;
+    without the call of the driver.
+
+    Returns:
+        Described anew by Warp for each launch, and written over; in turns, the medians.
+    """
+    seen: list[tuple[Any, Any, list[Any]]] = []
+    prepare = warp_launch._prepare
+
+    def watched(kernel: Any, dim: Any, inputs: list[Any], **how: Any) -> Any:
+        seen.append((kernel, dim, inputs))
+        return prepare(kernel, dim, inputs, **how)
+
+    with mock.patch.object(warp_launch, "_prepare", watched):
+        count(phase)
+
+    def anew() -> None:
+        for kernel, dim, inputs in seen:
+            given = [describe(x) if isinstance(x, Argument) else x for x in inputs]
+            wp.launch(kernel, dim, given, device="cpu", record_cmd=True)
+
+    def written_over() -> None:
+        for kernel, dim, inputs in seen:
+            prepare(kernel, dim, inputs, device="cpu")
+
+    times: dict[Any, list[float]] = {anew: [], written_over: []}
+    for _ in range(rounds):
+        for way, found in times.items():
+            start = time.thread_time()
+            way()
+            found.append(1e6 * (time.thread_time() - start) / len(seen))
+    before, now = (statistics.median(found) for found in times.values())
+    return before, now
+
+
 def run(args: argparse.Namespace) -> None:
     """Count and print."""
     about = print_machine()
+    if args.costs:
+        print()
+        rows = [(phase, *launch_costs(phase)) for phase in args.phases.split(",")]
+        print_table(
+            ["a launch of", "us, described anew", "us, prepared"],
+            [[phase, f"{before:.1f}", f"{now:.1f}"] for phase, before, now in rows],
+        )
+        return
     found = {phase: count(phase) for phase in args.phases.split(",")}
     if args.details:
         for phase, counts in found.items():
@@ -294,6 +345,9 @@ def main() -> None:
     add = parser.add_argument
     add("--phases", default=",".join(PHASES), help="phases, separated by commas")
     add("--details", action="store_true", help="say what is counted, too")
+    add(
+        "--costs", action="store_true", help="what the arguments of launches cost the host, instead"
+    )
     add("--json", type=Path, help="also write the figures to this file")
     run(parser.parse_args())
 

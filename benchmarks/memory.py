@@ -265,7 +265,7 @@ def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, tar
         return
     stage.begin(iteration)
     if setting.phase != "neighbors":
-        stage.accumulate(iteration, camera, target)
+        stage.accumulate(iteration, camera, target).settle()
 
 
 def optimize(stage: CoarseStage | RefineStage) -> None:

@@ -10,11 +10,11 @@ blending with the machine's peak of arithmetic.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,7 +24,6 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 import torch
-import warp as wp
 
 from benchmarks.kept_gaussians import kept_gaussians
 from benchmarks.rasterizer import print_machine, print_table
@@ -32,8 +31,10 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.stepping import Stepper
 from sugar_trainers.coarse_options import coarse_options, coarse_parser
 from sugar_trainers.coarse_stage import CoarseStage
+from sugar_utils import warp_launch
 from sugar_utils.console import Console
 from sugar_utils.frame import run_main
+from sugar_utils.prepared_launch import Argument, TypedTensor
 from sugar_utils.process_group import ALONE
 
 ITERATION = 9_101
@@ -52,22 +53,27 @@ def copy_speed(n_bytes: int = 2**28, repeats: int = 5) -> float:
 
 
 class KernelTimes:
-    """Seconds, bytes and launches of kernels; stands in for ``wp.launch``."""
+    """Seconds, bytes and launches of kernels; stands in for what prepares launches."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, int] = defaultdict(int)
-        self._launch = wp.launch
+        self._prepare = warp_launch._prepare
 
-    @functools.wraps(wp.launch)
-    def __call__(self, kernel: Any, dim: Any, inputs: Any, **how: Any) -> None:
-        """Launch and note."""
-        start = time.perf_counter()
-        self._launch(kernel, dim, inputs, **how)
+    def __call__(self, kernel: Any, dim: Any, inputs: Any, **how: Any) -> SimpleNamespace:
+        """Prepare, and note what is launched then."""
+        prepared = self._prepare(kernel, dim, inputs, **how)
         name = kernel.key.rsplit(".", 1)[-1].rsplit("__", 1)[-1]
-        self.seconds[name] += time.perf_counter() - start
-        tensors = [a.tensor for a in inputs if getattr(a, "tensor", None) is not None]
-        self.bytes[name] += sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+        def run_range(first: int, count: int) -> None:
+            start = time.perf_counter()
+            prepared.run_range(first, count)
+            self.seconds[name] += time.perf_counter() - start
+            tensors = [x.tensor if isinstance(x, TypedTensor) else x for x in inputs
+                       if isinstance(x, Argument)]  # fmt: skip
+            self.bytes[name] += sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+        return SimpleNamespace(run_range=run_range)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -85,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
         stepper.step(ITERATION + warm, None)
     times, speed = KernelTimes(), copy_speed()
     start = time.perf_counter()
-    with mock.patch.object(wp, "launch", times):
+    with mock.patch.object(warp_launch, "_prepare", times):
         for i in range(args.iterations):
             stepper.step(ITERATION + 3 + i, None)
     whole = time.perf_counter() - start

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -159,9 +160,9 @@ class CoarseStage(Stage):
         ]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
-        if self.exposures is not None:
-            self.exposures.collect(camera.name, seen.exposure)
-        return StepResult(report(self.terms, {**found, **of_image}), view.radii)
+        settle = partial(self.collect_exposure, camera.name, seen.exposure)
+        terms = report(self.terms, {**found, **of_image})
+        return StepResult(terms, view.radii, view.guess, settle)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Exposure gradients of the step's views."""
@@ -237,6 +238,7 @@ class CoarseStage(Stage):
             self._config.split,
             farthest_depth_behind=self._config.uses_sdf,
             rasterizer=self._rasterizer,
+            pairs=self.pairs,
         )
 
     def _half_size_terms(

@@ -143,6 +143,7 @@ class MultiviewStage(Stage):
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
+            pairs=self.pairs,
         )
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
@@ -152,11 +153,14 @@ class MultiviewStage(Stage):
         ]
         of_image, d_means2d = view.backpropagate(images)
         backward_through(gaussians.tensors(), leaves.tensors())
-        if self._config.schedule.densifies(iteration):
-            self._watch.see(d_means2d, view.visible, camera)
-        if self.exposures is not None:
-            self.exposures.collect(camera.name, seen.exposure)
-        return StepResult(report(self.terms, {**found, **of_image}), view.radii)
+
+        def settle() -> None:
+            if self._config.schedule.densifies(iteration):
+                self._watch.see(d_means2d, view.visible, camera)
+            self.collect_exposure(camera.name, seen.exposure)
+
+        terms = report(self.terms, {**found, **of_image})
+        return StepResult(terms, view.radii, view.guess, settle)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,6 +126,7 @@ class RefineStage(Stage):
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
+            pairs=self.pairs,
         )
         images = [
             term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
@@ -132,9 +134,8 @@ class RefineStage(Stage):
         ]
         found, _ = view.backpropagate(images)
         found.update(backpropagate(on["model"], self.model.cloud))
-        if self.exposures is not None:
-            self.exposures.collect(camera.name, seen.exposure)
-        return StepResult(report(self.terms, found), view.radii)
+        settle = partial(self.collect_exposure, camera.name, seen.exposure)
+        return StepResult(report(self.terms, found), view.radii, view.guess, settle)
 
     def _covered(self, camera: Camera) -> Tensor:
         """Pixels whose rays meet the mesh. (H, W) bool"""

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import inspect
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from torch import Tensor
 from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
+from sugar_utils.prepared_launch import Argument, PreparedLaunch, TypedTensor, describe
 
 wp.config.log_level = wp.LOG_WARNING
 
@@ -84,9 +86,6 @@ NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) 
 """CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
 drivers of CUDA 12, do not know them."""
 
-MAX_ROWS = 2**31 - 1
-"""Warp counts rows with 32 bits; bytes between them with 64."""
-
 NATIVE_OPTIONS = {
     "enable_backward": False,
     "cpu_compiler_flags": "-march=native -ffp-contract=fast" + NO_VECTORISER,
@@ -99,6 +98,16 @@ SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
 
 
+class _OwnLaunches(threading.local):
+    """The launches that a thread has prepared."""
+
+    def __init__(self) -> None:
+        self.launches: dict[Any, PreparedLaunch] = {}
+
+
+_PREPARED = _OwnLaunches()
+
+
 @functools.lru_cache(maxsize=4)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="warp")
@@ -109,29 +118,14 @@ def known_options(**wanted: Any) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name in _KERNEL_OPTIONS}
 
 
-def as_array(tensor: Tensor, dtype: Any = None) -> Any:
-    """Describe a contiguous tensor to Warp without copying it.
+def as_array(tensor: Tensor, dtype: Any = None) -> TypedTensor:
+    """A tensor as an argument of a kernel.
 
     Args:
         tensor: Any contiguous tensor; gradients are not tracked.
         dtype: Warp type of one element; the tensor's own scalar type when None.
-
-    Raises:
-        UserError: It has more rows than 32 bits can number.
     """
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if max(tensor.shape, default=0) > MAX_ROWS:
-        shape = " x ".join(f"{side:,}" for side in tensor.shape)
-        raise UserError(
-            f"a buffer of {shape} has more rows than kernels can number (2^31); work on less at "
-            "once: fewer Gaussians (--max_gaussians) or samples (--sdf_samples), smaller images "
-            "(--resolution_factor), or more strips (--gradient_accumulation)"
-        )
-    description = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
-    # It holds an address only; a temporary tensor would be gone before the launch.
-    description.tensor = tensor
-    return description
+    return TypedTensor(tensor, dtype)
 
 
 def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
@@ -168,17 +162,14 @@ def launch(
     """
     if n_items == 0:
         return
-    arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     if device.type == "cpu":
         _load_once(kernel)
-        run_ranges(
-            lambda first, count: wp.launch(kernel, count, [first, *arguments], device="cpu"),
-            n_items,
-            min_items=min_items,
-        )
+        prepared = _prepare(kernel, 1, [0, *inputs], device="cpu")
+        run_ranges(prepared.run_range, n_items, min_items=min_items)
         return
     stream = _torch_stream(device)
-    wp.launch(kernel, n_items, [0, *arguments], stream=stream, block_dim=block_dim)
+    prepared = _prepare(kernel, n_items, [0, *inputs], stream=stream, block_dim=block_dim)
+    prepared.run(n_items, stream)
 
 
 def launch_blocks(
@@ -205,23 +196,38 @@ def launch_blocks(
     """
     if n_blocks == 0:
         return
-    arguments = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
         stream, n_threads = _torch_stream(device), together * block_dim
         shape = (n_blocks, block_dim)
-        wp.launch(kernel, shape, arguments, stream=stream, block_dim=n_threads)
+        prepared = _prepare(kernel, shape, inputs, stream=stream, block_dim=n_threads)
+        prepared.run(shape, stream)
         return
     if not HAS_FIBERS:
         raise UserError(
             f"Warp {wp.__version__} cannot run kernels of thread blocks on a CPU; take 1.19"
         )
+    arguments = [describe(x) if isinstance(x, Argument) else x for x in inputs]
     allowed = wp.config.enable_cpu_blocks
     wp.config.enable_cpu_blocks = True
     try:
         wp.launch_tiled(kernel, dim=[n_blocks], inputs=arguments, device="cpu", block_dim=block_dim)
     finally:
         wp.config.enable_cpu_blocks = allowed
+
+
+def _prepare(kernel: Any, dim: Any, inputs: Sequence[Any], **how: Any) -> PreparedLaunch:
+    """A launch with these arguments; this thread's own, from when it met the kernel first."""
+    kept = _PREPARED.launches
+    # A stream is an argument of every launch, its device one of the recorded one.
+    where = how["stream"].device if "stream" in how else None
+    key = (kernel, where, how.get("block_dim"))
+    prepared = kept.get(key)
+    if prepared is None:
+        prepared = kept[key] = PreparedLaunch(kernel, dim, inputs, **how)
+    else:
+        prepared.take(inputs)
+    return prepared
 
 
 @contextlib.contextmanager

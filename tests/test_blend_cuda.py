@@ -282,10 +282,10 @@ def test_more_pairs_than_can_be_numbered_are_refused(blocks, monkeypatch):
         build_tile_lists(projected(250), blocks=blocks)
 
 
-def test_a_described_tensor_outlives_its_name():
-    description = as_array(torch.ones(1000))
+def test_a_tensor_that_is_an_argument_outlives_its_name():
+    argument = as_array(torch.ones(1000))
     reused = torch.zeros(1000)
-    assert description.data != reused.data_ptr()
+    assert argument.tensor.data_ptr() != reused.data_ptr()
 
 
 def all_tiles_of_the_rectangles(projection):

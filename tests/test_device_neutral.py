@@ -122,6 +122,7 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
             stage.begin(iteration)
             target = upload(images.get(camera), GPU)
             result = stage.accumulate(iteration, camera, target)
+            result.settle()
             stage.apply(iteration)
             assert side_of(images.get(camera)) is HOST
             for name, parameter in stage.model.optimizer.parameters.items():
@@ -133,7 +134,7 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
             stage.model.restore(saved)
             stage.restore_extra(extra)
             stage.begin(iteration + 1)
-            stage.accumulate(iteration + 1, camera, target)
+            stage.accumulate(iteration + 1, camera, target).settle()
     assert sides.made[GPU] > 50
 
 

@@ -50,7 +50,8 @@ def stage_of(**config) -> VanillaStage:
 
 
 def look(stage: VanillaStage, camera, target=None, iteration: int = BEFORE) -> None:
-    stage.accumulate(iteration, camera, photograph(camera) if target is None else target)
+    target = photograph(camera) if target is None else target
+    stage.accumulate(iteration, camera, target).settle()
 
 
 def footprints(stage: VanillaStage) -> torch.Tensor:

@@ -13,7 +13,7 @@ LIMITS = {
     "density": (16, 112, 2),
     "sdf": (16, 380, 3),
     "entropy": (11, 86, 2),
-    "vanilla": (11, 60, 2),
+    "vanilla": (11, 60, 1),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 

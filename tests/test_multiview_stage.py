@@ -78,6 +78,7 @@ def see(stage: MultiviewStage, scene, camera=None, iteration=ITERATION):
     stage.begin(iteration)
     with ImageStore(budget_bytes=10**8) as store:
         result = stage.accumulate(iteration, camera, store.get(camera))
+        result.settle()
     return result, stage.model.optimizer.gradients()
 
 

@@ -79,6 +79,7 @@ def vanilla_gradients(split, tmp_path):
     )
     stage.begin(1)
     result = stage.accumulate(1, camera, photograph(camera))
+    result.settle()
     statistics, _ = stage.step_statistics()
     return {**stage.model.optimizer.gradients(), "statistics": statistics}, result
 

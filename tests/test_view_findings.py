@@ -15,6 +15,7 @@ from gaussian_splatting.data.images import ImageFolder
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore
 from gaussian_splatting.engine.reporting.view_findings import Findings, find
+from gaussian_splatting.engine.reporting.view_pictures import farthest
 from gaussian_splatting.losses.fog import fog_share
 from tests.support.tiny_scene import make_tiny_scene, tiny_cameras
 from tests.support.tracks import add_tracks
@@ -130,3 +131,18 @@ def test_tracks_of_a_model_are_read(tmp_path):
     assert found.rows["view_00.png"].tolist() == found.rows["view_02.png"].tolist() == [0, 1]
     assert found.lengths.tolist()[:2] == [2, 2]
     assert np.isfinite(found.errors).all()
+
+
+@pytest.mark.parametrize(
+    ("depths", "white"),
+    [
+        ([1.0] * 50 + [2.0] * 50, 2.0),
+        ([1.0] * 99 + [9.0], 1.0),
+        ([1.0] * 50 + [200.0] * 50, 3.0),
+        ([0.0] * 60 + [float("inf")] * 20 + [2.0] * 15 + [4.0] * 5, 4.0),
+        ([0.0] * 4, 1.0),
+    ],
+    ids=["all", "a stray Gaussian", "a shell far behind", "pixels without depth", "none"],
+)
+def test_white_is_far_but_leaves_what_is_near_to_be_seen(depths, white):
+    assert float(farthest(torch.tensor(depths)[None])) == white

@@ -7,6 +7,7 @@ import pytest
 import torch
 import warp as wp
 
+from sugar_utils.prepared_launch import describe
 from sugar_utils.warp_lanes import (
     SUM_COLUMNS,
     WARP_LANES,
@@ -84,6 +85,6 @@ def test_columns_are_added_in_the_order_of_the_exchanges():
 def test_fast_functions_are_near_the_exact_ones():
     x = torch.linspace(0.01, 12.0, 1000)
     found = torch.empty(1000, 2)
-    wp.launch(fast_functions, 1000, [as_array(x), as_array(found)], device="cpu")
+    wp.launch(fast_functions, 1000, [describe(x), describe(found)], device="cpu")
     exact = torch.stack([(-x.double() / 2).exp(), 1 / x.double()], dim=1)
     assert float((found / exact - 1).abs().max()) < 2.0**-21

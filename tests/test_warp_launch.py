@@ -1,22 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels are given: buffers that they can number."""
+"""What kernels are given: buffers that they can number, and the arguments of this launch."""
 
 from __future__ import annotations
 
+import ctypes
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+import warp as wp
 
 from sugar_utils.errors import UserError
-from sugar_utils.warp_launch import MAX_ROWS, as_array
+from sugar_utils.prepared_launch import MAX_ROWS, PreparedLaunch, describe
+from sugar_utils.warp_launch import as_array, launch
 
 
 @pytest.mark.parametrize("shape", [(2**31,), (2**31, 13), (3, 2**32)])
 def test_buffers_that_kernels_cannot_number_are_refused(shape):
     with pytest.raises(UserError, match=r"more rows than kernels can number \(2\^31\)"):
-        as_array(torch.empty(shape, device="meta"))
+        describe(torch.empty(shape, device="meta"))
 
 
 def test_many_values_in_countable_rows_are_not():
     # Without memory behind it: nothing reads the buffer.
-    description = as_array(torch.empty(1, dtype=torch.uint8).expand(MAX_ROWS // 8, 32))
+    description = describe(torch.empty(1, dtype=torch.uint8).expand(MAX_ROWS // 8, 32))
     assert description.shape[0] == MAX_ROWS // 8
+
+
+@wp.struct
+class Line:
+    """A slope and an offset."""
+
+    slope: float
+    offset: wp.vec3
+
+
+@wp.kernel(enable_backward=False)
+def move_points(
+    first: int,
+    line: Line,
+    times: int,
+    shift: wp.vec3,
+    points: wp.array(dtype=wp.vec3),
+    moved: wp.array2d(dtype=float),
+):
+    i = first + wp.tid()
+    point = float(times) * line.slope * points[i] + line.offset + shift
+    for c in range(3):
+        moved[i, c] = point[c]
+
+
+def line_of(slope: float, offset: float) -> Line:
+    line = Line()
+    line.slope, line.offset = slope, wp.vec3(offset, 0.0, -offset)
+    return line
+
+
+def launched(points: torch.Tensor, slope=2.0, offset=0.5, times=3, shift=0.25) -> torch.Tensor:
+    moved = torch.full((points.shape[0], 3), torch.nan)
+    inputs = [line_of(slope, offset), times, wp.vec3(shift), as_array(points, wp.vec3), moved]
+    launch(move_points, points.shape[0], inputs, device=points.device)
+    return moved
+
+
+def expected(points: torch.Tensor, slope=2.0, offset=0.5, times=3, shift=0.25) -> torch.Tensor:
+    return times * slope * points + torch.tensor([offset, 0.0, -offset]) + shift
+
+
+CHANGES = {
+    "nothing": {},
+    "struct": {"slope": -1.0, "offset": 4.0},
+    "number": {"times": -7},
+    "vector": {"shift": 3.0},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("rows", [5, 1, 300])
+def test_a_launch_that_is_repeated_takes_its_new_arguments(change, rows):
+    points = torch.rand(40, 3)
+    torch.testing.assert_close(launched(points), expected(points))
+    points = torch.rand(rows, 3)
+    found = launched(points, **CHANGES[change])
+    torch.testing.assert_close(found, expected(points, **CHANGES[change]))
+
+
+def test_tensors_of_another_layout_are_described_anew():
+    points = torch.rand(6, 6)
+    for given in (points[:, :3].contiguous(), points[:, 3:], points[::2, :3], points[:, :3]):
+        torch.testing.assert_close(launched(given), expected(given))
+    described = torch.rand(4, 3, requires_grad=True)
+    torch.testing.assert_close(launched(described), expected(described.detach()))
+
+
+def test_a_struct_that_was_an_argument_stays_as_it_was():
+    kept = line_of(2.0, 0.5)
+    points, moved = torch.rand(2, 3), torch.empty(2, 3)
+    inputs = [wp.vec3(0.0), as_array(points, wp.vec3), moved]
+    launch(move_points, 2, [kept, 1, *inputs], device=points.device)
+    launch(move_points, 2, [line_of(9.0, 9.0), 1, *inputs], device=points.device)
+    assert (kept.slope, kept.offset[0]) == (2.0, 0.5)
+
+
+def test_threads_that_launch_the_same_kernel_do_not_mix_their_arguments():
+    points = [torch.rand(2000, 3) for _ in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            found = pool.map(lambda i: launched(points[i], slope=float(i)), range(8))
+            for i, moved in enumerate(found):
+                torch.testing.assert_close(moved, expected(points[i], slope=float(i)))
+
+
+def test_a_launch_keeps_no_tensor_alive():
+    points = torch.rand(1000, 3)
+    launched(points)
+    kept = weakref.ref(points)
+    del points
+    assert kept() is None
+
+
+def test_more_rows_than_at_first_are_counted_as_well():
+    launched(torch.rand(4, 3))
+    many = torch.empty(1, dtype=torch.float32).expand(2**31, 3)
+    with pytest.raises(UserError, match=r"more rows than kernels can number"):
+        launch(move_points, 1, [line_of(1.0, 0.0), 1, wp.vec3(0.0), as_array(many, wp.vec3),
+                                torch.empty(1, 3)], device=torch.device("cpu"))  # fmt: skip
+
+
+def test_the_addresses_that_a_driver_is_given_are_those_of_the_arguments_now(monkeypatch):
+    """As recorded for a GPU, where a launch is a table of addresses."""
+    record, recorded = wp.launch, []
+
+    def record_for_gpu(*arguments, **how):
+        found = record(*arguments, **how)
+        addresses = [ctypes.addressof(parameter) for parameter in found.params]
+        found.params_addr = (ctypes.c_void_p * len(addresses))(*addresses)
+        recorded.append(found)
+        return found
+
+    monkeypatch.setattr(wp, "launch", record_for_gpu)
+    first, later = torch.rand(4, 3), torch.rand(9, 3)
+
+    def arguments(points, slope, times):
+        return [0, line_of(slope, 0.0), times, wp.vec3(slope), as_array(points, wp.vec3), points]
+
+    prepared = PreparedLaunch(move_points, 4, arguments(first, 1.0, 2), device="cpu")
+    prepared.take(arguments(later, 5.0, 6))
+    prepared.run(9)
+    (launch_of_all,) = recorded
+    table, parameters = launch_of_all.params_addr, launch_of_all.params
+    assert list(table) == [ctypes.addressof(parameter) for parameter in parameters]
+
+    def at(index, kind):
+        return ctypes.cast(table[index], ctypes.POINTER(kind))[0]
+
+    assert (at(0, type(parameters[0])).size, at(1, ctypes.c_int), at(3, ctypes.c_int)) == (9, 0, 6)
+    assert at(2, ctypes.c_float) == at(4, ctypes.c_float) == 5.0
+    for index in (5, 6):
+        described = at(index, type(parameters[index]))
+        assert (described.data, described.shape[0]) == (later.data_ptr(), 9)

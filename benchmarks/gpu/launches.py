@@ -50,7 +50,7 @@ def _iterations(setup: Setup) -> dict[str, Callable[[], object]]:
 
         def iteration() -> None:
             stage.begin(VANILLA_ITERATION)
-            stage.accumulate(VANILLA_ITERATION, made[1], target)
+            stage.accumulate(VANILLA_ITERATION, made[1], target).settle()
             stage.apply(VANILLA_ITERATION)
 
         return iteration

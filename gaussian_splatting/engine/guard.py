@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gaussian_splatting.rasterization.pair_forecast import PairGuess
 from sugar_utils.errors import TrainingError
 
 MAX_SCALE_IN_EXTENTS = 1e4
@@ -159,23 +160,29 @@ def check_step(
     iteration: int,
     camera_name: str,
     parameters: Mapping[str, Tensor] | None = None,
+    guess: PairGuess | None = None,
 ) -> bool:
     """All checks of one iteration with a single synchronisation; arguments as in each of them.
 
-    Call it after the backward passes and before the optimiser's step, so that bad numbers never
-    reach the parameters.
+    ``guess`` is what was taken for the view's number of pairs. Call it after the backward passes
+    and before the optimiser's step, so that bad numbers never reach the parameters.
 
     Returns:
         Whether the view shows any Gaussian.
 
     Raises:
+        PairsMissed: The guess was too low, so that the rest was not looked at.
         TrainingError: The first check that fails: parameters, losses, gradients, scales.
     """
     parameters = parameters or {}
     both = dict(enumerate([*parameters.values(), *gradients.values()]))
     largest = [radii.detach().amax()] if radii.numel() else []
     probes = [*_norm_probes(both), *_loss_probes(losses), *_scale_probes(log_scales), *largest]
+    if guess is not None:
+        probes.append(guess.excess)
     numbers = _read(probes)
+    if guess is not None:
+        guess.settle(numbers.pop())
     shows = bool(largest) and numbers.pop() > 0
     highest = numbers[-1] if log_scales.numel() else 0.0
     if all(map(math.isfinite, numbers)) and highest <= _log_limit(extent) and shows:

@@ -20,6 +20,7 @@ from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import Projection, Rows, build_tile_lists
+from gaussian_splatting.rasterization.pair_forecast import with_room
 from gaussian_splatting.rasterization.view import TILE
 
 Geometry = Literal["none", "full", "half", "depth", "planes"]
@@ -79,11 +80,13 @@ class ViewLoad:
     def of(cls, projection: Projection) -> ViewLoad:
         """Of a projection."""
         camera, tiles = projection.camera, build_tile_lists(projection)
+        n_pairs = tiles.ids.shape[0]
+        on_gpu = projection.splats.device.type != "cpu"
         return cls(
             camera.width,
             camera.height,
             int((projection.radii > 0).sum()),
-            tiles.ids.shape[0],
+            with_room(n_pairs) if on_gpu else n_pairs,
             tuple(tiles.offsets[:: tiles.across].diff().tolist()),
             "" if camera.mask is None else camera.mask.mode,
         )

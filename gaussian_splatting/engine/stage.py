@@ -7,7 +7,7 @@ A stage never owns a loop; :class:`gaussian_splatting.engine.loop.Trainer` does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import RenderOutput
+from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairGuess
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,14 @@ class StepResult:
     Attributes:
         terms: Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
         radii: Screen radii, 0 for Gaussians the view did not see. (N,) int32
+        guess: What was taken for the number of pairs of the view, to be settled by the checks.
+        settle: What else the view changes; called when its numbers were found to be good.
     """
 
     terms: dict[str, Tensor]
     radii: Tensor
+    guess: PairGuess | None = None
+    settle: Callable[[], None] = lambda: None
 
 
 class Stage(ABC):
@@ -44,6 +49,7 @@ class Stage(ABC):
         memory_plan: How a step saves memory; the loop may change it between two steps.
         poses: Poses that are learned beside the model; None where they are taken as they are.
         exposures: Those of the photographs, where the stage learns them.
+        pairs: Numbers of pairs of the views, by which a step need not wait for them.
     """
 
     name: str
@@ -52,6 +58,7 @@ class Stage(ABC):
     memory_plan: MemoryPlan
     poses: PoseRefinement | None = None
     exposures: Exposures | None = None
+    pairs: PairForecast | None = None
 
     @abstractmethod
     def phase(self, iteration: int) -> str:
@@ -71,8 +78,8 @@ class Stage(ABC):
     ) -> StepResult:
         """Evaluate all loss terms of one view and add their gradients to the parameters.
 
-        When memory runs out in it, gradients are dropped and it is called again, so all else that
-        it changes is changed last.
+        When memory runs out in it, or a guess in it was wrong, gradients are dropped and it is
+        called again; so it changes nothing else, but leaves that to ``StepResult.settle``.
 
         Args:
             iteration: Absolute iteration.
@@ -80,6 +87,14 @@ class Stage(ABC):
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
             view_index: Number of the view in its step; random draws depend on it.
         """
+
+    def collect_exposure(self, photograph: str, leaf: Tensor | None) -> None:
+        """Add the gradient of a photograph's exposure to the step's, where exposures are learned.
+
+        Part of ``StepResult.settle``; ``leaf`` is what the view's terms read.
+        """
+        if self.exposures is not None:
+            self.exposures.collect(photograph, leaf)
 
     def step_statistics(self) -> Sequence[Tensor]:
         """What the views of this step added up besides gradients, and :meth:`apply` reads.

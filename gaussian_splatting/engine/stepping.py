@@ -24,6 +24,7 @@ from gaussian_splatting.engine.order import CameraOrder
 from gaussian_splatting.engine.signals import SIGNALS
 from gaussian_splatting.engine.sized_views import SizedViews
 from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairsMissed
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import TrainingError, UserError
@@ -128,6 +129,7 @@ class Stepper:
         self._group = group
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
+        stage.pairs = PairForecast()
         self._n_views = stage.model.optimizer.config.views_per_step
         if self._n_views > max(len(cameras), group.size):
             raise UserError(
@@ -224,21 +226,33 @@ class Stepper:
         if poses is not None:
             camera = poses.moved(camera)
         result = self._accumulate(iteration, camera, target, view_index)
-        shows = check_step(
-            losses=result.terms,
-            gradients=model.optimizer.gradients(),
-            log_scales=model.optimizer.parameters["log_scales"],
-            extent=self._stage.extent,
-            radii=result.radii,
-            iteration=iteration,
-            camera_name=camera.name,
-            parameters=None if checked else model.optimizer.parameters,
-        )
+        try:
+            shows = self._check(iteration, camera, result, checked)
+        except PairsMissed:
+            model.optimizer.zero_grad()
+            result = self._accumulate(iteration, camera, target, view_index)
+            shows = self._check(iteration, camera, result, checked)
+        result.settle()
         if not shows:
             self._empty.name(camera.name, iteration)
         elif poses is not None:
             poses.collect(camera, model.optimizer.parameters, model.optimizer.gradients())
         return result, shows
+
+    def _check(self, iteration: int, camera: Camera, result: StepResult, checked: bool) -> bool:
+        """Whether the view shows any Gaussian, if its numbers are good."""
+        optimizer = self._stage.model.optimizer
+        return check_step(
+            losses=result.terms,
+            gradients=optimizer.gradients(),
+            log_scales=optimizer.parameters["log_scales"],
+            extent=self._stage.extent,
+            radii=result.radii,
+            iteration=iteration,
+            camera_name=camera.name,
+            parameters=None if checked else optimizer.parameters,
+            guess=result.guess,
+        )
 
     def _accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int

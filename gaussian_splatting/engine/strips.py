@@ -28,8 +28,10 @@ from gaussian_splatting.rasterization import (
     Rasterizer,
     Rows,
     SplatGradients,
+    TileLists,
     channel_background,
 )
+from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairGuess
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class ViewPass:
         split: How memory is saved.
         farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
         rasterizer: Rendering backend.
+        pairs: What views had when they were seen last; None: the host waits for the number.
+
+    Attributes:
+        guess: What was taken for the number of pairs; to be settled before anything counts.
     """
 
     def __init__(
@@ -127,12 +133,15 @@ class ViewPass:
         *,
         farthest_depth_behind: bool = False,
         rasterizer: Rasterizer = WARP,
+        pairs: PairForecast | None = None,
     ) -> None:
         self._project = project
         self._color = color
         self._split = split
         self._farthest_depth_behind = farthest_depth_behind
         self._rasterizer = rasterizer
+        self._pairs = pairs
+        self.guess: PairGuess | None = None
         self._projection: Projection | None = project()
         self._tiles: Any = None
         self._background: Tensor | None = None
@@ -205,14 +214,24 @@ class ViewPass:
         if self._projection is None:
             self._projection = self._project()
         if self._tiles is None:
-            self._projection.n_pairs = self._n_pairs
-            self._tiles = self._rasterizer.build_tile_lists(self._projection)
+            self._tiles = self._sort_into_tiles(self._projection)
             self._background = channel_background(
                 self._projection,
                 self._color,
                 farthest_depth_behind=self._farthest_depth_behind,
             )
         return self._projection
+
+    def _sort_into_tiles(self, projection: Projection) -> Any:
+        projection.n_pairs, forecast = self._n_pairs, self._pairs
+        if self._n_pairs is None and forecast is not None:
+            projection.guess = forecast.guess(projection.camera, len(projection.radii))
+        tiles = self._rasterizer.build_tile_lists(projection)
+        if projection.guess is not None and projection.guess.excess is not None:
+            self.guess = projection.guess
+        elif forecast is not None and isinstance(tiles, TileLists):
+            forecast.note(projection.camera, len(projection.radii), tiles.ids.shape[0])
+        return tiles
 
     def _blend(self, rows: Rows) -> BlendedRows:
         kept, self._blended = self._blended, None

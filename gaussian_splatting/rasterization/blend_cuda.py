@@ -40,6 +40,7 @@ from gaussian_splatting.rasterization.pixel_blocks import (
 from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
 from gaussian_splatting.rasterization.splat_batches import batch_functions
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
+from sugar_utils.prepared_launch import TypedTensor
 from sugar_utils.warp_lanes import (
     SUM_COLUMNS,
     WARP_LANES,
@@ -117,9 +118,14 @@ def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any], device: torch
     launch_blocks(kernel, n_tiles, inputs, device=device, block_dim=WARP_LANES, together=together)
 
 
-def as_rows(table: Tensor) -> Any:
-    """A table of floats to Warp as one vector per row; the caller keeps the tensor alive."""
-    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
+def as_rows(table: Tensor) -> TypedTensor:
+    """A table of floats to Warp as one vector per row."""
+    return as_array(table, _row_type(table.shape[1]))
+
+
+@functools.cache
+def _row_type(width: int) -> Any:
+    return wp.types.vector(length=width, dtype=wp.float32)
 
 
 def _tiles_together(n_channels: int) -> int:

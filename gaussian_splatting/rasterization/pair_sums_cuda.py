@@ -133,7 +133,8 @@ def sum_kernel(n_channels: int) -> Any:
         own_count = int(0)
         if own < n_splats:
             own_pair = first_pairs[own]
-            own_count = counts[own]
+            # Of pairs for which the lists had no room nothing is known.
+            own_count = wp.min(counts[own], places.shape[0] - own_pair)
         if own_count > 0 and own_count <= _MANY:
             own_sum = Sums()
             for pair in range(own_pair, own_pair + own_count):

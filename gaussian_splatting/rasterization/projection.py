@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization.pair_forecast import PairGuess
 from gaussian_splatting.rasterization.projection_kernels import (
     PROJECT_BACKWARD,
     PROJECT_FORWARD,
@@ -77,6 +78,7 @@ class Projection:
         layout: Which channel is where.
         camera: The camera projected to.
         n_pairs: Sum of the counts, where the host knows it already.
+        guess: Room for the pairs, where that is known instead.
     """
 
     means2d: Tensor
@@ -88,6 +90,7 @@ class Projection:
     layout: ChannelLayout
     camera: Camera
     n_pairs: int | None = None
+    guess: PairGuess | None = None
 
 
 class _Project(torch.autograd.Function):

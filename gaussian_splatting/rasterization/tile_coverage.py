@@ -188,6 +188,7 @@ PROJECT_AND_COUNT = {
 def list_tiles(
     first: int,
     tiles_x: int,
+    n_pairs: int,
     splats: wp.array2d(dtype=float),
     rects: wp.array(dtype=wp.vec4i),
     first_pairs: wp.array(dtype=int),
@@ -196,7 +197,8 @@ def list_tiles(
 ):
     """Write the tiles of each splat, by row of tiles, from its first pair on.
 
-    Its index goes to ``owners`` at the same places, unless that is empty.
+    Its index goes to ``owners`` at the same places, unless that is empty. Pairs for which there is
+    no room, beyond ``n_pairs``, are left out.
     """
     i = first + wp.tid()
     rect = rects[i]
@@ -207,9 +209,10 @@ def list_tiles(
         if ellipse.whole == 0:
             tiles = covered_tiles(ellipse, rect, row)
         for tile in range(tiles[0], tiles[1]):
-            pair_tiles[pair] = row * tiles_x + tile
-            if owners.shape[0] > 0:
-                owners[pair] = i
+            if pair < n_pairs:
+                pair_tiles[pair] = row * tiles_x + tile
+                if owners.shape[0] > 0:
+                    owners[pair] = i
             pair += 1
 
 

@@ -30,7 +30,7 @@ class TileLists:
 
     Attributes:
         offsets: Start of each tile's run in ``ids``. (tiles + 1,) int32
-        ids: Splats by tile, then depth, then index. (M,) int32
+        ids: Splats by tile, then depth, then index; M may be more than there are pairs. (M,) int32
         first_pairs: Where each splat's run begins in ``places``. (N,) int32
         counts: How long it is. (N,) int32
         places: Places of a splat in ``ids``, ascending within its run. (M,) int32
@@ -59,6 +59,7 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
     Raises:
         UserError: There are more pairs than 32 bits can number.
     """
+    # Native code learns the number for nothing.
     blocks = projection.splats.device.type != "cpu" if blocks is None else blocks
     camera, counts = projection.camera, projection.tile_counts
     across, down = n_tiles(camera)
@@ -70,12 +71,15 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
         )
     # The radix sort wants room for as much again behind its keys.
     pair_tiles = _ints((2 if blocks else 1) * n_pairs, counts.device)
+    if blocks and projection.guess is not None:
+        # What is left over is sorted behind all tiles.
+        pair_tiles.fill_(across * down)
     owners = _ints(n_pairs if blocks else 0, counts.device)
     launch(
         list_tiles,
         counts.shape[0],
         [
-            across, projection.splats.detach(), as_array(projection.tile_rects, wp.vec4i),
+            across, n_pairs, projection.splats.detach(), as_array(projection.tile_rects, wp.vec4i),
             first_pairs, pair_tiles, owners,
         ],
         device=counts.device,
@@ -112,12 +116,17 @@ def _runs_by_sort(projection: Projection) -> tuple[Tensor, Tensor, int]:
     order = projection.depths.sort(stable=True).indices
     sizes = counts[order]
     ends = sizes.cumsum(0)
+    starts, n_pairs, guess = ends - sizes, projection.n_pairs, projection.guess
+    if n_pairs is None and counts.shape[0] == 0:
+        n_pairs = 0
+    elif n_pairs is None and guess is not None:
+        n_pairs, guess.excess = guess.capacity, ends[-1] - guess.capacity
+        starts.clamp_(max=guess.capacity)
+    elif n_pairs is None:
+        # The one number that must reach the host: it is the size of all that comes next.
+        n_pairs = int(ends[-1])
     first_pairs = torch.empty_like(counts)
-    first_pairs[order] = (ends - sizes).int()
-    # The one number that must reach the host: it is the size of all that comes next.
-    n_pairs = projection.n_pairs
-    if n_pairs is None:
-        n_pairs = int(ends[-1]) if counts.shape[0] else 0
+    first_pairs[order] = starts.int()
     return order, first_pairs, n_pairs
 
 

@@ -185,15 +185,18 @@ class VanillaStage(Stage):
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
+            pairs=self.pairs,
         )
         found, d_means2d = view.backpropagate(terms)
-        if marks is not None:
-            self._footprints.see(marks.grad, view.visible)
-        if iteration < self._config.densification.densify_until_iter:
-            self._watch.see(d_means2d, view.visible, camera)
-        if self.exposures is not None:
-            self.exposures.collect(camera.name, seen.exposure)
-        return StepResult(found, view.radii)
+
+        def settle() -> None:
+            if marks is not None:
+                self._footprints.see(marks.grad, view.visible)
+            if iteration < self._config.densification.densify_until_iter:
+                self._watch.see(d_means2d, view.visible, camera)
+            self.collect_exposure(camera.name, seen.exposure)
+
+        return StepResult(found, view.radii, view.guess, settle)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""

@@ -43,8 +43,6 @@ DEPTHS = ("depth", "median_depth")
 """Those that are drawn from black to white."""
 
 _SEEN = 0.5
-_FAR_BEHIND = 3.0
-"""Times the depth that a quarter of all pixels is nearer than."""
 
 
 @dataclass(frozen=True)
@@ -232,14 +230,9 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
 
 
 def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
-    """A depth that nearly all of what some cameras see is nearer than, or that lies far behind what
-    is near: a shell in the distance would leave all else black. World units"""
+    """The depth to draw white in pictures of several cameras; see :func:`farthest`. World units"""
     depths = [model.geometry(camera)[0].flatten() for camera in cameras]
-    values = torch.cat([depth[depth.isfinite()] for depth in depths])
-    if not values.numel():
-        return 1.0
-    near = values.kthvalue(max(1, values.numel() // 4)).values
-    return float(torch.minimum(farthest(values), _FAR_BEHIND * near))
+    return float(farthest(torch.cat(depths)))
 
 
 def _longer_side(camera: Camera) -> int:

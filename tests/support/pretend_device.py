@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import warp as wp
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sugar_utils import warp_launch
+from sugar_utils.prepared_launch import Argument, TypedTensor
 
 GPU = torch.device("cpu", 0)
 """Stands for the device: ``cpu`` to torch and Warp, but not equal to the host's ``cpu``."""
@@ -160,34 +162,40 @@ def pretend_gpu() -> Iterator[_Sides]:
 @contextlib.contextmanager
 def _checked_launches() -> Iterator[None]:
     """Arguments of a kernel lie on one side."""
-    from_torch, given = wp.from_torch, set()
-    launchers = ((warp_launch, "run_ranges"), (wp, "launch_tiled"))
-    originals = [getattr(owner, name) for owner, name in launchers]
+    prepare, describe, launch_tiled = warp_launch._prepare, warp_launch.describe, wp.launch_tiled
+    given = set()
 
-    def watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        given.add(side_of(tensor))
-        return from_torch(tensor, *args, **kwargs)
+    def note(argument: Any) -> None:
+        if isinstance(argument, Argument):
+            tensor = argument.tensor if isinstance(argument, TypedTensor) else argument
+            given.add(side_of(tensor))
 
-    def checked(launch: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(launch)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            sides = given - {None}
-            given.clear()
-            if len(sides) > 1:
-                raise WrongSide("a kernel is given tensors of host and device")
-            return launch(*args, **kwargs)
+    def check() -> None:
+        sides = given - {None}
+        given.clear()
+        if len(sides) > 1:
+            raise WrongSide("a kernel is given tensors of host and device")
 
-        return run
+    def prepare_checked(kernel: Any, dim: Any, inputs: Any, **how: Any) -> Any:
+        for argument in inputs:
+            note(argument)
+        check()
+        return prepare(kernel, dim, inputs, **how)
 
-    wp.from_torch = watched
-    for (owner, name), original in zip(launchers, originals, strict=True):
-        setattr(owner, name, checked(original))
-    try:
+    def describe_watched(argument: Any) -> Any:
+        note(argument)
+        return describe(argument)
+
+    def launch_checked(*args: Any, **kwargs: Any) -> Any:
+        check()
+        return launch_tiled(*args, **kwargs)
+
+    with (
+        mock.patch.object(warp_launch, "_prepare", prepare_checked),
+        mock.patch.object(warp_launch, "describe", describe_watched),
+        mock.patch.object(wp, "launch_tiled", launch_checked),
+    ):
         yield
-    finally:
-        wp.from_torch = from_torch
-        for (owner, name), original in zip(launchers, originals, strict=True):
-            setattr(owner, name, original)
 
 
 def _on_host(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

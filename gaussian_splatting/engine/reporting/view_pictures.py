@@ -16,6 +16,11 @@ from gaussian_splatting.rasterization import RenderOutput
 from sugar_utils.files import atomic_path
 
 FARTHEST_SHARE = 0.98
+"""Of all pixels, that are nearer than what is drawn white."""
+
+NEAR_SHARE, FAR_BEHIND = 0.25, 3.0
+"""White in any case is so many times the depth that this share of the pixels is nearer than."""
+
 THUMBNAIL = 240
 """Longest side in pixels."""
 
@@ -62,11 +67,19 @@ def normal_picture(normal: Tensor) -> Tensor:
 
 
 def farthest(depth: Tensor) -> Tensor:
-    """Depth that is drawn white: nearly the largest, so that a stray Gaussian does not count."""
+    """Depth that is drawn white: nearly the largest, so that a stray Gaussian does not count.
+
+    But not far behind what is near, as a shell in the distance would leave all else black. Pixels
+    without a depth do not count.
+    """
     values = depth.flatten()
     values = values[:: max(1, values.numel() // _SAMPLED_PIXELS)]
-    place = max(1, round(FARTHEST_SHARE * values.numel()))
-    return values.kthvalue(place).values.clamp_min(1e-9)
+    values = values[(values > 0) & values.isfinite()]
+    if values.numel() == 0:
+        return depth.new_ones(())
+    near, far = (values.kthvalue(max(1, round(share * values.numel()))).values
+                 for share in (NEAR_SHARE, FARTHEST_SHARE))  # fmt: skip
+    return torch.minimum(far, FAR_BEHIND * near)
 
 
 def thumbnail(picture: Tensor) -> Tensor:

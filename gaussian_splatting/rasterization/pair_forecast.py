@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many (tile, Gaussian) pairs a view will have: as many as at its last visit, or nearly so
+
+On a GPU the number of pairs is the size of the tile lists, and to read it the host would wait for
+all that the device has still to do. Lists that are long enough need no number: what is left over
+belongs to no tile. Whether they were long enough is read with the checks of the step, and a view
+for which they were not is seen again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+
+MARGIN, SPARE = 1.1, 4096
+"""Room beyond what the last visit had: as a factor, and for views of few pairs."""
+
+MOST = 2**30
+"""Forecasts end here, so that pairs may double and still be numbered by 32 bits."""
+
+
+def with_room(n_pairs: float) -> int:
+    """Length of lists for a view that had so many pairs."""
+    return int(MARGIN * n_pairs) + SPARE
+
+
+class PairsMissed(Exception):
+    """Tile lists were too short: nothing that the view said counts."""
+
+
+class PairForecast:
+    """What the views of a training had when they were seen last."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, int], tuple[int, int]] = {}
+
+    def guess(self, camera: Camera, n_gaussians: int) -> PairGuess | None:
+        """Room for the pairs of a view; None if it was not seen yet at this size, or had too many.
+
+        Pairs are taken to grow as Gaussians do.
+        """
+        last = self._seen.get(_key(camera))
+        if last is None:
+            return None
+        n_pairs, n_then = last
+        capacity = with_room(n_pairs * max(1.0, n_gaussians / max(1, n_then)))
+        return PairGuess(self, camera, n_gaussians, capacity) if capacity <= MOST else None
+
+    def note(self, camera: Camera, n_gaussians: int, n_pairs: int) -> None:
+        """What a view has now."""
+        self._seen[_key(camera)] = (n_pairs, n_gaussians)
+
+
+@dataclass
+class PairGuess:
+    """Room for the pairs of one view, and what it lacked.
+
+    Attributes:
+        forecast: Whose guess it is.
+        camera: The view.
+        n_gaussians: How many there were.
+        capacity: Pairs that the lists have room for.
+        excess: Pairs of the view less the capacity, once its lists are made; a scalar.
+    """
+
+    forecast: PairForecast
+    camera: Camera
+    n_gaussians: int
+    capacity: int
+    excess: Tensor | None = None
+
+    def settle(self, excess: float) -> None:
+        """Take note of the excess, as a number.
+
+        Raises:
+            PairsMissed: There was too little room.
+        """
+        self.forecast.note(self.camera, self.n_gaussians, round(self.capacity + excess))
+        if excess > 0:
+            raise PairsMissed
+
+
+def _key(camera: Camera) -> tuple[str, int, int]:
+    return camera.name, camera.width, camera.height

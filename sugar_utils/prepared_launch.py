@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of a kernel that are prepared once: repeating one only writes addresses and sizes.
+
+Warp describes every argument anew for each launch, which costs the host several times as much as
+the launch. Between two steps of a training little changes about an argument: where the tensor lies,
+and how many rows it has. So a launch is recorded when a kernel is met first, and the memory that
+holds its arguments is written over from then on.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import warp as wp
+from torch import Tensor
+
+from sugar_utils.errors import UserError
+
+MAX_ROWS = 2**31 - 1
+"""Warp counts rows with 32 bits; bytes between them with 64."""
+
+
+class TypedTensor(NamedTuple):
+    """A contiguous tensor, and what Warp is to take for one element: None for its own scalars."""
+
+    tensor: Tensor
+    dtype: Any = None
+
+
+Argument = Tensor | TypedTensor
+"""A tensor that a kernel is given."""
+
+
+def describe(given: Argument) -> Any:
+    """What Warp wants to know of a tensor: an address, sizes and strides; it keeps nothing alive.
+
+    Raises:
+        UserError: It has more rows than 32 bits can number.
+    """
+    tensor, dtype = given if type(given) is TypedTensor else (given, None)
+    if max(tensor.shape, default=0) > MAX_ROWS:
+        shape = " x ".join(f"{side:,}" for side in tensor.shape)
+        raise UserError(
+            f"a buffer of {shape} has more rows than kernels can number (2^31); work on less at "
+            "once: fewer Gaussians (--max_gaussians) or samples (--sdf_samples), smaller images "
+            "(--resolution_factor), or more strips (--gradient_accumulation)"
+        )
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+
+
+class _Array:
+    """Memory that describes a tensor to a kernel."""
+
+    def __init__(self, given: Argument) -> None:
+        self.stored = describe(given)
+        self._sizes = self.stored.shape
+        self._remember(given)
+
+    def take(self, given: Argument) -> None:
+        tensor, dtype = given if type(given) is TypedTensor else (given, None)
+        shape = tensor.shape
+        same = (
+            shape[1:] == self._columns
+            and tensor.dtype is self._scalar
+            and dtype is self._dtype
+            and shape[0] <= MAX_ROWS
+            and tensor.is_contiguous()
+        )
+        if same:
+            self.stored.data = tensor.data_ptr()
+            self._sizes[0] = shape[0]
+        else:
+            found = describe(given)
+            ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(found), ctypes.sizeof(found))
+            self._remember(given)
+
+    def _remember(self, given: Argument) -> None:
+        tensor, self._dtype = given if type(given) is TypedTensor else (given, None)
+        self._scalar = tensor.dtype
+        # Strides of rows follow from these where a tensor is contiguous; None equals no shape.
+        self._columns = tensor.shape[1:] if tensor.is_contiguous() and tensor.dim() > 0 else None
+
+
+class _Number:
+    """Memory of an int or a float."""
+
+    def __init__(self, stored: Any) -> None:
+        self.stored = stored
+
+    def take(self, value: float) -> None:
+        self.stored.value = value
+
+
+class _Struct:
+    """Memory of a struct or of a small vector."""
+
+    def __init__(self, packed: Any) -> None:
+        self.stored = type(packed).from_buffer_copy(packed)
+        self._size = ctypes.sizeof(packed)
+
+    def take(self, value: Any) -> None:
+        packed = value if isinstance(value, ctypes.Array) else value.__ctype__()
+        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(packed), self._size)
+
+
+class PreparedLaunch:
+    """The launch of one kernel in one way, to be repeated.
+
+    Not for several threads at once but for :meth:`run`, while no arguments are taken.
+
+    Args:
+        kernel: Warp kernel.
+        dim: Work items, to begin with.
+        arguments: Of the kernel: tensors, numbers, structs, vectors.
+        how: Further arguments of ``wp.launch``: device or stream, and the size of blocks.
+    """
+
+    def __init__(self, kernel: Any, dim: Any, arguments: Sequence[Any], **how: Any) -> None:
+        self.kernel = kernel
+        arrays = [_Array(x) if isinstance(x, Argument) else None for x in arguments]
+        given = [x if array is None else array.stored
+                 for x, array in zip(arguments, arrays, strict=True)]  # fmt: skip
+        launch = wp.launch(kernel, dim, given, record_cmd=True, **how)
+        self._slots = []
+        for i, (value, array) in enumerate(zip(arguments, arrays, strict=True), start=1):
+            # The first parameter are the bounds of the launch.
+            slot = array or _slot_of(value, launch.params[i])
+            launch.params[i] = slot.stored
+            if launch.params_addr:
+                launch.params_addr[i] = ctypes.addressof(slot.stored)
+            self._slots.append(slot)
+        # Kept by Warp for graphs that it records itself; here they would keep memory alive.
+        launch.fwd_args = None
+        self._first = _Pass(launch, dim)
+        self._idle = deque([self._first])
+
+    def take(self, arguments: Sequence[Any]) -> None:
+        """Arguments of the next launches, of the same kinds as those at first."""
+        for slot, value in zip(self._slots, arguments, strict=True):
+            slot.take(value)
+
+    def run(self, dim: Any, stream: Any = None) -> None:
+        """Launch over some work items."""
+        self._first.launch(dim, stream)
+
+    def run_range(self, first: int, count: int) -> None:
+        """Launch on the CPU over ``count`` items, ``first`` being the kernel's first argument; any
+        number of threads at a time."""
+        try:
+            one = self._idle.pop()
+        except IndexError:
+            one = self._first.twin()
+        one.begin_at(first)
+        one.launch(count, None)
+        self._idle.append(one)
+
+
+class _Pass:
+    """A recorded launch with bounds of its own."""
+
+    def __init__(self, launch: Any, dim: Any) -> None:
+        self._launch, self._dim = launch, dim
+
+    def twin(self) -> _Pass:
+        """Another, of the same arguments, that may run at the same time."""
+        launch = copy.copy(self._launch)
+        launch.params = list(self._launch.params)
+        return _Pass(launch, self._dim)
+
+    def begin_at(self, first: int) -> None:
+        self._launch.params[1] = ctypes.c_int32(first)
+
+    def launch(self, dim: Any, stream: Any) -> None:
+        if dim != self._dim:
+            self._launch.set_dim(dim)
+            self._dim = dim
+        self._launch.launch(stream=stream)
+
+
+def _slot_of(value: Any, packed: Any) -> _Number | _Struct:
+    """Where a value that is no tensor is kept, as Warp packed it."""
+    if isinstance(packed, (ctypes.Structure, ctypes.Array)):
+        return _Struct(packed)
+    return _Number(packed)
