@@ -6,7 +6,8 @@ seed; a round of few iterations before them compiles the kernels. The clock stan
 held-out views are measured, every few hundred iterations. Shown are the figures at the end, and the
 CPU seconds, of all threads, at which the PSNR of ``--targets`` and that of the reference's end were
 reached, between two measurements in proportion. Variants are ``reference``, ``scored``,
-``growing``, ``dense``, or several joined by ``+``, and ``:N`` gives one another length.
+``growing``, ``dense``, ``robust``, several of these joined by ``+``, or ``fast``, which is what
+``--preset`` makes of the scene; ``:N`` gives one another length.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.footprints import ScoreConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
+from gaussian_splatting.vanilla.robust import RobustConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, train_vanilla
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 from sugar_utils.frame import run_main
 
-PARTS = {"reference", "scored", "growing", "dense"}
-VARIANTS = ["reference", "scored", "growing", "scored+growing", "scored+growing+dense"]
+PARTS = {"reference", "scored", "growing", "dense", "robust", "fast"}
+VARIANTS = ["reference", "fast", "scored", "scored+growing", "robust"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def variant(name: str, iterations: int) -> VanillaConfig:
     if not parts <= PARTS:
         raise UserError(f"--variants {name}: {', '.join(sorted(PARTS))}, joined by +")
     return VanillaConfig(
+        preset="fast" if "fast" in parts else "reference",
         iterations=iterations,
         rates=LearningRates(position_lr_max_steps=iterations),
         densification=DensificationConfig(
@@ -93,9 +96,10 @@ def variant(name: str, iterations: int) -> VanillaConfig:
             densify_until_iter=iterations * 3 // 4,
             densification_interval=50 if iterations <= 1_000 else 100,
         ),
-        scoring=ScoreConfig("scored" if "scored" in parts else "reference"),
-        growth=GrowthConfig("growing" in parts),
-        init="dense" if "dense" in parts else "sparse",
+        scoring=ScoreConfig("scored" if "scored" in parts else None),
+        growth=GrowthConfig("growing" in parts or None),
+        init="dense" if "dense" in parts else None,
+        robustness=RobustConfig("robust" in parts or None),
     )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ class Gaussians:
     def tensors(self) -> tuple[Tensor, ...]:
         """All attributes in declaration order."""
         return tuple(getattr(self, f.name) for f in fields(self))
+
+    def without_bands(self) -> Gaussians:
+        """The same with colours that do not depend on the direction: of degree 0."""
+        return replace(self, sh_rest=self.sh_rest.detach()[:, :0].contiguous())
 
     def as_leaves(self) -> Gaussians:
         """Leaves that collect gradients: raw parameters as they are, others cut from their graph.

@@ -15,6 +15,7 @@ from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.vanilla.footprints import FootprintWatch, ScoreConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
+from gaussian_splatting.vanilla.robust import RobustConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.tiny_scene import (
@@ -160,14 +161,30 @@ def test_before_and_after_densification_nobody_is_asked():
 
 def judged(wrong, shown, views) -> FootprintWatch:
     watch = FootprintWatch(len(wrong), CPU, SCORED)
-    watch.sums = torch.tensor([wrong, shown, views], dtype=torch.float32).T.contiguous()
+    watch.sums = torch.stack(
+        [torch.as_tensor(v, dtype=torch.float32) for v in (wrong, shown, views)], 1
+    )
     return watch
 
 
 def test_only_gaussians_that_show_wrong_pixels_in_the_mean_may_grow():
-    enough = SCORED.wrong_pixels
-    watch = judged([3 * enough, 2.9 * enough, 0, enough], [99] * 4, [3, 3, 0, 1])
-    assert watch.may_grow().tolist() == [True, False, False, True]
+    # Three Gaussians that were seen in seven views show 14 pixels, two in each.
+    enough = 2 * SCORED.wrong_share
+    wrong, shown = [3.01 * enough, 2.9 * enough, 0, 1.01 * enough], [9, 3, 0, 2]
+    assert judged(wrong, shown, [3, 3, 0, 1]).may_grow().tolist() == [True, False, False, True]
+
+
+def test_who_may_grow_does_not_depend_on_the_size_of_images():
+    rng = torch.Generator().manual_seed(0)
+    shown, views = torch.rand(50, generator=rng) * 9, torch.randint(1, 4, (50,), generator=rng)
+    wrong = shown * torch.rand(50, generator=rng)
+    large, small = (judged((k * wrong).tolist(), (k * shown).tolist(), views) for k in (1.0, 0.25))
+    assert 0 < int(large.may_grow().sum()) < 50
+    assert torch.equal(large.may_grow(), small.may_grow())
+
+
+def test_nobody_grows_where_nothing_was_seen():
+    assert judged([0, 0], [0, 0], [0, 0]).may_grow().tolist() == [False, False]
 
 
 def test_gaussians_grow_where_pixels_are_wrong_and_nowhere_else():
@@ -201,15 +218,38 @@ def test_faint_gaussians_that_show_next_to_nothing_go_at_a_few_times(iteration, 
         assert found is None
 
 
+def settled_parts(config: VanillaConfig, *, object_alone: bool = False) -> tuple[bool, ...]:
+    """Whether it scores, whether images grow, and whether it begins robustly."""
+    config = config.settled(object_alone)
+    return config.scores, config.growth.growing_resolution, config.robustness.robust
+
+
 def test_a_flag_that_is_given_wins_over_the_preset():
     fast = VanillaConfig(preset="fast")
-    assert (fast.scores, fast.grows) == (True, True)
-    assert not VanillaConfig(preset="fast", scoring=ScoreConfig("reference")).scores
-    assert not VanillaConfig(preset="fast", growth=GrowthConfig(False)).grows
-    by_hand = VanillaConfig(scoring=SCORED, growth=GrowthConfig(True))
-    assert fast.identity() == by_hand.identity()
-    assert VanillaConfig().identity() == VanillaConfig(preset="fast", scoring=ScoreConfig(
-        "reference"), growth=GrowthConfig(False)).identity()  # fmt: skip
+    assert settled_parts(VanillaConfig()) == (False, False, False)
+    assert settled_parts(fast) == (True, True, True)
+    assert settled_parts(replace(fast, scoring=ScoreConfig("reference"))) == (False, True, True)
+    assert settled_parts(replace(fast, growth=GrowthConfig(False))) == (True, False, True)
+    assert settled_parts(replace(fast, robustness=RobustConfig(False))) == (True, True, False)
+
+
+def test_of_an_object_alone_the_preset_takes_the_score_and_flags_take_the_rest():
+    fast = VanillaConfig(preset="fast")
+    assert settled_parts(fast, object_alone=True) == (True, False, False)
+    asked = replace(fast, growth=GrowthConfig(True), robustness=RobustConfig(True))
+    assert settled_parts(asked, object_alone=True) == (True, True, True)
+
+
+def test_a_run_is_named_by_what_it_does_not_by_its_preset():
+    fast = VanillaConfig(preset="fast")
+    by_hand = VanillaConfig(
+        scoring=SCORED, growth=GrowthConfig(True), robustness=RobustConfig(True)
+    )
+    nothing = replace(fast, scoring=ScoreConfig("reference"), growth=GrowthConfig(False),
+                      robustness=RobustConfig(False))  # fmt: skip
+    assert fast.settled(False).identity() == by_hand.settled(False).identity()
+    assert nothing.settled(False).identity() == VanillaConfig().identity()
+    assert VanillaConfig().settled(False).identity() == VanillaConfig().identity()
 
 
 # Runs

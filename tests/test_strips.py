@@ -194,9 +194,8 @@ def test_small_and_odd_images_can_be_split(width, height):
 def test_vanilla_gradients_and_densification_statistics_are_those_of_the_whole(strips, tmp_path):
     expected, whole = vanilla_gradients(WHOLE_IMAGE, tmp_path)
     # At degree 0 the higher bands have no gradient.
-    assert not expected.pop("sh_rest").any()
+    assert "sh_rest" not in expected
     found, result = vanilla_gradients(ImageSplit(strips), tmp_path)
-    found.pop("sh_rest")
     assert_same_gradients(found, expected)
     assert_same_results(result, whole)
 

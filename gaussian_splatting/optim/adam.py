@@ -59,12 +59,14 @@ class _Group:
         format: How its moments are stored.
         steps: Steps made so far; rows that were added later have made fewer.
         moments: Tensors by name; None before the first step.
+        moved: Whether moments may be other than zero.
     """
 
     rate: float
     format: MomentFormat
     steps: int = 0
     moments: dict[str, Tensor] | None = None
+    moved: bool = False
 
 
 class GroupedAdam:
@@ -101,6 +103,7 @@ class GroupedAdam:
         }
         self._seed = seed
         self._visible: dict[str, Tensor] | None = None
+        self._unused: set[str] = set()
 
     def learning_rates(self) -> dict[str, float]:
         """Current rate of each group."""
@@ -115,23 +118,36 @@ class GroupedAdam:
         if self.config.sparse_adam:
             self._visible = dict(rows)
 
+    def mark_unused(self, name: str) -> None:
+        """Say that a parameter acts on nothing in the step to come.
+
+        Without a gradient it then steps as with one of zeros. A parameter that is neither sits out.
+        """
+        self._unused.add(name)
+
     @torch.no_grad()
     def step(self) -> None:
-        """Update every parameter that has a gradient, then drop the gradients.
+        """Update every parameter that has a gradient or is unused, then drop the gradients.
 
         Raises:
-            ValueError: Steps are sparse and :meth:`see` was not called since the last one.
+            ValueError: Steps are sparse and :meth:`mark_visible` was not called since the last one.
         """
         if self.config.sparse_adam and self._visible is None:
             raise ValueError("a sparse step needs to be told which rows were seen")
         together: list[Stepped] = []
         for name, parameter in self.parameters.items():
-            if parameter.grad is None:
+            if parameter.grad is None and name not in self._unused:
                 continue
             group = self._groups[name]
             group.steps += 1
             if group.moments is None:
                 group.moments = group.format.zeros(parameter)
+            if parameter.grad is None:
+                if not group.moved:
+                    # Zero moments and a gradient of zeros: only the count goes on.
+                    continue
+                parameter.grad = torch.zeros_like(parameter)
+            group.moved = True
             seed = derive_seed(self._seed, "rounding", name, group.steps)
             seen = None if self._visible is None else self._visible[name]
             step = AdamStep(group.rate, group.steps, seed, seen)
@@ -143,12 +159,14 @@ class GroupedAdam:
             parameter.grad = None
         step_together(together)
         self._visible = None
+        self._unused.clear()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
         self._visible = None
+        self._unused.clear()
 
     def take_gradients(self) -> dict[str, Tensor]:
         """Gradients by parameter name, where there are any; the parameters have none then."""
@@ -217,6 +235,7 @@ class GroupedAdam:
             group.rate = state["param_groups"][index]["lr"]
             group.steps = 0 if saved is None else int(saved["step"])
             group.moments = None if saved is None else self._moments_of(name, saved)
+            group.moved = any(bool(m.any()) for m in (group.moments or {}).values())
 
     def _moments_of(self, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameter = self.parameters[name]
@@ -235,6 +254,7 @@ class GroupedAdam:
         if group.moments is not None:
             group.moments = {n: change(m).contiguous() for n, m in group.moments.items()}
         self.parameters[name] = _leaf(values)
+        self._unused.discard(name)
 
 
 def _leaf(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,8 @@ class ScoreConfig:
     Attributes:
         views: Views before a round of densification that are asked.
         error: Mean absolute difference of the colours, 0 to 1, from which a pixel is wrong.
-        wrong_pixels: What a Gaussian must show of such pixels, in the mean of the views that see
-            it, to be cloned or split: sum of its blending weights.
+        wrong_share: What a Gaussian must show of such pixels to be cloned or split, in the mean of
+            the views that see it: a share of what Gaussians show of any pixels in the mean.
         shown_pixels: What a faint Gaussian must show of any pixels not to be removed.
         faint: Opacity below which it is faint. Others may be hidden in the views that were asked.
         removals: Shares of the densification; removed is in the rounds before them.
@@ -52,7 +53,7 @@ class ScoreConfig:
     )  # fmt: skip
     views: int = 10
     error: float = 0.05
-    wrong_pixels: float = 0.5
+    wrong_share: float = 0.4
     shown_pixels: float = 0.1
     faint: float = 0.1
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
@@ -131,11 +132,18 @@ class FootprintWatch:
             self.sums = state[FOOTPRINTS].to(device)
 
     def may_grow(self) -> Tensor | None:
-        """Gaussians that show enough of what is wrong; None where nothing is scored. (N,) bool"""
+        """Gaussians that show enough of what is wrong; None where nothing is scored. (N,) bool
+
+        Enough is measured by the others, not in pixels: those are coarse while images are small,
+        and small images hold fewer of them for each Gaussian.
+        """
         if self._config is None:
             return None
         wrong, _, views = self.sums.unbind(dim=1)
-        return (views > 0) & (wrong >= self._config.wrong_pixels * views)
+        # By numpy: torch's sums depend on the number of threads.
+        _, shown, seen = self.sums.cpu().numpy().sum(axis=0, dtype=np.float64)
+        enough = self._config.wrong_share * float(shown / max(seen, 1.0))
+        return (views > 0) & (wrong >= enough * views)
 
     def idle(self, opacities: Tensor, iteration: int, interval: int, until: int) -> Tensor | None:
         """Faint Gaussians that show next to nothing, in the rounds that remove them. (N,) bool

@@ -40,7 +40,8 @@ class RobustConfig:
     robust: bool | None = flag(
         None, "against fog and floaters: begin with a sphere of Gaussians far outside, a place "
         "for the sky and all else that the reconstruction has no points of, and with --init dense; "
-        "unset: True in train_full_pipeline.py, False in the vanilla trainer",
+        "unset: True in train_full_pipeline.py, and with --preset fast where "
+        "masks show no object; else False",
         group="vanilla stage", parse=boolean, nargs="?", const=True,
         idle="with --gs_output_dir; with --init_ply that holds Gaussians",
     )  # fmt: skip

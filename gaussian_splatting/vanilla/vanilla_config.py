@@ -83,11 +83,20 @@ class VanillaConfig:
         """Whether Gaussians grow where pixels are wrong, and only there."""
         return (self.scoring.densification or _DENSIFICATION[self.preset]) == "scored"
 
-    @property
-    def grows(self) -> bool:
-        """Whether images grow."""
-        asked = self.growth.growing_resolution
-        return self.preset == "fast" if asked is None else asked
+    def settled(self, object_alone: bool) -> VanillaConfig:
+        """With what the preset leaves to the scene decided.
+
+        Args:
+            object_alone: Whether masks show an object before nothing. It needs few Gaussians,
+                learns nothing from small images, and has nothing behind it.
+        """
+        fast = self.preset == "fast" and not object_alone
+        grows, robust = self.growth.growing_resolution, self.robustness.robust
+        return replace(
+            self,
+            growth=replace(self.growth, growing_resolution=fast if grows is None else grows),
+            robustness=replace(self.robustness, robust=fast if robust is None else robust),
+        )
 
     @property
     def starts_dense(self) -> bool:
@@ -100,7 +109,7 @@ class VanillaConfig:
         return min(self.iterations, self.densification.densify_until_iter)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values."""
+        """The settings that decide the result, as JSON values, once they are settled."""
         values = asdict(self)
         for other in (
             "preset",
@@ -121,8 +130,8 @@ class VanillaConfig:
         chosen = {**self.exposure.identity(), **self.robustness.identity()}
         if self.scores:
             chosen["scoring"] = {**asdict(self.scoring), "densification": "scored"}
-        if self.grows:
-            chosen["growth"] = {**asdict(self.growth), "growing_resolution": True}
+        if self.growth.growing_resolution:
+            chosen["growth"] = asdict(self.growth)
         return {**values, **chosen, **self.optimizer.identity()}
 
     def with_schedule(self, scale: float) -> VanillaConfig:

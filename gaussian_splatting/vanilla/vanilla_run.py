@@ -168,16 +168,15 @@ def _prepared(
         observed=options.observation_options,
         notify=notices,
     )
-
+    config = config.settled(shows_object(scene.train_cameras))
+    options = replace(options, config=config)
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
     exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
     far = shell_distance(scene.train_cameras, scene.extent, config.robustness)
 
     def growth_of(store: ImageStore) -> ResolutionGrowth | None:
-        # An object before nothing needs few Gaussians, and learns nothing from small images.
-        asked = config.growth.growing_resolution is not None
-        if not config.grows or (shows_object(scene.train_cameras) and not asked):
+        if not config.growth.growing_resolution:
             return None
         return measured_growth(
             scene.train_cameras, store.shown, config.growth, config.densifies_until

@@ -35,7 +35,13 @@ from gaussian_splatting.optim.densification import (
     reset_opacity,
 )
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from gaussian_splatting.rasterization import (
+    WARP,
+    Projection,
+    Rasterizer,
+    RenderOutput,
+    project,
+)
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.vanilla.footprints import FootprintWatch
 from gaussian_splatting.vanilla.growing_resolution import (
@@ -174,9 +180,8 @@ class VanillaStage(Stage):
         )
         if marks is not None:
             terms.append(self._footprints.term(seen))
-        degree = self._degree(iteration)
         view = ViewPass(
-            lambda: project(self.model.cloud.activate(), camera, sh_degree=degree, features=marks),
+            self._projected(iteration, camera, marks),
             seen.background,
             self._config.split,
             rasterizer=self._rasterizer,
@@ -306,6 +311,21 @@ class VanillaStage(Stage):
             return loss, {TOTAL: loss, "l1": l1, "ssim": ssim}
 
         return ImageTerm(SSIM_HALO, evaluate)
+
+    def _projected(
+        self, iteration: int, camera: Camera, marks: Tensor | None
+    ) -> Callable[[], Projection]:
+        """Projects as an iteration does; three quarters of all values rest until colours turn."""
+        degree = self._degree(iteration)
+        if degree == 0:
+            self.model.optimizer.mark_unused("sh_rest")
+
+        def made() -> Projection:
+            gaussians = self.model.cloud.activate()
+            shown = gaussians if degree > 0 else gaussians.without_bands()
+            return project(shown, camera, sh_degree=degree, features=marks)
+
+        return made
 
     def _degree(self, iteration: int) -> int:
         return min(self._config.sh_degree, iteration // self._config.sh_interval)
