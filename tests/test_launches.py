@@ -11,7 +11,7 @@ from benchmarks.launches import count, counting
 LIMITS = {
     "dn_consistency": (18, 120, 2),
     "density": (16, 112, 2),
-    "sdf": (16, 380, 3),
+    "sdf": (16, 380, 2),
     "entropy": (11, 86, 2),
     "vanilla": (11, 60, 1),
 }
