@@ -53,7 +53,7 @@ class ScoreConfig:
     )  # fmt: skip
     views: int = 10
     error: float = 0.05
-    wrong_share: float = 0.4
+    wrong_share: float = 0.2
     shown_pixels: float = 0.1
     faint: float = 0.1
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)

@@ -49,7 +49,7 @@ class GrowthConfig:
         "show an object", parse=boolean,
         nargs="?", const=True, group="vanilla stage", idle="with --gs_output_dir",
     )  # fmt: skip
-    until: float = 0.75
+    until: float = 0.5
     smallest: int = 6
 
 
