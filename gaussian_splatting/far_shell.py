@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,20 +16,40 @@ SHELL_RADIUS = 20.0
 """In camera extents: beyond all that a reconstruction places, and what mesh extraction looks at."""
 
 
-def far_distance(cameras: Sequence[Camera], extent: float) -> Callable[[Tensor], Tensor]:
-    """What tells how far Gaussians are that stand for what is infinitely far.
+@dataclass(frozen=True)
+class FarShell:
+    """Tells which Gaussians stand for what is infinitely far.
 
-    It takes centres, (N, 3) in world units, and returns (N,) world units from the middle of the
-    cameras, 0 for Gaussians within half the radius of a shell.
-
-    Args:
-        cameras: Training views.
-        extent: Camera extent in world units.
+    Attributes:
+        middle: Of the cameras. (3,) world units
+        nearest: Distance from there beyond which they do, in world units.
     """
-    middle, nearest = middle_of(cameras), 0.5 * SHELL_RADIUS * extent
 
-    def distance(means: Tensor) -> Tensor:
-        away = (means - means.new_tensor(middle)).norm(dim=-1)
-        return torch.where(away > nearest, away, 0.0)
+    middle: np.ndarray
+    nearest: float
 
-    return distance
+    @classmethod
+    def around(cls, cameras: Sequence[Camera], extent: float) -> FarShell | None:
+        """Beyond half the radius of a shell; None without an extent.
+
+        Args:
+            cameras: Training views.
+            extent: Camera extent in world units.
+        """
+        return cls(middle_of(cameras), 0.5 * SHELL_RADIUS * extent) if extent > 0 else None
+
+    def distance(self, means: Tensor) -> Tensor:
+        """How far they are from the middle, 0 for those that are not far. (N, 3) -> (N,)"""
+        away = (means - means.new_tensor(self.middle)).norm(dim=-1)
+        return torch.where(away > self.nearest, away, 0.0)
+
+    def returned(self, means: Tensor, distance: Tensor) -> Tensor:
+        """Centres on their rays from the middle, as far as they should be.
+
+        Args:
+            means: (N, 3) world units.
+            distance: As of :meth:`distance`; those with 0 stay. (N,)
+        """
+        middle = means.new_tensor(self.middle)
+        direction = torch.nn.functional.normalize(means - middle, dim=-1)
+        return torch.where(distance[:, None] > 0, middle + direction * distance[:, None], means)

@@ -27,7 +27,7 @@ from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.terms import acting, backpropagate, report
 from gaussian_splatting.engine.trainable import TrainableCloud
-from gaussian_splatting.far_shell import far_distance
+from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import GradientWatch, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
@@ -211,7 +211,7 @@ class MultiviewStage(Stage):
             extent=self.extent,
             remove_large=False,
             generator=generator(config.random_seed, "split", iteration),
-            shell_distance=far_distance(self._cameras, self.extent) if self.extent > 0 else None,
+            shell=FarShell.around(self._cameras, self.extent),
         )
         if self._hull is not None:
             self._keep(self._hull.contains(self.model.cloud.means))

@@ -15,7 +15,7 @@ from gaussian_splatting.vanilla.robust import (
     SHELL_OPACITY,
     RobustConfig,
     opaque_shell,
-    shell_distance,
+    shell_of,
     with_shell,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
@@ -34,17 +34,17 @@ def test_the_shell_is_a_sphere_far_outside():
     assert len(shell) == ON.shell_points == len(shades) - 3
     assert torch.allclose(shell.norm(dim=1), torch.tensor(SHELL_RADIUS * EXTENT), rtol=1e-4)
     assert float(shell.mean(dim=0).norm()) < 0.01 * SHELL_RADIUS * EXTENT
-    far = shell_distance(cameras, EXTENT, ON)(more)
+    far = shell_of(cameras, EXTENT, ON).distance(more)
     assert far[:3].tolist() == [0.0] * 3
     assert torch.allclose(far[3:], torch.tensor(SHELL_RADIUS * EXTENT), rtol=1e-4)
-    cloud = opaque_shell(initial_cloud(more, shades), shell_distance(cameras, EXTENT, ON))
+    cloud = opaque_shell(initial_cloud(more, shades), shell_of(cameras, EXTENT, ON))
     opacities = cloud.activate().opacities
     assert torch.allclose(opacities[:3], torch.tensor(0.1))
     assert torch.allclose(opacities[3:], torch.tensor(SHELL_OPACITY))
-    assert shell_distance(cameras, 0.0, ON) is None
+    assert shell_of(cameras, 0.0, ON) is None
     unasked = with_shell(points, colors, cameras, EXTENT, replace(ON, robust=False))
     assert unasked[0] is points
-    assert shell_distance(cameras, EXTENT, replace(ON, robust=False)) is None
+    assert shell_of(cameras, EXTENT, replace(ON, robust=False)) is None
 
 
 def test_nothing_is_done_unless_asked_for():

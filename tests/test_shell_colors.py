@@ -11,7 +11,7 @@ import torch
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.vanilla.robust import SHELL_GREY, RobustConfig, shell_distance, with_shell
+from gaussian_splatting.vanilla.robust import SHELL_GREY, RobustConfig, shell_of, with_shell
 from gaussian_splatting.vanilla.shell_colors import directional_colors, with_shell_colors
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 from tests.support.random_scenes import look_at
@@ -100,7 +100,7 @@ def test_only_the_shell_is_painted():
         torch.eye(3), torch.zeros(3, 3, dtype=torch.uint8), cameras(), EXTENT, ON
     )
     cloud = initial_cloud(points, colors)
-    painted = with_shell_colors(cloud, shell_distance(cameras(), EXTENT, ON), cameras(), photograph)
+    painted = with_shell_colors(cloud, shell_of(cameras(), EXTENT, ON), cameras(), photograph)
     assert torch.equal(painted.sh_dc[:3], cloud.sh_dc[:3])
     assert not torch.equal(painted.sh_dc[3:], cloud.sh_dc[3:])
     grey = (sh_to_rgb(painted.sh_dc[3:, 0]) - SHELL_GREY / 255).abs().amax(dim=1) < 0.01

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.shared_flags import max_gaussians
 from sugar_utils.device import constants
@@ -175,7 +176,7 @@ def densify_and_prune(
     extent: float,
     remove_large: bool,
     generator: torch.Generator,
-    shell_distance: Callable[[Tensor], Tensor] | None = None,
+    shell: FarShell | None = None,
     may_grow: Tensor | None = None,
     idle: Tensor | None = None,
     allowed: Callable[[int], int] | None = None,
@@ -192,9 +193,9 @@ def densify_and_prune(
         extent: Camera extent in world units.
         remove_large: Also remove Gaussians larger than a tenth of the extent.
         generator: Source of the positions of split children, on the CPU.
-        shell_distance: Says of centres, (N, 3) in world units, how far those are that stand for
-            what is infinitely far, 0 for others. Their size counts as an angle: they are not too
-            large at any size, and stay as they are below FINEST_ANGLE.
+        shell: Says which Gaussians stand for what is infinitely far. Their size counts as an
+            angle: they are not too large at any size, and stay as they are below FINEST_ANGLE.
+            Children are as far as their parents, or some would end up among what is near.
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
         idle: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
         allowed: Says how many Gaussians there may be, from how many this round would add, besides
@@ -202,8 +203,8 @@ def densify_and_prune(
     """
     gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
-    if shell_distance is not None:
-        far = shell_distance(optimizer.parameters["means"].detach())
+    if shell is not None:
+        far = shell.distance(optimizer.parameters["means"].detach())
         gradient = torch.where(largest < FINEST_ANGLE * far, 0.0, gradient)
     if may_grow is not None:
         gradient = torch.where(may_grow, gradient, 0.0)
@@ -213,6 +214,8 @@ def densify_and_prune(
     rows = {name: p.detach() for name, p in optimizer.parameters.items()}
     n_children = int(clone.sum()) + SPLIT_CHILDREN * int(split.sum())
     children = _split(rows, split, generator)
+    if shell is not None:
+        children["means"] = shell.returned(children["means"], far[split].repeat(SPLIT_CHILDREN))
     optimizer.append_rows({name: torch.cat([p[clone], children[name]]) for name, p in rows.items()})
     gone = split if idle is None else split | (idle & ~grow)
     keep = torch.cat([~gone, split.new_ones(n_children)])
@@ -220,23 +223,21 @@ def densify_and_prune(
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
     if remove_large:
         fits = parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
-        keep &= fits if shell_distance is None else fits | (shell_distance(parameters["means"]) > 0)
+        keep &= fits if shell is None else fits | (shell.distance(parameters["means"]) > 0)
     optimizer.keep_rows(keep)
     means = optimizer.parameters["means"]
     return DensificationStats.zeros(means.shape[0], means.device)
 
 
-def reset_opacity(
-    optimizer: GroupedAdam, shell_distance: Callable[[Tensor], Tensor] | None = None
-) -> None:
+def reset_opacity(optimizer: GroupedAdam, shell: FarShell | None = None) -> None:
     """Lower all opacities to at most 0.01 and clear their moments.
 
     Those of a shell stay: nothing else is behind what is to fade (see :func:`densify_and_prune`).
     """
     logits = optimizer.parameters["opacity_logits"].detach()
     lowered = logits.clamp_max(_logit(RESET_OPACITY))
-    if shell_distance is not None:
-        far = shell_distance(optimizer.parameters["means"].detach())[:, None] > 0
+    if shell is not None:
+        far = shell.distance(optimizer.parameters["means"].detach())[:, None] > 0
         lowered = torch.where(far, logits, lowered)
     optimizer.replace("opacity_logits", lowered)
 

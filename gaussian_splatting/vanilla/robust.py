@@ -10,7 +10,7 @@ parts that were tried, and what they did, stand in DOCS/BENCHMARKS.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
-from gaussian_splatting.far_shell import SHELL_RADIUS, far_distance
+from gaussian_splatting.far_shell import SHELL_RADIUS, FarShell
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
@@ -80,28 +80,20 @@ def with_shell(
     return torch.cat([points, shell]), torch.cat([colors, shade])
 
 
-def opaque_shell(
-    cloud: GaussianCloud, distance: Callable[[Tensor], Tensor] | None
-) -> GaussianCloud:
+def opaque_shell(cloud: GaussianCloud, shell: FarShell | None) -> GaussianCloud:
     """The Gaussians, those of the shell opaque.
 
     Args:
         cloud: Gaussians to start from.
-        distance: As of :func:`shell_distance`.
+        shell: As of :func:`shell_of`.
     """
-    if distance is None:
+    if shell is None:
         return cloud
     opaque = torch.full_like(cloud.opacity_logits, math.log(SHELL_OPACITY / (1 - SHELL_OPACITY)))
-    belongs = (distance(cloud.means) > 0)[:, None]
+    belongs = (shell.distance(cloud.means) > 0)[:, None]
     return replace(cloud, opacity_logits=torch.where(belongs, opaque, cloud.opacity_logits))
 
 
-def shell_distance(
-    cameras: Sequence[Camera], extent: float, config: RobustConfig
-) -> Callable[[Tensor], Tensor] | None:
-    """What tells how far Gaussians of the shell are, from their centres; None without a shell.
-
-    Centres are (N, 3) in world units. Distances are (N,) world units from the middle of the
-    cameras, 0 for Gaussians that are not of the shell.
-    """
-    return far_distance(cameras, extent) if config.robust and extent > 0 else None
+def shell_of(cameras: Sequence[Camera], extent: float, config: RobustConfig) -> FarShell | None:
+    """Which Gaussians are of the shell; None without one."""
+    return FarShell.around(cameras, extent) if config.robust else None

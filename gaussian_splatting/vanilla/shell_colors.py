@@ -17,13 +17,14 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
 from gaussian_splatting.data.pixels import pixels_of
+from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.vanilla.dense_start import evenly_chosen, small_copy
 
 
 def with_shell_colors(
     cloud: GaussianCloud,
-    distance: Callable[[Tensor], Tensor],
+    shell: FarShell,
     cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
 ) -> GaussianCloud:
@@ -31,12 +32,11 @@ def with_shell_colors(
 
     Args:
         cloud: Gaussians to start from.
-        distance: What tells which are of the shell, as of
-            :func:`~gaussian_splatting.vanilla.robust.shell_distance`.
+        shell: Tells which are of the shell.
         cameras: Training views.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
     """
-    rows = (distance(cloud.means) > 0).nonzero()[:, 0]
+    rows = (shell.distance(cloud.means) > 0).nonzero()[:, 0]
     colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)
     if colors is None:
         return cloud

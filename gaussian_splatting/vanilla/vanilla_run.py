@@ -40,12 +40,13 @@ from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.footprints import N_MARKS
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
-from gaussian_splatting.vanilla.robust import opaque_shell, shell_distance, with_shell
+from gaussian_splatting.vanilla.robust import opaque_shell, shell_of, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
@@ -173,7 +174,7 @@ def _prepared(
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
     exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
-    far = shell_distance(scene.train_cameras, scene.extent, config.robustness)
+    shell = shell_of(scene.train_cameras, scene.extent, config.robustness)
 
     def growth_of(store: ImageStore) -> ResolutionGrowth | None:
         if not config.growth.growing_resolution:
@@ -202,12 +203,12 @@ def _prepared(
             poses=poses,
             hull=hull,
             exposures=exposures,
-            shell_distance=far,
+            shell=shell,
             growth=growth_of(store),
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
-    cloud = _start(scene, options, hull, far, notices)
+    cloud = _start(scene, options, hull, shell, notices)
     directory = RunDirectory(
         options.model_path / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
@@ -215,7 +216,7 @@ def _prepared(
         products=(options.model_path / "point_cloud",),
     )
     results = (point_cloud_path(options.model_path, config.iterations),)
-    enrich = _enriched(scene, options, hull, far)
+    enrich = _enriched(scene, options, hull, shell)
     channels = (3 + N_MARKS,) if config.scores else ()
     run = StageRun(
         "vanilla 3DGS", scene, directory, _loop(options), build, results, enrich, channels
@@ -245,7 +246,7 @@ def _start(
     scene: Scene,
     options: VanillaOptions,
     hull: VisualHull | None,
-    far: Callable[[torch.Tensor], torch.Tensor] | None,
+    shell: FarShell | None,
     notices: Notices,
 ) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
@@ -267,26 +268,26 @@ def _start(
     points, colors = with_shell(
         points, colors, scene.train_cameras, scene.extent, options.config.robustness
     )
-    return opaque_shell(initial_cloud(points.to(device), colors.to(device)), far)
+    return opaque_shell(initial_cloud(points.to(device), colors.to(device)), shell)
 
 
 def _enriched(
     scene: Scene,
     options: VanillaOptions,
     hull: VisualHull | None,
-    far: Callable[[torch.Tensor], torch.Tensor] | None,
+    shell: FarShell | None,
 ) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
     """What photographs add to the initial Gaussians: colours of a shell, and dense points."""
     if options.init_ply is not None and holds_gaussians(options.init_ply):
         return None
     config = options.config
-    has_shell = far is not None and hull is None
+    has_shell = shell is not None and hull is None
     if not has_shell and not config.starts_dense:
         return None
 
     def enrich(cloud: GaussianCloud, store: ImageStore, console: Console) -> GaussianCloud:
         if has_shell:
-            cloud = with_shell_colors(cloud, far, scene.train_cameras, store.shown)
+            cloud = with_shell_colors(cloud, shell, scene.train_cameras, store.shown)
         if config.starts_dense:
             limit = config.densification.max_gaussians
             cloud = with_dense_points(cloud, scene, store.shown, hull, limit, console.info)

@@ -28,6 +28,7 @@ from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (
     GradientWatch,
@@ -102,7 +103,7 @@ class VanillaStage(Stage):
         poses: Poses that are learned, too.
         hull: Where Gaussians may be; None for anywhere.
         exposures: Those of the photographs, to be learned as well.
-        shell_distance: Says of centres, (N, 3), how far those of the shell are, 0 for others.
+        shell: Says which Gaussians are of the shell; None without one.
         growth: When images have which size; None for the full size always.
     """
 
@@ -119,7 +120,7 @@ class VanillaStage(Stage):
         poses: PoseRefinement | None = None,
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
-        shell_distance: Callable[[Tensor], Tensor] | None = None,
+        shell: FarShell | None = None,
         growth: ResolutionGrowth | None = None,
     ) -> None:
         self._growth = growth
@@ -127,7 +128,7 @@ class VanillaStage(Stage):
         self.extent = extent
         self.exposures = exposures
         self._hull = hull
-        self._shell_distance = shell_distance
+        self._shell = shell
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -217,7 +218,7 @@ class VanillaStage(Stage):
             self._densify(iteration)
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
-            reset_opacity(optimizer, self._shell_distance)
+            reset_opacity(optimizer, self._shell)
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
@@ -281,7 +282,7 @@ class VanillaStage(Stage):
             # Without an extent every Gaussian would be large.
             remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
             generator=generator(self._config.random_seed, "split", iteration),
-            shell_distance=self._shell_distance,
+            shell=self._shell,
             may_grow=self._footprints.may_grow(),
             idle=self._footprints.idle(
                 self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
