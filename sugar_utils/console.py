@@ -150,6 +150,33 @@ class Console:
             finally:
                 progress.finish()
 
+    @contextlib.contextmanager
+    def waiting(self, description: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
+        """Show for how long something has been going on that does not say how far it is.
+
+        Args:
+            description: What is running, for example ``"foreground: Poisson"``.
+
+        Yields:
+            To be called now and then with short texts by name to show beside.
+        """
+        description = printable(description)
+        bar = _Watch(self._rich, description) if self.is_terminal else None
+        start = said = self._clock()
+
+        def show(fields: Mapping[str, str]) -> None:
+            nonlocal said
+            now = self._clock()
+            words = " ".join(f"{name} {value}" for name, value in fields.items())
+            if bar is not None:
+                bar.show(words)
+            if now - said >= self._plain_seconds:
+                said = now
+                self._progress_line(f"{description} {_clock_text(now - start)} so far {words}")
+
+        with bar if bar is not None else contextlib.nullcontext():
+            yield show
+
     def open_log(self, path: Path) -> None:
         """Go on in a log file, appended to when it exists.
 
@@ -370,6 +397,25 @@ class _Bar(rich.progress.Progress):
         self.update(self._task, completed=completed, count=count, rate=rate, remaining=remaining)
 
 
+class _Watch(rich.progress.Progress):
+    """A live line of what goes on and since when."""
+
+    def __init__(self, console: rich.console.Console, description: str) -> None:
+        super().__init__(
+            rich.progress.SpinnerColumn(),
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TextColumn("{task.fields[words]}", markup=False, style="dim"),
+            console=console,
+            transient=True,
+        )
+        self._task = self.add_task(description, total=None, words="")
+
+    def show(self, words: str) -> None:
+        """Take over new words; the next redraw shows them."""
+        self.update(self._task, words=printable(words))
+
+
 def _rate_text(rate: float) -> str:
     return f"{rate:.1f} it/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/it"
 
@@ -378,8 +424,12 @@ def _remaining_text(iteration: int, last: int, rate: float) -> str:
     """Time left as ``m:ss`` or ``h:mm:ss``."""
     if rate <= 0:
         return "?"
-    seconds = round(max(0, last - iteration) / rate)
-    minutes, seconds = divmod(seconds, 60)
+    return _clock_text(max(0, last - iteration) / rate)
+
+
+def _clock_text(seconds: float) -> str:
+    """``m:ss`` or ``h:mm:ss``"""
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 

@@ -175,6 +175,30 @@ def test_slow_loops_and_long_waits_are_readable():
     assert "refine 1/2001 4.0 s/it eta 2:13:20" in stream.getvalue()
 
 
+def test_what_does_not_say_how_far_it_is_is_timed(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    console = Console(tmp_path / "log.txt", stream=stream, clock=clock, plain_seconds=10)
+    with console.waiting("background: Poisson") as show:
+        for _ in range(130):
+            clock.now += 0.5
+            show({"memory": "1.20 GiB"})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "background: Poisson 0:10 so far memory 1.20 GiB"
+    assert lines[-1] == "background: Poisson 1:00 so far memory 1.20 GiB"
+    assert len(lines) == 6
+    assert log_lines(tmp_path / "log.txt") == lines
+
+
+def test_terminals_see_at_once_what_goes_on():
+    stream = io.StringIO()
+    with Console(stream=stream, terminal=True) as console:
+        with console.waiting("[background]: Poisson") as show:
+            show({"memory": "1.20 GiB"})
+        console.info("done")
+    shown = stream.getvalue()
+    assert all(words in shown for words in ("[background]: Poisson", "1.20 GiB", "done"))
+
+
 def test_terminal_progress_draws_a_bar_with_fields_and_messages_above(tmp_path):
     stream, clock = io.StringIO(), Clock()
     with Console(tmp_path / "log.txt", stream=stream, terminal=True, clock=clock) as console:

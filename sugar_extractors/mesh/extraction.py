@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, middle_of
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
@@ -32,7 +32,13 @@ from sugar_extractors.mesh.meshing_backends import (
 )
 from sugar_extractors.mesh.observed_region import ObservedRegion, observed_region
 from sugar_extractors.mesh.plane_views import plane_renderer
-from sugar_extractors.mesh.poisson import MIN_POINTS, finish_mesh, reconstruct_region
+from sugar_extractors.mesh.poisson import (
+    MIN_POINTS,
+    PoissonConfig,
+    finish_mesh,
+    reconstruct_region,
+)
+from sugar_extractors.mesh.regions import left_out, region_boxes, require_extent, span
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
 from sugar_extractors.mesh.tsdf import Renderer, carved_renderer, fuse_region, view_renderer
 from sugar_extractors.results import alone_with, is_finished, publish
@@ -51,7 +57,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.flags import require_box
-from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
 
 def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
@@ -122,6 +128,7 @@ class _Extraction:
         self._start = time.monotonic()
         self._hull: VisualHull | None = None
         self._cameras: list[Camera] = []
+        self._largest_solver = 0
 
     def run(
         self,
@@ -133,13 +140,14 @@ class _Extraction:
         self._start = time.monotonic()
         device = options.compute.device
         reset_peak(device)
-        self._check_extent(scene)
+        require_extent(options, scene)
         cloud, path = _read_cloud(options, checkpoint, self._console.info)
         cloud = cloud.to(device)
         self._hull = hull_of(scene.train_cameras, device)
         self._cameras = scene.train_cameras
         model = self._build_model(cloud, path)
-        boxes = self._boxes(scene)
+        boxes = region_boxes(options, scene)
+        self._console.info(f"foreground {boxes[0]}, background {boxes[1]}")
         backend = choose_backend(options.meshing_backend)
         self._console.info(f"meshing with {backend.name}")
         self._advise(backend)
@@ -214,17 +222,28 @@ class _Extraction:
         start = time.monotonic()
         poisson = self._options.poisson.with_depth(samples.points, self._cameras)
         closed = replace(poisson, vertices_density_quantile=0.0)
-        mesh = reconstruct_region(samples, closed, backend)
+        mesh = self._solved("closed surface: Poisson", samples, closed, backend)
         figures["closing_seconds"] = round(time.monotonic() - start, 2)
         return [mesh]
 
-    def _check_extent(self, scene: Scene) -> None:
-        options = self._options
-        if scene.extent <= 0 and options.bboxmin is None:
-            raise UserError(
-                f"all training cameras of {options.scene_path} stand in one place, so the scene "
-                "has no size; give the foreground with --bboxmin and --bboxmax"
-            )
+    def _solved(
+        self, name: str, samples: SurfaceSamples, poisson: PoissonConfig, backend: MeshingBackend
+    ) -> TriangleMesh:
+        """A reconstructed region; meanwhile the console says how long it takes, and how much."""
+        own = memory_usage("cpu").current
+
+        with self._console.waiting(name) as show:
+
+            def watch(n_bytes: int) -> None:
+                self._largest_solver = max(self._largest_solver, own + n_bytes)
+                show({"memory": format_bytes(n_bytes)})
+
+            return reconstruct_region(samples, poisson, backend, watch)
+
+    def _peak(self) -> int:
+        """Most bytes so far: on a GPU there, else of this process and the solver's together."""
+        usage = memory_usage(self._options.compute.device)
+        return max(usage.peak, self._largest_solver) if usage.kind == "RSS" else usage.peak
 
     def _advise(self, backend: MeshingBackend) -> None:
         """Name constants that were given but that the library does not know."""
@@ -256,23 +275,6 @@ class _Extraction:
                 f"is {opacities.max():.2f}), so there is no surface; train the model longer"
             )
         return model
-
-    def _boxes(self, scene: Scene) -> tuple[Box, Box]:
-        """Foreground and background box."""
-        options = self._options
-        center = middle_of(scene.train_cameras)
-        own_box = options.bboxmin is not None
-        if own_box:
-            foreground = Box(options.bboxmin, options.bboxmax)
-            if options.center_bbox:
-                foreground = foreground.shifted(center)
-        else:
-            at = np.zeros(3) if options.center_bbox is False else center
-            foreground = Box.cube(at, options.foreground_factor * scene.extent)
-        at = np.zeros(3) if options.center_bbox is False else center
-        background = Box.cube(at, options.background_factor * scene.extent)
-        self._console.info(f"foreground {foreground}, background {background}")
-        return foreground, background
 
     def _sample(
         self, model: LevelSetModel, scene: Scene, levels: Sequence[float]
@@ -317,7 +319,7 @@ class _Extraction:
             figures[f"{name}_points"] = n
             wanted = options.min_background_share if name == "background" else 0.0
             if n < max(MIN_POINTS, wanted * len(samples)):
-                self._reject_empty(name, n, samples.points)
+                self._console.info(left_out(options, name, n, samples.points))
                 continue
             start = time.monotonic()
             region = samples.select(mask)
@@ -328,7 +330,7 @@ class _Extraction:
             self._console.info(
                 f"{name}: Poisson of {n:,} points, octree depth {poisson.solver.poisson_depth}"
             )
-            mesh = reconstruct_region(region, poisson, backend)
+            mesh = self._solved(f"{name}: Poisson", region, poisson, backend)
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
             self._console.info(
                 f"{name}: {mesh.n_faces:,} triangles before decimation "
@@ -338,20 +340,9 @@ class _Extraction:
         if not any(mesh.n_faces for mesh in meshes):
             raise UserError(
                 f"no surface in the foreground or background box; the surface points lie in "
-                f"{_span(samples.points)}: set --bboxmin and --bboxmax"
+                f"{span(samples.points)}: set --bboxmin and --bboxmax"
             )
         return meshes, samples if project else None, figures
-
-    def _reject_empty(self, name: str, n: int, points: np.ndarray) -> None:
-        """An empty region is worth a note; an empty box that the user drew is an error."""
-        if name == "foreground" and self._options.bboxmin is not None:
-            raise UserError(
-                f"the box of --bboxmin and --bboxmax holds {n} of {len(points):,} surface "
-                f"points; they lie in {_span(points)} (world coordinates"
-                + (", the box was moved by --center_bbox True)" if self._options.center_bbox
-                   else ")")
-            )  # fmt: skip
-        self._console.info(f"{name}: only {n} of {len(points):,} surface points, left out")
 
     def _tsdf_regions(
         self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene, boxes: tuple[Box, Box]
@@ -446,7 +437,8 @@ class _Extraction:
         backend: MeshingBackend,
     ) -> None:
         path = self._options.mesh_path(level, target)
-        mesh = finish_mesh(meshes, target, backend, surface)
+        with self._console.waiting(f"{path.name}: {target:,} triangles"):
+            mesh = finish_mesh(meshes, target, backend, surface)
         if self._options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
             mesh = with_vertex_normals(with_holes_filled(mesh))
@@ -458,7 +450,7 @@ class _Extraction:
         result = {
             **figures,
             "seconds": round(time.monotonic() - self._start, 2),
-            "peak_bytes": memory_usage(self._options.compute.device).peak,
+            "peak_bytes": self._peak(),
             "backend": backend.name,
             "vertices": mesh.n_vertices,
             "faces": mesh.n_faces,
@@ -482,9 +474,3 @@ def _read_cloud(
         return cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model"), path
     except UserError as error:
         raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error
-
-
-def _span(points: np.ndarray) -> str:
-    """Box of the middle 98 % of points on each axis."""
-    low, high = np.quantile(points[:: max(1, len(points) // 100_000)], (0.01, 0.99), axis=0)
-    return str(Box(tuple(map(float, low)), tuple(map(float, high))))

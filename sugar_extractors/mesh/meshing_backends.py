@@ -4,7 +4,7 @@
 Open3D needs system libraries (libusb, libGL) that bare machines and containers lack, and takes
 seconds to load, so importing it is tried only when a mesh is made; pycolmap needs none. Both run
 the screened Poisson code of Kazhdan and Hoppe (ACM Trans. Graph. 2013), and both tell a density per
-vertex.
+vertex. Both hold the interpreter while they do, so that they do it in a process of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ import numpy as np
 import torch
 from plyfile import PlyData, PlyElement
 
+from sugar_extractors.mesh import poisson_process
+from sugar_extractors.mesh.poisson_process import MESH, POINTS
 from sugar_extractors.mesh.surface_samples import SurfaceSamples
 from sugar_scene.mesh.mesh_io import read_mesh_ply
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
@@ -36,6 +39,7 @@ from sugar_utils.flags import (
     positive_or_auto,
 )
 from sugar_utils.neighbors import nearest_neighbors_of
+from sugar_utils.own_process import run_alone
 from sugar_utils.settings import flag
 
 BACKENDS = ("auto", "open3d", "pycolmap")
@@ -80,6 +84,13 @@ class SolverConfig:
     poisson_linear_fit: bool = _open3d(False, "interpolate linearly between octree nodes")
 
 
+Waiting = Callable[[int], None]
+
+
+def _unheard(n_bytes: int) -> None:
+    """Nobody asked."""
+
+
 class PoissonMesh(NamedTuple):
     """A reconstructed surface.
 
@@ -98,8 +109,16 @@ class MeshingBackend(Protocol):
 
     name: str
 
-    def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
-        """Screened Poisson surface of oriented points."""
+    def reconstruct(
+        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
+    ) -> PoissonMesh:
+        """Screened Poisson surface of oriented points.
+
+        Args:
+            samples: The points.
+            solver: Constants.
+            waiting: Called now and then with the bytes that the solver has in memory.
+        """
 
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
         """Collapse edges by quadric error until about ``n_faces`` triangles are left."""
@@ -159,22 +178,28 @@ class Open3dBackend:
         open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
 
     @_says_what_needs_memory("--poisson_depth or --surface_points")
-    def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
+    def reconstruct(
+        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
+    ) -> PoissonMesh:
         """Screened Poisson surface."""
-        o3d = self._o3d
-        cloud = o3d.geometry.PointCloud()
-        cloud.points = o3d.utility.Vector3dVector(samples.points.astype(np.float64))
-        cloud.normals = o3d.utility.Vector3dVector(samples.normals.astype(np.float64))
-        cloud.colors = o3d.utility.Vector3dVector(samples.colors / 255.0)
-        mesh, densities = o3d.geometry.TriangleMesh.create_from_point_cloud_poisson(
-            cloud,
-            depth=solver.poisson_depth,
-            width=solver.poisson_width,
-            scale=solver.poisson_scale,
-            linear_fit=solver.poisson_linear_fit,
-            n_threads=solver.poisson_threads or -1,
-        )
-        return PoissonMesh(self._from_open3d(mesh), np.asarray(densities).copy())
+        options = {
+            "depth": solver.poisson_depth,
+            "width": solver.poisson_width,
+            "scale": solver.poisson_scale,
+            "linear_fit": solver.poisson_linear_fit,
+            "n_threads": solver.poisson_threads or -1,
+        }
+        with _work_folder() as folder:
+            arrays = {
+                "points": samples.points,
+                "normals": samples.normals,
+                "colors": samples.colors,
+            }
+            np.savez(folder / f"{POINTS}.npz", **arrays)
+            _solve_alone(self.name, folder, options, waiting)
+            with np.load(folder / f"{MESH}.npz") as found:
+                mesh = _mesh_of(found["vertices"], found["faces"], found["colors"])
+                return PoissonMesh(mesh, found["densities"])
 
     @_says_what_needs_memory("--poisson_depth")
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
@@ -187,16 +212,9 @@ class Open3dBackend:
             o3d.utility.Vector3iVector(mesh.faces.astype(np.int32)),
         )
         copy.vertex_colors = o3d.utility.Vector3dVector(mesh.colors / 255.0)
-        return self._from_open3d(copy.simplify_quadric_decimation(n_faces))
-
-    @staticmethod
-    def _from_open3d(mesh: Any) -> TriangleMesh:
-        colors = np.asarray(mesh.vertex_colors)
-        return TriangleMesh(
-            np.asarray(mesh.vertices).copy(),
-            np.asarray(mesh.triangles).astype(np.int64),
-            np.clip(np.rint(colors * 255), 0, 255).astype(np.uint8),
-        )
+        small = copy.simplify_quadric_decimation(n_faces)
+        parts = small.vertices, small.triangles, small.vertex_colors
+        return _mesh_of(*(np.asarray(part) for part in parts))
 
 
 class PycolmapBackend:
@@ -205,20 +223,23 @@ class PycolmapBackend:
     name = "pycolmap"
 
     @_says_what_needs_memory("--poisson_depth or --surface_points")
-    def reconstruct(self, samples: SurfaceSamples, solver: SolverConfig) -> PoissonMesh:
+    def reconstruct(
+        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
+    ) -> PoissonMesh:
         """Screened Poisson surface; the cloud is scaled to a unit cube for the float32 files."""
-        pycolmap = load_pycolmap()
-        options = pycolmap.PoissonMeshingOptions()
-        options.depth, options.point_weight = solver.poisson_depth, POINT_WEIGHT
-        options.num_threads = solver.poisson_threads or -1
-        # A threshold above 0 makes the densities part of the file; this one removes nothing.
-        options.trim = _KEEP_ALL
+        options = {
+            "depth": solver.poisson_depth,
+            "point_weight": POINT_WEIGHT,
+            "num_threads": solver.poisson_threads or -1,
+            # Above 0 the densities are part of the file; so little removes nothing.
+            "trim": _KEEP_ALL,
+        }
         middle, size = _cube_of(samples.points)
-        with _work_folder() as folder, _quiet(pycolmap):
-            _write_points(folder / "points.ply", samples, middle, size)
-            pycolmap.poisson_meshing(folder / "points.ply", folder / "mesh.ply", options)
-            mesh = _read_result(folder / "mesh.ply")
-            densities = PlyData.read(str(folder / "mesh.ply"))["vertex"]["value"]
+        with _work_folder() as folder:
+            _write_points(folder / f"{POINTS}.ply", samples, middle, size)
+            _solve_alone(self.name, folder, options, waiting)
+            mesh = _read_result(folder / f"{MESH}.ply")
+            densities = PlyData.read(str(folder / f"{MESH}.ply"))["vertex"]["value"]
         mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
         return PoissonMesh(mesh, np.asarray(densities, dtype=np.float64))
 
@@ -242,6 +263,16 @@ class PycolmapBackend:
             1,
         ).indices[:, 0]  # fmt: skip
         return TriangleMesh(vertices, small.faces, mesh.colors[rows.numpy()])
+
+
+def _solve_alone(library: str, folder: Path, options: dict[str, Any], waiting: Waiting) -> None:
+    run_alone(poisson_process.__name__, [library, str(folder), json.dumps(options)], waiting)
+
+
+def _mesh_of(vertices: np.ndarray, faces: np.ndarray, colors: np.ndarray) -> TriangleMesh:
+    """The mesh of Open3D's arrays, colours from 0 to 1, copied."""
+    colors = np.clip(np.rint(colors * 255), 0, 255).astype(np.uint8)
+    return TriangleMesh(vertices.copy(), faces.astype(np.int64), colors)
 
 
 @contextlib.contextmanager

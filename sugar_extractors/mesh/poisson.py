@@ -7,7 +7,7 @@ The steps and their order are those of SuGaR (Guédon & Lepetit, CVPR 2024, sect
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -111,7 +111,10 @@ def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarr
 
 
 def reconstruct_region(
-    samples: SurfaceSamples, config: PoissonConfig, backend: MeshingBackend
+    samples: SurfaceSamples,
+    config: PoissonConfig,
+    backend: MeshingBackend,
+    waiting: Callable[[int], None] = lambda n_bytes: None,
 ) -> TriangleMesh:
     """Mesh of one region, before decimation.
 
@@ -119,6 +122,7 @@ def reconstruct_region(
         samples: At least ``MIN_POINTS`` surface points with outward normals.
         config: Constants; a share left open is that of a scene without a hull.
         backend: Library to use.
+        waiting: Called now and then with the bytes that the solver has in memory.
 
     Returns:
         The surface without its least supported vertices; normals are not computed yet.
@@ -127,7 +131,7 @@ def reconstruct_region(
     outliers = outlier_mask(samples.points, config.outlier_neighbors, config.outlier_ratio)
     if outliers.any():
         samples = samples.select(~outliers)
-    mesh, densities = backend.reconstruct(samples, config.solver)
+    mesh, densities = backend.reconstruct(samples, config.solver, waiting)
     if config.vertices_density_quantile > 0 and mesh.n_vertices:
         keep = densities >= np.quantile(densities, config.vertices_density_quantile)
         if config.max_gap > 0:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Screened Poisson in a process of its own: ``python -m ... LIBRARY FOLDER OPTIONS``.
+
+It finds the points in the folder and leaves the mesh there. Nothing is imported but the library.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+POINTS, MESH = "points", "mesh"
+"""Names of the files, without their endings."""
+
+
+def by_pycolmap(folder: Path, options: dict[str, Any]) -> None:
+    """PLY to PLY; attributes of ``PoissonMeshingOptions``."""
+    from sugar_utils.colmap_library import load_pycolmap
+
+    pycolmap = load_pycolmap()
+    settings = pycolmap.PoissonMeshingOptions()
+    for name, value in options.items():
+        setattr(settings, name, value)
+    pycolmap.poisson_meshing(folder / f"{POINTS}.ply", folder / f"{MESH}.ply", settings)
+
+
+def by_open3d(folder: Path, options: dict[str, Any]) -> None:
+    """NumPy's format to the same; arguments of ``create_from_point_cloud_poisson``."""
+    import open3d
+
+    open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
+    vectors = open3d.utility.Vector3dVector
+    cloud = open3d.geometry.PointCloud()
+    with np.load(folder / f"{POINTS}.npz") as samples:
+        cloud.points = vectors(samples["points"].astype(np.float64))
+        cloud.normals = vectors(samples["normals"].astype(np.float64))
+        cloud.colors = vectors(samples["colors"] / 255.0)
+    poisson = open3d.geometry.TriangleMesh.create_from_point_cloud_poisson
+    mesh, densities = poisson(cloud, **options)
+    np.savez(
+        folder / f"{MESH}.npz",
+        vertices=np.asarray(mesh.vertices),
+        faces=np.asarray(mesh.triangles),
+        colors=np.asarray(mesh.vertex_colors),
+        densities=np.asarray(densities),
+    )
+
+
+if __name__ == "__main__":
+    library, place, settings = sys.argv[1:]
+    {"pycolmap": by_pycolmap, "open3d": by_open3d}[library](Path(place), json.loads(settings))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work of a library in a process of its own, for those that hold the interpreter for minutes.
+
+Meanwhile nobody could be told how far it is, and Ctrl-C would wait for the end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from sugar_utils.errors import UserError
+
+_ROOT = Path(__file__).resolve().parent.parent
+_GLANCE_SECONDS = 0.1
+_KILLED = -9
+_NO_MEMORY = ("MemoryError", "bad_alloc")
+
+
+def run_alone(
+    module: str,
+    arguments: Sequence[str],
+    waiting: Callable[[int], None] = lambda n_bytes: None,
+) -> None:
+    """Run ``python -m module`` to its end. Whatever ends the wait ends the process.
+
+    Args:
+        module: One of ours.
+        arguments: Its arguments.
+        waiting: Called now and then with the bytes that the process has in memory.
+
+    Raises:
+        MemoryError: It lacked memory, or the system ended it, which happens for that reason.
+        UserError: It failed otherwise; with the last line that it printed.
+    """
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", module, *arguments]
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment
+        )
+        try:
+            while process.poll() is None:
+                waiting(_resident(process.pid))
+                time.sleep(_GLANCE_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != 0:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            if process.returncode == _KILLED or any(
+                w in line for line in lines for w in _NO_MEMORY
+            ):
+                raise MemoryError(f"{module} was ended by the system")
+            reason = lines[-1] if lines else f"exit code {process.returncode}"
+            raise UserError(f"{module} failed: {reason}")
+
+
+def _resident(pid: int) -> int:
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        # It has just ended.
+        return 0
