@@ -59,7 +59,7 @@ def test_more_points_than_the_reference_draws_are_never_drawn():
 def test_surface_points_follow_the_triangles_that_are_kept(tmp_path):
     options = MeshOptions(scene_path=tmp_path, checkpoint_path=tmp_path, surface_points=AUTO,
                           decimation_targets=(1_000, 20_000))  # fmt: skip
-    assert options.n_surface_points == 300_000
+    assert options.n_surface_points == 200_000
     many = MeshOptions(scene_path=tmp_path, checkpoint_path=tmp_path, surface_points=AUTO)
     assert many.n_surface_points == MOST_POINTS
 

@@ -112,9 +112,20 @@ def test_the_spectrum_of_the_photographs_decides(scene):
         found = measured_growth(scene.cameras, images.shown, config, 1_000)
         grey = [images.get(c).double().mean(dim=-1).numpy() for c in scene.cameras]
     expected = ResolutionGrowth.of(
-        spectrum_shares(grey), round(1_000 * config.until), config.smallest
+        spectrum_shares(grey), round(1_000 * config.small_until), config.smallest
     )
     assert found == expected
+
+
+def test_small_photographs_have_their_full_size_earlier():
+    config = GrowthConfig(growing_resolution=True)
+    camera = tiny_cameras(1)[0]
+    sizes = {(100, 80): 0.5, (400, 240): 0.75, (400, 320): 1.0, (6_000, 4_000): 1.0}
+    for (width, height), until in sizes.items():
+        cameras = [camera.resized(width, height)] * 2
+        assert config.until_of(cameras) == pytest.approx(until)
+    mixed = [camera.resized(400, 320), camera.resized(400, 160)]
+    assert config.until_of(mixed) == pytest.approx(0.75)
 
 
 def test_the_budget_is_that_of_the_paper():

@@ -38,7 +38,7 @@ LONG_SIDE = 240
 MAX_VIEWS = 64
 """Photographs whose depth is found; of more, evenly spaced ones."""
 
-SHARE, FEWEST, MOST = 2, 5_000, 50_000
+SHARE, FEWEST, MOST = 1, 5_000, 50_000
 """Dense points for each point that is there already, and the least and largest number of them. They
 show where the surface is; how fine it has to be is for densification to find out."""
 

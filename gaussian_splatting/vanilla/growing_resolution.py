@@ -39,7 +39,10 @@ class GrowthConfig:
     """Whether images grow.
 
     Attributes:
-        until: Share of the densification after which all images have their full size.
+        until: Share of the densification after which large photographs have their full size.
+        small_until: The same for small ones. Between them it is proportional to the pixels: those
+            are what small images save, and small photographs have few of them to save.
+        large: Pixels from which a photograph is large.
         smallest: First of the LEVELS.
     """
 
@@ -49,8 +52,15 @@ class GrowthConfig:
         "show an object", parse=boolean,
         nargs="?", const=True, group="vanilla stage", idle="with --gs_output_dir",
     )  # fmt: skip
-    until: float = 0.5
+    until: float = 1.0
+    small_until: float = 0.5
+    large: int = 128_000
     smallest: int = 6
+
+    def until_of(self, cameras: Sequence[Camera]) -> float:
+        """Share of the densification after which these photographs have their full size."""
+        pixels = sum(camera.width * camera.height for camera in cameras) / len(cameras)
+        return max(self.small_until, self.until * min(1.0, pixels / self.large))
 
 
 @dataclass(frozen=True)
@@ -157,5 +167,5 @@ def measured_growth(
     """
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]
-    until = round(config.until * densified)
+    until = round(config.until_of(cameras) * densified)
     return ResolutionGrowth.of(spectrum_shares(grey), until, config.smallest)

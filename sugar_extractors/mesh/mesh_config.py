@@ -52,7 +52,7 @@ SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
 
 MOST_POINTS = 10_000_000
-POINTS_PER_TRIANGLE = 15
+POINTS_PER_TRIANGLE = 10
 
 _IDLE = (("tsdf_margin", None), ("tsdf_fill", None))
 
@@ -136,7 +136,7 @@ class MeshOptions(CaptureOptions):
         idle="with --mesh_extractor tsdf, --background_mesh False",
     )  # fmt: skip
     surface_points: Automatic = _points(
-        MOST_POINTS, "points sampled on the surface, per level; auto: 15 for each triangle that is "
+        MOST_POINTS, "points sampled on the surface, per level; auto: 10 for each triangle that is "
         "kept, at most 10000000; unset: 10000000, auto with --preset fast", parse=positive_or_auto,
         metavar="{N,auto}", unset=True,
     )  # fmt: skip
