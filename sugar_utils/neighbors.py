@@ -3,8 +3,8 @@
 
 Points are sorted along a Morton curve and cut into leaves of consecutive points; an implicit
 binary tree of bounding boxes stands on the leaves (children of node i are 2i and 2i + 1). One
-thread per query starts in its own leaf, climbs to the root and searches each sibling subtree on
-the way, nearest box first.
+thread per query starts in its own leaf, or one near to it, climbs to the root and searches each
+sibling subtree on the way, nearest box first.
 
 The result is exact, not "exact up to rounding": a box bound is computed with the operations of
 the distance itself, and float32 subtraction, multiplication and addition are monotonic, so a
@@ -68,16 +68,32 @@ class _Tree:
         rows: Row of each of them in the caller's order. (N,) int32
         boxes: Low and high corner of each node; row 0 unused. (2 P, 6)
         lowest: Lowest caller's row below each node. (2 P,) int32
+        codes: Places on the curve through the cube of all points, rising. (N,) int64
+        low: Corner of that cube. (3,) float64
+        side: Its side. () float64
     """
 
     points: Tensor
     rows: Tensor
     boxes: Tensor
     lowest: Tensor
+    codes: Tensor
+    low: Tensor
+    side: Tensor
 
     @property
     def first_leaf(self) -> int:
         return self.boxes.shape[0] // 2
+
+    def leaves_near(self, queries: Tensor) -> Tensor:
+        """Nodes of leaves to begin with: what is found there rules out most of the others.
+
+        Any would give the same answer. (Q, 3) -> (Q,) int32
+        """
+        low = self.low.to(queries)
+        inside = torch.minimum(torch.maximum(queries, low), low + self.side.to(queries))
+        places = torch.searchsorted(self.codes, _morton_codes(inside, self.low, self.side))
+        return (self.first_leaf + places.clamp(max=len(self.codes) - 1) // LEAF_SIZE).int()
 
 
 def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = None) -> Neighbors:
@@ -102,7 +118,7 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = 
     if n_columns == 0:
         return _empty(points.shape[0], points.device)
     tree = _build_tree(points)
-    return _search(tree, tree.points, tree.rows, n_columns, query_batch, skip_self=True)
+    return _search(tree, tree.points, tree.rows, n_columns, query_batch)
 
 
 def nearest_neighbors_of(
@@ -127,9 +143,9 @@ def nearest_neighbors_of(
     if n_columns == 0 or queries.shape[0] == 0:
         return _empty(queries.shape[0], points.device, n_columns)
     order = _morton_codes(queries, *_bounding_cube(queries)).argsort(stable=True)
-    return _search(
-        _build_tree(points), queries[order], order.int(), n_columns, query_batch, skip_self=False
-    )
+    queries, tree = queries[order], _build_tree(points)
+    leaves = tree.leaves_near(queries)
+    return _search(tree, queries, order.int(), n_columns, query_batch, leaves)
 
 
 def mean_sq_distance_to_nearest(points: Tensor, n_neighbors: int = 3) -> Tensor:
@@ -239,6 +255,9 @@ def _build_tree(points: Tensor) -> _Tree:
     n, device = points.shape[0], points.device
     order = _tree_order(points)
     rows, sorted_points = order.int(), points[order].contiguous()
+    # Refined cells stay where they are, so these rise.
+    low, side = _bounding_cube(points)
+    codes = _morton_codes(sorted_points, low, side)
     n_leaves = -(-n // LEAF_SIZE)
     first_leaf = 1 << (n_leaves - 1).bit_length()
     boxes = torch.empty((2 * first_leaf, 6), device=device)
@@ -254,13 +273,20 @@ def _build_tree(points: Tensor) -> _Tree:
     while level >= 1:
         launch(_inner_boxes, level, [level, boxes, lowest], device=device, min_items=_MIN_ITEMS)
         level //= 2
-    return _Tree(sorted_points, rows, boxes, lowest)
+    return _Tree(sorted_points, rows, boxes, lowest, codes, low, side)
 
 
 def _search(
-    tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None, *, skip_self: bool
-) -> Neighbors:
-    """Run the queries (in tree order) and store each result in its row."""
+    tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None,
+    leaves: Tensor | None = None,
+) -> Neighbors:  # fmt: skip
+    """Run the queries (in tree order) and store each result in its row.
+
+    They are the points themselves where no leaves to begin with are given.
+    """
+    skip_self = leaves is None
+    if leaves is None:
+        leaves = rows.new_empty(0)
     n, device = queries.shape[0], queries.device
     indices = torch.empty((n, k), dtype=torch.int32, device=device)
     sq_distances = torch.empty((n, k), dtype=torch.float32, device=device)
@@ -273,7 +299,7 @@ def _search(
         launch(
             kernel,
             min(query_batch, n - start),
-            [start, queries, rows, *tree_arguments, int(skip_self), indices, sq_distances],
+            [start, queries, rows, *tree_arguments, leaves, int(skip_self), indices, sq_distances],
             device=device,
             min_items=_MIN_ITEMS,
         )
@@ -367,6 +393,7 @@ def _query_kernel(capacity: int) -> Any:
         boxes: wp.array2d(dtype=float),
         lowest: wp.array(dtype=int),
         first_leaf: int,
+        leaves: wp.array(dtype=int),
         skip_self: int,
         indices: wp.array2d(dtype=int),
         sq_distances: wp.array2d(dtype=float),
@@ -375,10 +402,11 @@ def _query_kernel(capacity: int) -> Any:
         q = wp.vec3(queries[item, 0], queries[item, 1], queries[item, 2])
         out_row = query_rows[item]
         own_row = int(-1)
-        place = int(1)
         if skip_self == 1:
             own_row = out_row
             place = first_leaf + item / wp.static(LEAF_SIZE)
+        else:
+            place = leaves[item]
         last = indices.shape[1] - skip_self - 1
         distances = Distances(wp.inf)
         found = Rows(wp.static(_NO_INDEX))

@@ -85,6 +85,29 @@ def test_a_whole_scene_in_one_cell_of_the_cube_is_still_cut_into_small_leaves(rn
     assert sizes.median() < 0.5
 
 
+@pytest.mark.parametrize("shape", [line, lattice, outliers, two_scales, thin_sheet])
+def test_where_a_search_begins_changes_nothing_but_its_time(shape, rng, monkeypatch):
+    points = shape(rng)
+    queries = torch.cat([points[::3], 1.5 * points[::5], torch.rand(50, 3, generator=rng)])
+    found = nearest_neighbors_of(queries, points, 7)
+    expected = nearest_neighbors_reference(queries, points, 7)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.sq_distances, expected.sq_distances)
+    first = lambda tree, queries: torch.full((len(queries),), tree.first_leaf).int()  # noqa: E731
+    monkeypatch.setattr(module._Tree, "leaves_near", first)
+    again = nearest_neighbors_of(queries, points, 7)
+    assert torch.equal(again.indices, found.indices)
+    assert torch.equal(again.sq_distances, found.sq_distances)
+
+
+def test_points_begin_in_their_own_leaf_or_beside_it(rng):
+    points = torch.rand(5_000, 3, generator=rng)
+    tree = module._build_tree(points)
+    assert bool((tree.codes[1:] >= tree.codes[:-1]).all())
+    own = tree.first_leaf + torch.arange(5_000) // module.LEAF_SIZE
+    assert (tree.leaves_near(tree.points) - own).abs().max() <= 1
+
+
 def test_every_tree_order_is_a_permutation(rng):
     for points in (outliers(rng), two_scales(rng), torch.zeros(100, 3)):
         order = module._tree_order(points)
