@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,9 +54,14 @@ def copy_speed(n_bytes: int = 2**28, repeats: int = 5) -> float:
 
 
 class KernelTimes:
-    """Seconds, bytes and launches of kernels; stands in for what prepares launches."""
+    """Seconds and bytes of kernels; stands in for what prepares launches.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Seconds that pass, or that are spent.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, int] = defaultdict(int)
         self._prepare = warp_launch._prepare
@@ -66,9 +72,9 @@ class KernelTimes:
         name = kernel.key.rsplit(".", 1)[-1].rsplit("__", 1)[-1]
 
         def run_range(first: int, count: int) -> None:
-            start = time.perf_counter()
+            start = self._clock()
             prepared.run_range(first, count)
-            self.seconds[name] += time.perf_counter() - start
+            self.seconds[name] += self._clock() - start
             tensors = [x.tensor if isinstance(x, TypedTensor) else x for x in inputs
                        if isinstance(x, Argument)]  # fmt: skip
             self.bytes[name] += sum({t.data_ptr(): t.nbytes for t in tensors}.values())
