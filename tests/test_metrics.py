@@ -81,6 +81,14 @@ def test_ssim_equals_an_independent_float64_computation():
     assert float(ssim_reference(image, target)) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("size", [(1, 1), (7, 300), (61, 90)])
+def test_reported_ssim_is_that_of_float64(size):
+    image, target = random_pair(*size)
+    exact = float(ssim_reference(image.double(), target.double()))
+    assert metrics.ssim(image, target) == pytest.approx(exact, abs=2e-6)
+    assert metrics.ssim(image, target, torch.ones(size)) == pytest.approx(exact, abs=2e-6)
+
+
 def test_ssim_gradient_matches_finite_differences():
     image, target = random_pair(7, 9, dtype=torch.float64)
     image.requires_grad_(True)
