@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from sugar_extractors.texture import texture_baking
 from sugar_extractors.texture.texture_atlas import make_atlas
 from sugar_extractors.texture.texture_baking import (
     BYTES_PER_TEXEL,
@@ -204,6 +205,31 @@ def test_bands_are_the_whole(kind):
     assert parts.n_bands == count_bands(atlas.side, budget) == -(-atlas.side // 37)
     assert torch.equal(parts.texture, whole.texture)
     assert (parts.seen_texels, parts.face_texels) == (whole.seen_texels, whole.face_texels)
+
+
+@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("n", [5, 14, 60])
+def test_faces_that_are_passed_over_would_have_found_nothing(kind, n, monkeypatch):
+    """Faces far larger than a pixel, of its size, and smaller."""
+    vertices, faces = sphere(n)
+    size = {5: 24, 14: 10, 60: 5}[n]
+    _, passing = bake(vertices, faces, kind, size, cameras=CAMERAS[:4])
+    asked = []
+    usual = texture_baking.launch
+
+    def ask_all(kernel, n_items, inputs, **how):
+        usual(kernel, n_items, inputs, **how)
+        if kernel is texture_baking.find_shown:
+            asked.append(float(inputs[-1].float().mean()))
+            inputs[-1].fill_(1)
+
+    monkeypatch.setattr(texture_baking, "launch", ask_all)
+    _, asking = bake(vertices, faces, kind, size, cameras=CAMERAS[:4])
+    assert torch.equal(passing.texture, asking.texture)
+    assert (passing.seen_texels, passing.seen_faces) == (asking.seen_texels, asking.seen_faces)
+    assert len(asked) == 4
+    # Large faces reach to where others are seen; of many small ones about half are hidden.
+    assert n < 60 or max(asked) < 0.8
 
 
 def test_the_default_budget_takes_the_default_texture_in_one_band():

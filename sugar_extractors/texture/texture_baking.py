@@ -8,6 +8,7 @@ average several points. A texel outside of its triangle, which bilinear filterin
 reads at the edges, is a point of the triangle's plane: neighbours then meet at their edge.
 
 One work item owns a texel, so there are no atomics and the bits depend on nothing but the input.
+Most faces are hidden in most views; their texels are passed over.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ BYTES_PER_TEXEL = 20
 
 BUDGET_BYTES = 5 << 28
 """Default for the rows worked on at once: a texture of 8008 x 8008 texels in one go."""
+
+REACH = 1.5
+"""Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
+and samples of a texel lie within half of one."""
+
+MOST_PIXELS = 1_000
+"""Pixels of a face's box above which nobody looks whether one of them shows it."""
 
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
@@ -144,6 +152,75 @@ def sample_surface(
 
 
 @wp.kernel
+def find_shown(
+    first: int,
+    view: View,
+    tolerance: float,
+    corners: wp.array(dtype=wp.vec2),
+    vertices: wp.array(dtype=wp.vec3),
+    faces: wp.array(dtype=wp.vec3i),
+    depths: wp.array2d(dtype=float),
+    shown: wp.array(dtype=wp.uint8),
+):
+    """Faces of which some texel may find a colour: none of the others does.
+
+    Texels look at pixels around points of the triangle's plane that are nearer than REACH texels to
+    the triangle. All of those pixels are asked, with the tolerance of the farthest point.
+    """
+    f = first + wp.tid()
+    face = faces[f]
+    a = vertices[face[0]]
+    ab = vertices[face[1]] - a
+    ac = vertices[face[2]] - a
+    normal = wp.cross(ab, ac)
+    offset = wp.dot(normal, a)
+    side1 = corners[3 * f + 1] - corners[3 * f]
+    side2 = corners[3 * f + 2] - corners[3 * f]
+    doubled = area(side1, side2)
+    shown[f] = wp.uint8(0)
+    if doubled == 0.0 or offset == 0.0:
+        return
+    du = (side2[1] * ab - side1[1] * ac) / doubled
+    dv = (side1[0] * ac - side2[0] * ab) / doubled
+    reach = wp.static(REACH) * (wp.length(du) + wp.length(dv))
+    nearest = wp.min(a[2], wp.min(a[2] + ab[2], a[2] + ac[2])) - reach
+    farthest = wp.max(a[2], wp.max(a[2] + ab[2], a[2] + ac[2])) + reach
+    shown[f] = wp.uint8(1)
+    if not (nearest > 0.0):
+        return
+    low = wp.vec2(wp.inf, wp.inf)
+    high = -low
+    for k in range(3):
+        corner = vertices[face[k]]
+        pixel = wp.vec2(
+            view.fx * corner[0] / corner[2] + view.cx, view.fy * corner[1] / corner[2] + view.cy
+        )
+        low = wp.min(low, pixel)
+        high = wp.max(high, pixel)
+    # A point that is moved in space moves in the picture by its way across and its way in depth.
+    slope_x = wp.max(wp.abs(low[0] - view.cx), wp.abs(high[0] - view.cx)) / view.fx
+    slope_y = wp.max(wp.abs(low[1] - view.cy), wp.abs(high[1] - view.cy)) / view.fy
+    margin_x = view.fx * reach / nearest * (1.0 + slope_x) + 2.0
+    margin_y = view.fy * reach / nearest * (1.0 + slope_y) + 2.0
+    left = int(wp.floor(wp.clamp(low[0] - margin_x, 0.0, float(view.width))))
+    right = int(wp.ceil(wp.clamp(high[0] + margin_x, 0.0, float(view.width))))
+    top = int(wp.floor(wp.clamp(low[1] - margin_y, 0.0, float(view.height))))
+    bottom = int(wp.ceil(wp.clamp(high[1] + margin_y, 0.0, float(view.height))))
+    if (right - left) * (bottom - top) > wp.static(MOST_PIXELS):
+        return
+    # Rounding must not decide otherwise here than where colours are taken.
+    limit = 1.01 * tolerance * farthest / wp.min(view.fx, view.fy)
+    for y in range(top, bottom):
+        for x in range(left, right):
+            ray = wp.vec3(
+                (float(x) + 0.5 - view.cx) / view.fx, (float(y) + 0.5 - view.cy) / view.fy, 1.0
+            )
+            if wp.abs(offset / wp.dot(normal, ray) - depths[y, x]) <= limit:
+                return
+    shown[f] = wp.uint8(0)
+
+
+@wp.kernel
 def gather_view(
     first: int,
     view: View,
@@ -157,12 +234,15 @@ def gather_view(
     faces: wp.array(dtype=wp.vec3i),
     image: wp.array2d(dtype=wp.vec3),
     depths: wp.array2d(dtype=float),
+    shown: wp.array(dtype=wp.uint8),
     sums: wp.array(dtype=wp.vec4),
 ):
     """Add what one view shows of each texel to its sums."""
     i = first + wp.tid()
     f = texel_faces[i]
     if f < 0:
+        return
+    if shown[f] == wp.uint8(0):
         return
     face = faces[f]
     a = vertices[face[0]]
@@ -288,21 +368,32 @@ def _gather(
         # No surface lies there, so nobody takes a colour from it.
         depths = torch.where(image[..., 3] > 0, depths, torch.inf)
         image = image[..., :3]
+    view, depths = make_view(camera), depths.contiguous()
+    corners = as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
+    surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
+    shown = torch.empty(len(faces), dtype=torch.uint8, device=vertices.device)
+    launch(
+        find_shown,
+        len(faces),
+        [view, config.depth_tolerance, corners, *surface, depths, shown],
+        device=vertices.device,
+        min_items=_MIN_ITEMS,
+    )
     launch(
         gather_view,
         texel_faces.numel(),
         [
-            make_view(camera),
+            view,
             first_row,
             atlas.side,
             config.depth_tolerance,
             config.cosine_power,
             texel_faces.view(-1),
-            as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2),
-            as_array(moved, wp.vec3),
-            as_array(faces, wp.vec3i),
+            corners,
+            *surface,
             as_array(image.float().contiguous(), wp.vec3),
             depths,
+            shown,
             as_array(sums, wp.vec4),
         ],
         device=vertices.device,
