@@ -6,7 +6,6 @@ Meanwhile nobody could be told how far it is, and Ctrl-C would wait for the end.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -33,19 +32,18 @@ def run_alone(
 
     Args:
         module: One of ours.
-        arguments: Its arguments.
+        arguments: Its arguments; it runs in another folder, so paths are absolute.
         waiting: Called now and then with the bytes that the process has in memory.
 
     Raises:
         MemoryError: It lacked memory, or the system ended it, which happens for that reason.
         UserError: It failed otherwise; with the last line that it printed.
     """
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", module, *arguments]
     with tempfile.TemporaryFile() as said:
+        # Modules are looked for where it starts; the user's folder may hold some of the same names.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=_ROOT
         )
         try:
             while process.poll() is None:

@@ -52,6 +52,13 @@ def test_a_process_that_the_system_ended_lacked_memory(module):
         run_alone(module("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), [])
 
 
+def test_modules_of_the_users_folder_are_not_taken(module, tmp_path, monkeypatch):
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "psutil.py").write_text("raise SystemExit('taken')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "users")
+    run_alone(module("import psutil"), [])
+
+
 def test_who_stops_waiting_leaves_nothing_behind(module):
     def interrupted(n_bytes: int) -> None:
         if time.monotonic() - start > 1:
