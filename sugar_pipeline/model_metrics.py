@@ -20,7 +20,7 @@ from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.observations import ObservationOptions
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
@@ -68,7 +68,7 @@ class MetricsOptions:
         variant: How the coarse mesh was made: ``""``, ``"poissoncenters"``, ``"marchingcubes"``
             or ``"tsdf"``.
         mask_options: Masks of the photographs.
-        observation_options: Photographs to leave out.
+        view_options: Photographs to leave out.
         size: Size of the views.
         compute: Device.
     """
@@ -105,7 +105,7 @@ class MetricsOptions:
     )  # fmt: skip
     output_dir: Path = _flag(OUTPUT_ROOT, "folder above all results", parse=Path)
     mask_options: MaskOptions = field(default_factory=MaskOptions)
-    observation_options: ObservationOptions = field(default_factory=ObservationOptions)
+    view_options: ViewOptions = field(default_factory=ViewOptions)
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
@@ -187,7 +187,7 @@ def _measure_scene(
         images_dir=checkpoint.images_dir,
         white_background=options.white_background,
         masks=options.mask_options,
-        observed=options.observation_options,
+        view_options=options.view_options,
         notify=console.info,
     )
     if not scene.test_cameras:

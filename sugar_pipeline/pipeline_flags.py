@@ -33,6 +33,7 @@ LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)
 DEMO_FLAGS = (
     "--demo",
     "--output_dir",
+    "--force",
     "--stop_after",
     "--resume",
     "--overwrite",
@@ -80,6 +81,11 @@ class PipelineFlags:
     )  # fmt: skip
     output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path)
     stop_after: str | None = _pipeline(None, "last stage to run; unset: texture", choices=STAGES)
+    force: bool = _pipeline(
+        False,
+        "go on after a stage whose result is a failure (worse than one constant colour, or "
+        "masks that are not filled), which otherwise ends the pipeline with exit code 4",
+    )
     export_obj: bool = _pipeline(True, "bake a texture and write OBJ and GLB", short="-t")
     surface_level: float = _mesh(
         0.3, "density of the level set that becomes the mesh", short="-l", parse=open_share,

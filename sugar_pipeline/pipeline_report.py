@@ -41,6 +41,8 @@ class StageRecord:
         figures: Further figures. ``Gaussians``, ``triangles`` and ``faces`` are shown in the
             table of stages too; the Gaussians of a training run are looked up in its folder.
         status: A word for people.
+        problem: Why the result is a failure; None if it is not.
+        dropped_views: Views that the stage left out, by name, with the reason.
     """
 
     name: str
@@ -50,6 +52,8 @@ class StageRecord:
     run_directory: Path | None = None
     figures: Mapping[str, object] = field(default_factory=dict)
     status: str = "finished"
+    problem: str | None = None
+    dropped_views: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size_text(self) -> str:
@@ -95,6 +99,7 @@ def write_report(
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
         total = sum(stage.seconds or 0.0 for stage in stages)
         page = Page(title, f"{now}, {duration_text(total)}")
+        _add_health(page, stages)
         _add_stages(page, stages, path.parent)
         if quality is not None:
             _add_quality(page, quality if isinstance(quality, Mapping) else {"mesh": quality})
@@ -118,6 +123,19 @@ def write_report(
         return page
 
     return write_page(path, build, notify)
+
+
+def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
+    """Failures first, then the views that were left out."""
+    failed = [stage for stage in stages if stage.problem]
+    for stage in failed:
+        page.paragraph(f"Failed: {stage.name}: {stage.problem}", note=True)
+    if not failed:
+        page.paragraph("No stage failed its checks.")
+    dropped = {name: why for stage in stages for name, why in stage.dropped_views.items()}
+    if dropped:
+        named = "; ".join(f"{name}: {why}" for name, why in dropped.items())
+        page.paragraph(f"Left out {len(dropped)} views that contradict the rest: {named}.")
 
 
 def _add_stages(page: Page, stages: Sequence[StageRecord], root: Path) -> None:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
@@ -26,10 +27,11 @@ from sugar_extractors.texture.placed_export import placed_gaussians, placed_path
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline.export_checks import check_names_of_photographs, check_places
+from sugar_pipeline.mesh_health import mesh_health
 from sugar_pipeline.pipeline_pictures import mesh_picture_rows, model_to_turn
 from sugar_pipeline.pipeline_report import StageRecord, write_report
 from sugar_pipeline.plan import PipelinePlan
-from sugar_trainers.capture import load_capture
+from sugar_trainers.capture import load_capture, load_views
 from sugar_trainers.multiview_run import train_mode
 from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_run import train_refined
@@ -76,6 +78,11 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
         if group.is_first:
             _conclude(plan, result, console)
         group.barrier()
+    failed = group.broadcast(next((r for r in result.records if r.problem), None))
+    if failed is not None and not plan.force:
+        raise FailedResult(
+            f"{failed.name}: {failed.problem}; what was made is kept, --force True goes on"
+        )
     return result
 
 
@@ -91,11 +98,40 @@ def _run_stages(plan: PipelinePlan, console: Console, group: ProcessGroup) -> Pi
         stages = _stages(plan, result, images, console)
         for number, (title, trains, run) in enumerate(stages, start=1):
             console.info(f"stage {number} of {plan.n_stages}: {title}")
+            problem = None
             if trains or group.is_first:
-                result.records.append(run())
+                record = _with_health(run(), plan, result, images)
+                result.records.append(record)
+                problem = record.problem
             # What a stage wrote is there before the next one reads it.
-            group.barrier()
+            problem = group.broadcast(problem)
+            if problem is not None:
+                console.warn(f"{title}: {problem}")
+                if not plan.force:
+                    break
     return result
+
+
+def _with_health(
+    record: StageRecord, plan: PipelinePlan, result: PipelineResult, images: ImageStore
+) -> StageRecord:
+    """The record with what is wrong with the result, and the views that were left out."""
+    if record.run_directory is not None:
+        recorded = read_checked(record.run_directory / RUN_FILE, RunRecord)
+        return replace(
+            record,
+            problem=problem_of(recorded.get("health", {})),
+            dropped_views=recorded.get("dropped_views", {}),
+        )
+    if result.coarse_mesh is None or plan.mesh.bboxmin is not None:
+        return record
+    _, scene = load_views(plan.mesh, lambda line: None)
+    if not all(camera.image_path for camera in scene.train_cameras):
+        return record
+    textured = result.textured is not None
+    mesh = read_textured_mesh(result.textured) if textured else read_any_mesh(result.coarse_mesh)
+    figures = mesh_health(mesh, scene.test_cameras or scene.train_cameras, images.shown)
+    return replace(record, figures={**record.figures, **figures}, problem=problem_of(figures))
 
 
 def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> None:
@@ -223,8 +259,18 @@ def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
 
 def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) -> Path | None:
     """The report lies with the last training stage; it never costs a result."""
+    # A stage that failed its checks may have ended the pipeline.
+    plan = replace(
+        plan,
+        mesh=plan.mesh if result.coarse_mesh else None,
+        refine=plan.refine if result.refined else None,
+        texture=plan.texture if result.textured else None,
+    )
     last = plan.coarse if plan.refine is None else plan.refine
-    path = last.directory / REPORT_FILE
+    trained = [r.run_directory for r in result.records if r.run_directory is not None]
+    if not trained:
+        return None
+    path = trained[-1] / REPORT_FILE
     if _is_current(path, result.records):
         return path
     _, scene = load_capture(

@@ -51,6 +51,7 @@ class PipelinePlan:
         vanilla: Vanilla stage before all others; None where a checkpoint is given.
         convert: Finding the cameras before that; None where the scene has some.
         notices: Lines to print at the start.
+        force: Whether stages follow on a failed one.
     """
 
     coarse: CoarseOptions
@@ -60,6 +61,7 @@ class PipelinePlan:
     vanilla: VanillaOptions | None = None
     convert: ConvertOptions | None = None
     notices: tuple[str, ...] = ()
+    force: bool = False
 
     @property
     def n_stages(self) -> int:
@@ -103,7 +105,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
     coarse = options_of_mode(args, args.regularization_type, folders.of("coarse"))
     coarse = replace(coarse, run=_run_of(args, "coarse"))
-    plan = PipelinePlan(coarse, notices=said)
+    plan = PipelinePlan(coarse, notices=said, force=args.force)
     if not runs_stage(args, "mesh"):
         return plan
     mesh = _mesh_options(args, coarse, folders)

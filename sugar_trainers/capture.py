@@ -13,7 +13,7 @@ import torch
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, exposure_digest, read_exposures
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.observations import ObservationOptions
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, exposures_of
@@ -28,7 +28,7 @@ class CaptureOptions:
 
     Attributes:
         mask_options: Masks of the photographs; part of the identity through their contents.
-        observation_options: Photographs to leave out; part of the identity through their absence.
+        view_options: Photographs to leave out; part of the identity through their absence.
         size: Size of the training images.
         compute: Device and rendering backend; no part of the identity.
     """
@@ -55,7 +55,7 @@ class CaptureOptions:
         "trained, else images", group="input", parse=str,
     )  # fmt: skip
     mask_options: MaskOptions = field(default_factory=MaskOptions)
-    observation_options: ObservationOptions = field(default_factory=ObservationOptions)
+    view_options: ViewOptions = field(default_factory=ViewOptions)
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
 
@@ -150,7 +150,7 @@ def load_views(
         seed=seed,
         require_images=require_images,
         masks=options.mask_options,
-        observed=options.observation_options,
+        view_options=options.view_options,
         notify=notify,
     )
     return checkpoint, scene

@@ -136,6 +136,11 @@ def vector3(text: str) -> tuple[float, float, float] | None:
     return x, y, z
 
 
+def name_list(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
 def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> None:
     """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box.
 

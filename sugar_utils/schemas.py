@@ -52,6 +52,8 @@ class RunRecord(msgspec.Struct):
     sources: dict[str, Any] = {}
     timings: dict[str, Phase] = {}
     obsolete: list[FileName] | None = None
+    held_out_views: list[FileName] | None = None
+    dropped_views: dict[FileName, str] | None = None
 
 
 class Figures(msgspec.Struct):

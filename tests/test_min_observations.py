@@ -13,9 +13,9 @@ import pytest
 
 from gaussian_splatting.data.observations import (
     KEEP_ALL,
-    ObservationOptions,
     Observations,
     ViewFit,
+    ViewOptions,
     hardly_known,
 )
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
@@ -54,7 +54,7 @@ def names(cameras) -> list[str]:
 
 def test_such_photographs_are_named_and_left_out(scene):
     told = []
-    options = ObservationOptions()
+    options = ViewOptions()
     found = load_scene(
         scene, size_rule=SugarSize(), eval_split=True, observed=options, notify=told.append
     )
@@ -78,7 +78,7 @@ def test_zero_keeps_all(scene):
 
 def test_the_number_is_the_least_that_is_enough(scene):
     found = load_scene(
-        scene, size_rule=SugarSize(), eval_split=False, observed=ObservationOptions(5),
+        scene, size_rule=SugarSize(), eval_split=False, observed=ViewOptions(5),
         notify=lambda line: None,
     )  # fmt: skip
     assert "view_03.png" in names(found.train_cameras)
@@ -95,7 +95,7 @@ def fits(*values: tuple[int, float]) -> Observations:
 
 
 def left_out(observations: Observations | None, least: int = 20) -> set[str]:
-    return hardly_known(tiny_cameras(1), observations, ObservationOptions(least), lambda line: None)
+    return hardly_known(tiny_cameras(1), observations, ViewOptions(least), lambda line: None)
 
 
 def test_a_reconstruction_that_is_sparse_everywhere_says_nothing_of_single_photographs():
@@ -124,7 +124,7 @@ def test_with_a_checkpoint_they_are_left_out_where_it_poses_them_alike(tmp_path)
         checkpoint = load_reference_checkpoint(root, 7_000, lambda line: None)
         read = load_scene_for_checkpoint(
             tiny.root, checkpoint, size_rule=SugarSize(), eval_split=False,
-            observed=ObservationOptions(), notify=lambda line: None,
+            observed=ViewOptions(), notify=lambda line: None,
         )  # fmt: skip
         return names(read.train_cameras)
 

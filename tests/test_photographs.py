@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from gaussian_splatting.data.consistency.image_content import sharpness
 from gaussian_splatting.posing.photographs import (
     camera_groups,
     described_photographs,
     natural_order,
     output_names,
     read_upright,
-    sharpness,
 )
 from gaussian_splatting.posing.verdict import BLURRED
 from sugar_utils.errors import UserError

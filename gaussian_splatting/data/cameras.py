@@ -27,12 +27,22 @@ class ViewMask:
         mode: ``object``: outside there is nothing; ``ignore``: outside, nothing is known.
         alpha: Whether the transparency of the file is meant, and not its brightness.
         lens: Lens that the mask has to be freed of, as its photograph was; else empty.
+        outline_error: Mean error of its outline as a share of the longest side of the image; 0 for
+            masks that are as precise as can be measured.
+        weight: Of its vote on where the object is, in [0, 1].
     """
 
     path: Path
     mode: MaskMode
     alpha: bool = False
     lens: str = ""
+    outline_error: float = 0.0
+    weight: float = 1.0
+
+    @property
+    def has_uncertain_outline(self) -> bool:
+        """Whether pixels near the outline count less; values are then no transparency."""
+        return self.outline_error > 0 and self.mode == "object" and not self.alpha
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
 from gaussian_splatting.data.images import (
     ImageFolder,
     colors_of,
@@ -98,6 +99,7 @@ def read_colmap(
     *,
     cache_root: Path | None = None,
     missing_ok: bool = False,
+    repair: bool = False,
     notify: Callable[[str], None] = print,
 ) -> ColmapModel:
     """Read a COLMAP model and find its photographs.
@@ -108,7 +110,8 @@ def read_colmap(
         cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
             None uses the folder that holds the photographs' folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
-        notify: Is told about undistortion.
+        repair: Whether poses and points that do not fit the keypoints are corrected.
+        notify: Is told about undistortion and corrections.
 
     Returns:
         The model; cameras have the size that COLMAP stored, or that undistortion gave.
@@ -118,6 +121,9 @@ def read_colmap(
     """
     reconstruction = _load(folder)
     poses = _poses(reconstruction, folder)
+    if repair:
+        repair_reconstruction(reconstruction, notify)
+        poses = _poses(reconstruction, folder)
     paths = find_images([name for name, *_ in poses], [images])
     missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
     if missing and not missing_ok:
@@ -131,7 +137,7 @@ def read_colmap(
             distorted.append((len(cameras) - 1, lens))
     if distorted:
         jobs = [(index, lens) for index, lens in distorted if cameras[index].image_path]
-        cache = _cache_folder(cache_root or images.root.parent)
+        cache = cache_folder(cache_root or images.root.parent)
         _notify_distortion(distorted, cache, notify)
         _undistort_photographs(cameras, jobs, cache)
     points, points_rgb = _points(reconstruction, folder)
@@ -378,6 +384,7 @@ def _observations(reconstruction: Any) -> Observations | None:
         lengths=np.array([points[i].track.length() for i in ids], dtype=np.int32),
         rows={name: np.unique(np.array(own, dtype=np.int32)) for name, own in rows.items()},
         fits={images[i].name: _fit(reconstruction, i) for i in reconstruction.reg_image_ids()},
+        rgb=np.array([points[i].color for i in ids], dtype=np.uint8).reshape(-1, 3),
     )
 
 
@@ -406,8 +413,8 @@ def _notify_distortion(
     )
 
 
-def _cache_folder(scene_root: Path) -> Path:
-    """Folder for undistorted copies: in the scene, or in a temporary place of this user."""
+def cache_folder(scene_root: Path) -> Path:
+    """Folder for undistorted copies and predicted masks: in the scene, else a temporary one."""
     try:
         return check_writable(scene_root / _CACHE_FOLDER)
     except UserError:

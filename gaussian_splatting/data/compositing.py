@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,16 +15,56 @@ OUTLINE = (255, 0, 200)
 _ROWS = 64
 
 
-def composited(photograph: Tensor, color: Tensor) -> Tensor:
+OUTLINE_BAND = 1.5
+"""Half the width of the band of uncertain pixels, in outline errors."""
+
+
+def uncertain_outline(mask: np.ndarray, outline_error: float) -> np.ndarray:
+    """A mask whose values rise from 0 to 255 in a band around its outline.
+
+    Args:
+        mask: (H, W) uint8
+        outline_error: Mean error of the outline, as a share of the longest side.
+
+    Returns:
+        At least ``COUNTS`` where the mask is. (H, W) uint8
+    """
+    # Here and not above: it takes a tenth of the time in which a command starts.
+    from scipy.ndimage import distance_transform_edt
+
+    inside = mask >= COUNTS
+    if inside.all() or not inside.any():
+        return np.where(inside, 255, 0).astype(np.uint8)
+    distance = distance_transform_edt(inside) - distance_transform_edt(~inside)
+    band = max(OUTLINE_BAND * outline_error * max(mask.shape), 1.0)
+    return np.rint(127.5 + 127.5 * np.clip(distance / band, -1, 1)).astype(np.uint8)
+
+
+def certainty(mask: Tensor) -> Tensor:
+    """Weights of pixels from a mask with an uncertain outline: 0 on it, 255 away from it.
+
+    Args:
+        mask: As of :func:`uncertain_outline`. (H, W, 1) uint8
+
+    Returns:
+        (H, W, 1) uint8
+    """
+    return (2 * mask.to(torch.int16) - 255).abs().to(torch.uint8)
+
+
+def composited(photograph: Tensor, color: Tensor, *, uncertain: bool = False) -> Tensor:
     """The object of a photograph on a plain background, rounded to 8 bits.
 
     Args:
         photograph: Colours and mask. (H, W, 4) uint8
         color: The background. (3,) uint8
+        uncertain: The mask has an uncertain outline, so its values are no transparency.
 
     Returns:
         (H, W, 3) uint8
     """
+    if uncertain:
+        return torch.where(photograph[..., 3:] >= COUNTS, photograph[..., :3], color)
     result = torch.empty_like(photograph[..., :3])
     # Some rows at a time: wider numbers of the whole image would take four times its bytes.
     for first in range(0, photograph.shape[0], _ROWS):

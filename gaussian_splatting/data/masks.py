@@ -45,6 +45,9 @@ FOLDERS = ("masks", "mask")
 OVERVIEW_SIDE = 512
 """Longest side in pixels of the small masks that are checked and carve the hull."""
 
+MAX_BLACK_SHARE = 0.25
+"""If more masks are all black, they are no masks."""
+
 _NAMED = 3
 _KEPT_OVERVIEWS = 4096
 _MEANING = {
@@ -85,8 +88,8 @@ def with_masks(
         notify: Told what was found, and which photographs have no mask.
 
     Raises:
-        UserError: There are none where some were asked for, or one is all black, damaged or of
-            another shape than its photograph.
+        UserError: There are none where some were asked for, many are all black, or one is damaged
+            or of another shape than its photograph.
     """
     found = _find(cameras, root, options)
     if found is None:
@@ -101,6 +104,12 @@ def with_masks(
     masked = [replace(c, mask=mask) for c, mask in zip(cameras, masks, strict=True)]
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         list(pool.map(_check, masked))
+    black = [camera for camera in masked if is_all_black(camera)]
+    if len(black) > MAX_BLACK_SHARE * len(masked):
+        raise UserError(
+            f"{black[0].mask.path}: the mask is all black, so nothing of {black[0].name} would "
+            "count; remove the mask, or the photograph"
+        )
     missing = [camera.name for camera in masked if camera.mask is None]
     n, of = len(masked) - len(missing), len(masked)
     notify(f"masks of {n} of {of} photographs: {place}; {_MEANING[options.mask_mode]}")
@@ -111,6 +120,11 @@ def with_masks(
             f"({', '.join(missing[:_NAMED])}{more})"
         )
     return masked
+
+
+def is_all_black(camera: Camera) -> bool:
+    """Whether a camera has a mask of which no pixel counts."""
+    return camera.mask is not None and overview(camera).max() == 0
 
 
 def overview(camera: Camera) -> np.ndarray:
@@ -239,8 +253,4 @@ def _check(camera: Camera) -> None:
             f"{expected[0]} x {expected[1]} px, another aspect ratio; make masks of the "
             "photographs as they are, or switch them off with --masks none"
         )
-    if overview(camera).max() == 0:
-        raise UserError(
-            f"{mask.path}: the mask is all black, so nothing of {camera.name} would count; remove "
-            "the mask, or the photograph"
-        )
+    overview(camera)

@@ -7,13 +7,14 @@ points is often posed wrongly, and every stage would learn from it what is not t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_utils.flags import integer
+from gaussian_splatting.data.consistency.reconstruction import error_limit
+from sugar_utils.flags import integer, name_list
 from sugar_utils.settings import flag
 
 MAX_POINTS = 50_000
@@ -23,15 +24,12 @@ DENSE = 4
 """A reconstruction whose median photograph observes fewer than this many times the least number is
 sparse as a whole, or made by hand, and says nothing about single photographs."""
 
-WORSE, WORST_PIXELS = 3.0, 2.0
-"""Reprojection errors that are too large: in medians of the photographs, and in pixels."""
-
-_NAMED = 5
+ALL_VIEWS = "all"
 
 
 @dataclass(frozen=True)
-class ObservationOptions:
-    """Which photographs the reconstruction knows too little about."""
+class ViewOptions:
+    """Which views of a capture to leave out, and which to keep in any case."""
 
     min_observations: int = flag(
         20, "leave out photographs that observe fewer points of the reconstruction than this, or "
@@ -40,8 +38,19 @@ class ObservationOptions:
         idle="where the reconstruction has no tracks, or few in all photographs",
     )  # fmt: skip
 
+    keep_views: tuple[str, ...] = flag(
+        (), "names of views to keep although they contradict the rest of the capture (wrong pose, "
+        "image or mask), separated by commas; all switches the checks off", group="input",
+        parse=name_list, metavar="NAME,...",
+    )  # fmt: skip
 
-KEEP_ALL = ObservationOptions(0)
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no view is checked."""
+        return ALL_VIEWS in self.keep_views
+
+
+KEEP_ALL = ViewOptions(0, (ALL_VIEWS,))
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Observations:
         lengths: Photographs that observe each point. (P,) int32
         rows: Rows of the above that a photograph observes, by its name. (n,) int32 each
         fits: How well the whole reconstruction knows a photograph, by its name.
+        rgb: Colours of the points; None where they are not known. (P, 3) uint8
     """
 
     points: np.ndarray
@@ -74,6 +84,7 @@ class Observations:
     lengths: np.ndarray
     rows: dict[str, np.ndarray]
     fits: dict[str, ViewFit] = field(default_factory=dict)
+    rgb: np.ndarray | None = None
 
     def only(self, names: Iterable[str]) -> Observations:
         """Those of some photographs."""
@@ -95,7 +106,8 @@ class Observations:
         if not inside.any():
             return None
         kept = rows[inside]
-        return SeenPoints(pixels[inside], depth[inside], self.errors[kept], self.lengths[kept])
+        rgb = None if self.rgb is None else self.rgb[kept]
+        return SeenPoints(pixels[inside], depth[inside], self.errors[kept], self.lengths[kept], rgb)
 
 
 @dataclass(frozen=True)
@@ -107,12 +119,14 @@ class SeenPoints:
         depths: Along the view axis. (n,) world units
         errors: Mean reprojection errors. (n,) pixels of the photographs as calibrated
         lengths: Photographs that observe each point. (n,)
+        rgb: Colours of the points; None where they are not known. (n, 3) uint8
     """
 
     pixels: np.ndarray
     depths: np.ndarray
     errors: np.ndarray
     lengths: np.ndarray
+    rgb: np.ndarray | None = None
 
     @property
     def nearest(self) -> float:
@@ -123,27 +137,18 @@ class SeenPoints:
 def hardly_known(
     cameras: Sequence[Camera],
     observations: Observations | None,
-    options: ObservationOptions,
-    notify: Callable[[str], None],
-) -> set[str]:
-    """Names of the photographs that the reconstruction knows too little about.
+    options: ViewOptions,
+) -> dict[str, str]:
+    """Views that the reconstruction knows too little about, by name, with the reason.
 
     Args:
         cameras: All cameras of a scene.
         observations: What is known; cameras without a fit are not named.
         options: The least number of points.
-        notify: Is told what is wrong with them.
     """
     fits = {} if observations is None else observations.fits
     weak = _weak(fits, options.min_observations)
-    named = [f"{c.name} ({weak[c.name]})" for c in cameras if c.name in weak]
-    if named:
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        notify(
-            f"left out {len(named)} of {len(cameras)} photographs that the reconstruction hardly "
-            f"knows: {', '.join(named[:_NAMED])}{more}; --min_observations 0 keeps them"
-        )
-    return set(weak)
+    return {c.name: weak[c.name] for c in cameras if c.name in weak}
 
 
 def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:
@@ -152,8 +157,7 @@ def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:
         return {}
     if np.median([fit.n_points for fit in fits.values()]) < DENSE * least:
         return {}
-    errors = [fit.error for fit in fits.values() if np.isfinite(fit.error)]
-    limit = max(WORSE * float(np.median(errors)), WORST_PIXELS) if errors else np.inf
+    limit = error_limit([fit.error for fit in fits.values()])
     few = {n: f"{f.n_points} points" for n, f in fits.items() if f.n_points < least}
     far = {n: f"{f.error:.1f} pixels off" for n, f in fits.items() if f.error > limit}
     return {**far, **few}

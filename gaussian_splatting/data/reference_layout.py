@@ -34,8 +34,13 @@ from sugar_utils.schemas import (
     FileName,
     PixelCount,
     Positive,
+    RunRecord,
     conform,
+    read_checked,
 )
+
+CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
+"""Folder of the vanilla stage's resumable checkpoints, and the record of a run."""
 
 _CLOUD_NAME = "point_cloud.ply"
 _ITERATION = re.compile(r"iteration_(\d{1,18})")
@@ -67,6 +72,8 @@ class ReferenceCheckpoint:
         iteration: Training iteration, as far as the folder's name tells.
         cameras: Entries of ``cameras.json`` in file order; None without that file.
         settings: What ``cfg_args`` says; empty without that file.
+        held_out_views: Names of the views that its training held out; None if it kept no record.
+        dropped_views: Views that its training left out, by name, with the reason; likewise.
     """
 
     root: Path
@@ -74,6 +81,8 @@ class ReferenceCheckpoint:
     iteration: int | None
     cameras: tuple[StoredCamera, ...] | None
     settings: dict[str, Any] = field(default_factory=dict)
+    held_out_views: frozenset[str] | None = None
+    dropped_views: dict[str, str] | None = None
 
     @property
     def images_dir(self) -> str:
@@ -201,7 +210,17 @@ def load_reference_checkpoint(
         iteration=found,
         cameras=read_cameras_json(cameras_path) if cameras_path.is_file() else None,
         settings=_read_settings(root / "cfg_args", notify),
+        **_recorded_views(root / CHECKPOINT_FOLDER / RUN_FILE),
     )
+
+
+def _recorded_views(path: Path) -> dict[str, Any]:
+    """Views that the training of a checkpoint held out and left out, where it recorded them."""
+    record = read_checked(path, RunRecord) if path.is_file() else {}
+    held_out, dropped = record.get("held_out_views"), record.get("dropped_views")
+    if held_out is None or dropped is None:
+        return {}
+    return {"held_out_views": frozenset(held_out), "dropped_views": dropped}
 
 
 def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,20 +13,19 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
+from gaussian_splatting.data.consistency.views import checked_views
 from gaussian_splatting.data.images import (
     IMAGE_SUFFIXES,
     ImageFolder,
     SizeRule,
     find_images,
-    fit_to_file,
     missing_images,
 )
-from gaussian_splatting.data.masks import NO_MASKS, MaskOptions, with_masks
+from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import (
     KEEP_ALL,
-    ObservationOptions,
     Observations,
-    hardly_known,
+    ViewOptions,
 )
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
@@ -50,8 +49,9 @@ class Scene:
         root: Scene folder.
         train_cameras: Cameras to train on, at their training size, in the order of their names.
         test_cameras: Held-out cameras, likewise; may be empty.
-        original_train_cameras: The training cameras at their calibrated size, for cameras.json.
-        original_test_cameras: The held-out cameras at their calibrated size.
+        original_train_cameras: The training cameras at their calibrated size, for cameras.json;
+            those that were left out included.
+        original_test_cameras: The held-out cameras likewise.
         points: Points of the reconstruction. (P, 3) float32 world units; P may be 0
         points_rgb: Their colours. (P, 3) uint8
         extent: 1.1 times the largest distance of a training camera from their mean, world units.
@@ -59,6 +59,8 @@ class Scene:
         description: What was read from where, in one line.
         held_out_note: What figures of held-out views must be read with; empty where nothing is.
         observations: Points that photographs observe; None where the reconstruction has no tracks.
+        dropped_views: Views that contradict the others and are left out, by name, with the reason.
+        dropped_test_cameras: Held-out cameras among them whose images can be compared.
     """
 
     root: Path
@@ -73,6 +75,20 @@ class Scene:
     description: str
     held_out_note: str = ""
     observations: Observations | None = None
+    dropped_views: dict[str, str] = field(default_factory=dict)
+    dropped_test_cameras: list[Camera] = field(default_factory=list)
+
+    @property
+    def held_out_views(self) -> list[str]:
+        """Names of the views that are not trained on, those that were left out included."""
+        return sorted(camera.name for camera in self.original_test_cameras)
+
+    def record(self) -> dict[str, Any]:
+        """Names of held-out and dropped views, for the record of a run."""
+        note = {"held_out_note": self.held_out_note} if self.held_out_note else {}
+        return {
+            "held_out_views": self.held_out_views, "dropped_views": self.dropped_views, **note
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,7 @@ def load_scene(
     white_background: bool = False,
     seed: int = 0,
     masks: MaskOptions = NO_MASKS,
-    observed: ObservationOptions = KEEP_ALL,
+    view_options: ViewOptions = KEEP_ALL,
     notify: Notify = print,
 ) -> Scene:
     """Read a scene folder: a COLMAP model, or else NeRF ``transforms*.json``.
@@ -116,7 +132,7 @@ def load_scene(
         white_background: Whether transparent pixels are white instead of black.
         seed: Seed of the initial points of a scene without points.
         masks: Which masks to look for.
-        observed: Which photographs to leave out, of the training and of the held-out ones.
+        view_options: Which views to keep or to leave out.
         notify: Is told what else the user should know.
 
     Returns:
@@ -126,7 +142,7 @@ def load_scene(
         UserError: Nothing was found, the model is damaged, or images are missing.
     """
     root = _checked_root(root)
-    source = _read_source(root, images_dir, seed, False, notify)
+    source = _read_source(root, images_dir, seed, False, view_options, notify)
     if source is None:
         raise _nothing_found(root)
     if source.test is not None:
@@ -135,8 +151,9 @@ def load_scene(
             train, test = [*train, *test], []
     else:
         train, test = split_cameras(_by_name(source.train), eval_split)
-    train, test = _well_known(train, test, source, observed, notify)
-    return _finish(root, train, test, source, size_rule, white_background, masks, notify)
+    return _finish(
+        root, train, test, source, size_rule, white_background, masks, view_options, notify
+    )
 
 
 def load_scene_for_checkpoint(
@@ -150,7 +167,7 @@ def load_scene_for_checkpoint(
     seed: int = 0,
     require_images: bool = True,
     masks: MaskOptions = NO_MASKS,
-    observed: ObservationOptions = KEEP_ALL,
+    view_options: ViewOptions = KEEP_ALL,
     notify: Notify = print,
 ) -> Scene:
     """Read a scene in the world in which the Gaussians of a checkpoint live.
@@ -171,7 +188,7 @@ def load_scene_for_checkpoint(
         require_images: Whether missing photographs are an error. Meshing and texturing need none:
             such a camera then gets its size from the checkpoint.
         masks: Which masks to look for.
-        observed: Which photographs to leave out, of the training and of the held-out ones.
+        view_options: Which views to keep or to leave out.
         notify: Is told about duplicates, disagreements and anything else that was decided.
 
     Returns:
@@ -191,18 +208,20 @@ def load_scene_for_checkpoint(
             white_background=white_background,
             seed=seed,
             masks=masks,
-            observed=observed,
+            view_options=view_options,
             notify=notify,
         )
     stored = _unique(_without_synthetic_test(root, checkpoint.cameras, notify), notify)
     try:
-        source = _read_source(root, images_dir, seed, True, notify)
+        source = _read_source(root, images_dir, seed, True, view_options, notify)
     except UserError as error:
         notify(f"{error}; going on with the cameras of {checkpoint.root} alone")
         source = None
     cameras, own = _merge(stored, source, notify)
     cameras = _with_images(cameras, root, images_dir, require_images)
-    held_out = {camera.name for camera in (source.test or [])} if source and all(own) else set()
+    held_out = checkpoint.held_out_views or frozenset()
+    if not held_out and source and all(own):
+        held_out = {camera.name for camera in (source.test or [])}
     if eval_split and any(camera.name in held_out for camera in cameras):
         test = [camera for camera in cameras if camera.name in held_out]
         train = [camera for camera in cameras if camera.name not in held_out]
@@ -213,8 +232,10 @@ def load_scene_for_checkpoint(
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     seen = _observed(cameras, source)
     merged = _Source(cameras, None, points, points_rgb, described, seen)
-    train, test = _well_known(train, test, merged, observed, notify)
-    scene = _finish(root, train, test, merged, size_rule, white_background, masks, notify)
+    scene = _finish(
+        root, train, test, merged, size_rule, white_background, masks, view_options, notify,
+        checkpoint.dropped_views,
+    )  # fmt: skip
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
     notify(f"note: the held-out views were {_SEEN}; train the checkpoint with --eval, or pass "
@@ -249,7 +270,12 @@ def _nothing_found(root: Path) -> UserError:
 
 
 def _read_source(
-    root: Path, images_dir: str, seed: int, missing_ok: bool, notify: Notify
+    root: Path,
+    images_dir: str,
+    seed: int,
+    missing_ok: bool,
+    view_options: ViewOptions,
+    notify: Notify,
 ) -> _Source | None:
     """The scene's own cameras and points; None if the folder has no model."""
     model_path = find_model(root)
@@ -258,7 +284,12 @@ def _read_source(
         if not folder.root.is_dir() and not missing_ok:
             raise UserError(f"{folder.root}: no such image folder; name it with --images")
         model = read_colmap(
-            model_path, folder, cache_root=root, missing_ok=missing_ok, notify=notify
+            model_path,
+            folder,
+            cache_root=root,
+            missing_ok=missing_ok,
+            repair=not view_options.keeps_all,
+            notify=notify,
         )
         text = f"COLMAP model {model_path}: {len(model.cameras)} images, {len(model.points)} points"
         return _Source(
@@ -417,18 +448,6 @@ def _with_images(
     return [replace(c, image_path=c.image_path or found.get(c.name)) for c in cameras]
 
 
-def _well_known(
-    train: list[Camera],
-    test: list[Camera],
-    source: _Source,
-    options: ObservationOptions,
-    notify: Notify,
-) -> tuple[list[Camera], list[Camera]]:
-    """Both without the photographs that the reconstruction knows too little about."""
-    weak = hardly_known([*train, *test], source.observations, options, notify)
-    return [c for c in train if c.name not in weak], [c for c in test if c.name not in weak]
-
-
 def _finish(
     root: Path,
     train: list[Camera],
@@ -437,27 +456,45 @@ def _finish(
     size_rule: SizeRule,
     white_background: bool,
     masks: MaskOptions,
+    view_options: ViewOptions,
     notify: Notify,
+    dropped: dict[str, str] | None = None,
 ) -> Scene:
-    """Bring all cameras to their training size, with their masks."""
-    if not train:
+    """Check the views, and bring all cameras to their training size, with their masks."""
+    checked = checked_views(
+        [*train, *test],
+        root,
+        points=source.points,
+        observations=source.observations,
+        masks=masks,
+        options=view_options,
+        notify=notify,
+        known=dropped,
+    )
+    sized = {c.name: c.resized(*size_rule.target(c.width, c.height)) for c in checked.cameras}
+    kept = {name: camera for name, camera in sized.items() if name not in checked.dropped}
+    train_cameras = [kept[c.name] for c in train if c.name in kept]
+    test_cameras = [kept[c.name] for c in test if c.name in kept]
+    if not train_cameras:
         raise UserError(f"{root}: no training cameras are left; add images or use --eval False")
-
-    fitted = with_masks([fit_to_file(camera) for camera in (*train, *test)], root, masks, notify)
-    sized = [c.resized(*size_rule.target(c.width, c.height)) for c in fitted]
-    extent = camera_extent(train)
+    extent = camera_extent(train_cameras)
     if extent == 0:
         notify(f"{root}: all training cameras stand in one place; the scene has no extent")
+    n_train, n_test = len(train_cameras), len(test_cameras)
     return Scene(
         root=root,
-        train_cameras=sized[: len(train)],
-        test_cameras=sized[len(train) :],
+        train_cameras=train_cameras,
+        test_cameras=test_cameras,
         original_train_cameras=train,
         original_test_cameras=test,
         points=source.points,
         points_rgb=source.points_rgb,
         extent=extent,
         white_background=white_background,
-        description=f"{source.description}; {len(train)} to train on, {len(test)} held out",
+        description=f"{source.description}; {n_train} to train on, {n_test} held out",
         observations=source.observations,
+        dropped_views=checked.dropped,
+        dropped_test_cameras=[
+            sized[c.name] for c in test if c.name in sized and c.name in checked.dropped
+        ],
     )

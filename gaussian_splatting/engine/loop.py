@@ -8,17 +8,19 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.data.observations import KEEP_ALL, ViewOptions
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
+from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.progress import Reporter
+from gaussian_splatting.engine.reporting.view_residuals import contradicting_views
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.signals import StopRequest
 from gaussian_splatting.engine.stage import Stage
@@ -29,6 +31,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup
+
+LEFT_OUT = "left_out_views"
+"""Key of the views that were left out so far, in a checkpoint."""
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
@@ -58,6 +63,8 @@ class LoopConfig:
         keep_checkpoints: How many interval checkpoints to keep; None for all.
         test_iterations: When to measure the held-out views.
         export_iterations: When to write what other programs read, besides the last iteration.
+        view_check_iterations: After which iterations training views that contradict the model are
+            left out.
     """
 
     first: int
@@ -69,6 +76,7 @@ class LoopConfig:
     keep_checkpoints: int | None = None
     test_iterations: tuple[int, ...] = ()
     export_iterations: tuple[int, ...] = ()
+    view_check_iterations: tuple[int, ...] = ()
 
     def checkpoint_due(self, iteration: int) -> bool:
         """Whether a checkpoint follows this iteration."""
@@ -86,14 +94,12 @@ class Trainer:
     Args:
         stage: What is optimised.
         config: When to do what.
-        train_cameras: Views to learn from, at least one.
-        test_cameras: Held-out views, possibly none.
+        scene: Views to learn from and to hold out.
         images: Decoded photographs.
         run: Where everything is written.
         console: Where everything is said.
         group: The processes that train together; all but the first only compute.
-        held_out_note: What figures of the held-out views must be read with; empty for nothing.
-        observations: Points that photographs observe, as far as they are known.
+        view_options: Views that are never left out.
         live: Shows the model while it trains; None shows it to nobody.
     """
 
@@ -101,22 +107,21 @@ class Trainer:
         self,
         stage: Stage,
         config: LoopConfig,
-        train_cameras: Sequence[Camera],
-        test_cameras: Sequence[Camera],
+        scene: Scene,
         images: ImageStore,
         run: RunDirectory,
         console: Console,
         group: ProcessGroup = ALONE,
-        held_out_note: str = "",
-        observations: Observations | None = None,
+        view_options: ViewOptions = KEEP_ALL,
         live: LiveView | None = None,
     ) -> None:
         self._stage = stage
-        self._observations = observations
+        self._scene = scene
+        self._view_options = view_options
+        self._left_out: dict[str, str] = {}
         self._live = live or LiveView(None, console.warn)
-        self._held_out_note = held_out_note
         self._config = config
-        self._cameras = list(train_cameras)
+        self._cameras = list(scene.train_cameras)
         self._images = images
         self._run = run
         self._console = console
@@ -136,7 +141,6 @@ class Trainer:
                 run.path, config.keep_checkpoints, config.checkpoint_milestones, config.last
             )
         self._losses: list[float] = []
-        self._views = (list(test_cameras), self._cameras)
 
     def run(self, plan: ResumePlan) -> Path:
         """Train, and return the final checkpoint.
@@ -168,10 +172,8 @@ class Trainer:
             self._console,
             self._run.tensorboard,
             start,
-            self._views,
+            self._scene,
             timings,
-            self._held_out_note,
-            self._observations,
         )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
@@ -197,6 +199,11 @@ class Trainer:
         found = {"figures": reporter.figures} if reporter.figures else {}
         if reporter.held_out:
             found["held_out"] = reporter.held_out
+        if reporter.health:
+            found["health"] = reporter.health
+            problem = problem_of(reporter.health)
+            if problem is not None:
+                self._console.warn(f"{self._stage.name}: {problem}")
         self._record("finished", reporter.summary(), **found)
 
     def _follow(self, start: int) -> None:
@@ -205,6 +212,7 @@ class Trainer:
             for iteration in range(start, self._config.last + 1):
                 made = self._stepper.step(iteration, stop.requested)
                 self._compare(iteration)
+                self._check_views(iteration)
                 if made.stop and iteration < self._config.last:
                     self._group.barrier()
                     raise self._interrupted(iteration, made.stop)
@@ -221,11 +229,32 @@ class Trainer:
             UserError: A photograph cannot be decoded.
         """
         self._console.info(f"reading all photographs before the run in {self._run.path} goes")
-        for camera in [*self._cameras, *self._views[0]]:
+        for camera in [*self._cameras, *self._scene.test_cameras]:
             self._images.get(camera)
+
+    def _check_views(self, iteration: int) -> None:
+        """Leave out training views that the model contradicts; all processes find the same."""
+        if iteration not in self._config.view_check_iterations or self._view_options.keeps_all:
+            return
+        kept = [camera for camera in self._cameras if camera.name not in self._left_out]
+        found = contradicting_views(
+            self._stage, kept, self._images.shown, self._scene.white_background
+        )
+        found = {n: why for n, why in found.items() if n not in self._view_options.keep_views}
+        found = self._group.broadcast(found)
+        if not found:
+            return
+        self._left_out |= found
+        self._stepper.exclude(self._left_out)
+        named = ", ".join(f"{name} ({why})" for name, why in found.items())
+        self._console.warn(
+            f"iteration {iteration}: left out {len(found)} of {len(self._cameras)} training views "
+            f"that contradict the rest: {named}; --keep_views NAME, or all, keeps them"
+        )
 
     def _after_step(self, iteration: int, reporter: Reporter) -> None:
         self._compare(iteration)
+        self._check_views(iteration)
         last = iteration == self._config.last
         exports = last or iteration in self._config.export_iterations
         if exports:
@@ -274,6 +303,7 @@ class Trainer:
                 "resume": {
                     **self._run.identity.record(),
                     "stage": self._stage.extra_state(),
+                    **({LEFT_OUT: dict(self._left_out)} if self._left_out else {}),
                 },
             },
         )
@@ -293,8 +323,9 @@ class Trainer:
             raise
 
     def _record(self, status: str, timings: dict[str, dict[str, float]], **more: Any) -> None:
-        note = {"held_out_note": self._held_out_note} if self._held_out_note else {}
-        self._run.record(status, timings=timings, **note, **more)
+        views = self._scene.record()
+        views["dropped_views"] = {**views["dropped_views"], **self._left_out}
+        self._run.record(status, timings=timings, **views, **more)
 
     def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
         """Let the run that was in the folder go, now that this one has a checkpoint."""
@@ -316,7 +347,10 @@ class Trainer:
                 f"{first} to {last}; continue with the flags that the checkpoint was made with"
             )
         self._stage.model.restore(payload)
-        self._stage.restore_extra(payload.get("resume", {}).get("stage", {}))
+        resumed = payload.get("resume", {})
+        self._stage.restore_extra(resumed.get("stage", {}))
+        self._left_out = dict(resumed.get(LEFT_OUT, {}))
+        self._stepper.exclude(self._left_out)
         self._losses = list(payload["train_losses"])
         self._console.info(f"continuing after iteration {payload['iteration']} of {plan.source}")
         return payload["iteration"] + 1

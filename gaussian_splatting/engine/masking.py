@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import COUNTS, composited
+from gaussian_splatting.data.compositing import COUNTS, certainty, composited
 from gaussian_splatting.engine.strips import StripMaps
 from gaussian_splatting.losses.color_weights import weighted_color_loss
 from gaussian_splatting.losses.exposure import exposed
@@ -28,7 +28,7 @@ class Target:
     """What a render of one view is compared with.
 
     Attributes:
-        photograph: (H, W, 3), or (H, W, 4) uint8 where the mask says what to ignore.
+        photograph: (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1.
         background: Colour behind the render. (3,)
         exposure: Leaf of the photograph's exposure; None where it has none. (2, 3)
         inside: Pixels that say what the exposure is; None for all. (H, W) bool
@@ -91,10 +91,12 @@ def on_background(
         exposure: Exposure that the render will get, background and all; None for none. (2, 3)
 
     Returns:
-        Photograph, (H, W, 3), or (H, W, 4) where the mask says what to ignore; and colour. (3,)
+        Photograph, (H, W, 3), or (H, W, 4) with weights of the pixels; and colour. (3,)
     """
     if not _has_object_mask(photograph, camera):
-        return photograph, plain
+        if photograph.shape[-1] == 3:
+            return photograph, plain
+        return without_uncovered(photograph[..., :3], is_counted(photograph)), plain
     rng = generator(seed, "mask background", *draw_labels(iteration, view_index))
     # Whole bytes, so that the photograph's background is the render's to the bit.
     color = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8, device="cpu")
@@ -103,7 +105,10 @@ def on_background(
     if exposure is not None:
         shown = exposed(behind[None, None], exposure.detach())[0, 0]
         color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
-    return composited(photograph, color), behind
+    if not camera.mask.has_uncertain_outline:
+        return composited(photograph, color), behind
+    shown = composited(photograph, color, uncertain=True)
+    return torch.cat([shown, certainty(photograph[..., 3:])], dim=-1), behind
 
 
 def _has_object_mask(photograph: Tensor, camera: Camera) -> bool:
@@ -157,30 +162,30 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
 def color_terms_of(
     image: Tensor, maps: StripMaps, photograph: Tensor, weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The colour loss of a strip, with its mean absolute error and mean SSIM, where pixels count.
+    """The colour loss of a strip, with its mean absolute error and mean SSIM, by weighted pixels.
 
-    A pixel that does not count takes the render's own value in both images, without a gradient: it
-    differs nowhere, neither by itself nor in the windows of its neighbours.
+    The less a pixel counts, the more both images take the render's own value, without a gradient:
+    at weight 0 it differs nowhere, neither by itself nor in the windows of its neighbours.
 
     Args:
         image: What the strip looks like. (R, W, 3)
         maps: The strip.
-        photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with a mask
+        photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with weights of the pixels
         weight: As of :func:`~gaussian_splatting.losses.color_weights.weighted_color_loss`.
 
     Returns:
         ``(loss, l1, ssim)`` scalars; those of all strips add up to those of the image.
     """
     target = maps.part_of(photograph[..., :3])
-    counted = is_counted(photograph)
     rows = {"rows": maps.counted, "total_rows": maps.height}
-    if counted is None:
+    if photograph.shape[-1] == 3:
         return color_terms(image, target, weight, **rows)
-    here = counted[maps.shown.start : maps.shown.stop, :, None]
-    own = image.detach()
-    image, target = torch.where(here, image, own), torch.where(here, target, own)
+    counts = photograph[..., 3:].to(image.dtype) / 255
+    here = counts[maps.shown.start : maps.shown.stop]
+    own = (1 - here) * image.detach()
+    image, target = here * image + own, here * target + own
     _, l1, ssim = color_terms(image, target, weight, **rows)
     # Both were divided by all pixels.
-    scale = counted.numel() / counted.sum().clamp_min(1)
+    scale = counts.numel() / counts.sum().clamp_min(1)
     l1, ssim = scale * l1, maps.share - scale * (maps.share - ssim)
     return weighted_color_loss(l1, ssim, weight, maps.share), l1, ssim

@@ -33,6 +33,7 @@ class _Resume(msgspec.Struct):
     inputs: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     stage: dict[str, Tensor] = {}
+    left_out_views: dict[str, str] = {}
 
 
 class _Payload(msgspec.Struct):

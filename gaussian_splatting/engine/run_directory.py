@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, remove_stale_temporaries, write_json_atomic
 from sugar_utils.schemas import RunRecord, read_checked
 
-RUN_FILE = "run.json"
 _LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
 _RESULT_FILES = (_PICTURES, "worst.png", "report.html")
 _STAGING = ".replacing"

@@ -10,7 +10,7 @@ that. With two views it does not, because two numbers have one sum.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -129,6 +129,7 @@ class Stepper:
         self._group = group
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
+        self._kept = list(range(len(cameras)))
         stage.pairs = PairForecast()
         self._n_views = stage.model.optimizer.config.views_per_step
         if self._n_views > max(len(cameras), group.size):
@@ -139,8 +140,15 @@ class Stepper:
         self._view_indices = group.share(self._n_views)
 
     def camera(self, iteration: int, view_index: int = 0) -> Camera:
-        """The view of this index in the step."""
-        return self._cameras[self._order.index(self._place(iteration, view_index))]
+        """The view of this index in the step; another one in place of an excluded one."""
+        index = self._order.index(self._place(iteration, view_index))
+        if index not in self._kept:
+            index = self._kept[index % len(self._kept)]
+        return self._cameras[index]
+
+    def exclude(self, names: Collection[str]) -> None:
+        """Train on other views in place of these from the next step on."""
+        self._kept = [k for k, c in enumerate(self._cameras) if c.name not in names]
 
     def epoch(self, iteration: int) -> int:
         """Complete passes over the views before an iteration."""

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
+from gaussian_splatting.data.consistency.image_content import sharpness
 from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.posing.attempts import FoundCameras, attempts_of, find_cameras
 from gaussian_splatting.posing.convert_options import ConvertOptions
@@ -30,7 +31,6 @@ from gaussian_splatting.posing.photographs import (
     Photograph,
     described_photographs,
     read_grey,
-    sharpness,
     told_photographs,
 )
 from gaussian_splatting.posing.scene_folder import (

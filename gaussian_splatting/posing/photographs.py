@@ -39,7 +39,6 @@ _TURNS = {
 
 _ON_ITS_SIDE = (5, 6, 7, 8)
 _UNIT_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
-_BLUR_WIDTH = 9
 _NAMED = 3
 
 
@@ -210,36 +209,6 @@ def read_grey(path: Path, longest_side: int) -> np.ndarray:
         UserError: The file is damaged.
     """
     return np.array(read_upright(path, longest_side).convert("L"))
-
-
-def sharpness(grey: np.ndarray) -> float:
-    """How much of the detail between neighbouring pixels a further blur takes away.
-
-    A picture that is blurred already loses little by it (Crété-Roffet et al. 2007, "The blur
-    effect"), whatever it shows, so two photographs of different places can be compared.
-
-    Args:
-        grey: (H, W) uint8
-
-    Returns:
-        0 for a picture without any detail, towards 1 for a sharp one.
-    """
-    # Here and not above: it takes a tenth of the time in which a command starts.
-    from scipy.ndimage import uniform_filter1d
-
-    values = grey.astype(np.float32)
-    shares = []
-    for axis in (0, 1):
-        if values.shape[axis] < 4:
-            return 0.0
-        # One step of 8 bits is how a smooth slope is stored, and no detail.
-        detail = np.maximum(0, np.abs(np.diff(values, axis=axis)) - 1)
-        left = np.abs(
-            np.diff(uniform_filter1d(values, _BLUR_WIDTH, axis=axis, mode="nearest"), axis=axis)
-        )
-        total = float(detail.sum())
-        shares.append(float(np.maximum(0, detail - left).sum()) / total if total else 0.0)
-    return min(shares)
 
 
 def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.posing.photographs import picture_files, sharpness
+from gaussian_splatting.data.consistency.image_content import sharpness
+from gaussian_splatting.posing.photographs import picture_files
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked

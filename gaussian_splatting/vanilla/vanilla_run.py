@@ -18,9 +18,10 @@ from gaussian_splatting.data.colmap_poses import write_poses
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
 from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.observations import ObservationOptions
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
+    CHECKPOINT_FOLDER,
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
@@ -55,9 +56,11 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
 
-CHECKPOINT_FOLDER = "checkpoints"
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
+VIEW_CHECK_SHARE = 0.3
+"""Share of the iterations after which training views that contradict the rest are left out."""
+
 _flag = partial(flag, group="vanilla trainer")
 
 
@@ -68,7 +71,7 @@ class VanillaOptions:
     Attributes:
         size: Size of the training images by another rule, which replaces ``resolution``.
         mask_options: Masks of the photographs.
-        observation_options: Photographs to leave out.
+        view_options: Photographs to leave out.
         config: What decides the optimisation.
         log_interval: Iterations between log lines.
         memory: How the memory of one view is saved.
@@ -93,7 +96,7 @@ class VanillaOptions:
         False, "hold out every 8th view, as train.py does by default", action="store_true"
     )
     mask_options: MaskOptions = field(default_factory=MaskOptions)
-    observation_options: ObservationOptions = field(default_factory=ObservationOptions)
+    view_options: ViewOptions = field(default_factory=ViewOptions)
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
         None, "start from this PLY, Gaussians or coloured points, instead of the scene's points",
@@ -166,7 +169,7 @@ def _prepared(
         white_background=config.white_background,
         seed=config.random_seed,
         masks=options.mask_options,
-        observed=options.observation_options,
+        view_options=options.view_options,
         notify=notices,
     )
     config = config.settled(shows_object(scene.train_cameras))
@@ -229,9 +232,10 @@ def _size_rule(options: VanillaOptions) -> SizeRule:
 
 
 def _loop(options: VanillaOptions) -> LoopConfig:
+    last = options.config.iterations
     return LoopConfig(
         first=1,
-        last=options.config.iterations,
+        last=last,
         seed=options.config.random_seed,
         log_interval=options.log_interval,
         checkpoint_interval=options.checkpoint_interval,
@@ -239,6 +243,7 @@ def _loop(options: VanillaOptions) -> LoopConfig:
         keep_checkpoints=options.run.keep_checkpoints,
         test_iterations=options.test_iterations,
         export_iterations=options.save_iterations,
+        view_check_iterations=(round(VIEW_CHECK_SHARE * last), last),
     )
 
 
@@ -300,12 +305,12 @@ def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> 
     """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
     if hull is None or len(points) == 0:
         return torch.arange(len(points), device="cpu")
-    device = hull.masks[0].device
+    device = hull.distances[0].device
     rows = hull.contains(points.to(device)).cpu().nonzero()[:, 0]
-    notices(f"starting from the {len(rows):,} of {len(points):,} points inside of all masks")
+    notices(f"starting from the {len(rows):,} of {len(points):,} points inside of the masks")
     if len(rows) == 0:
         raise UserError(
-            f"none of the {len(points):,} points to start from lies inside of all masks; check "
+            f"none of the {len(points):,} points to start from lies inside of the masks; check "
             "that they belong to these photographs, or pass --mask_mode ignore or --masks none"
         )
     return rows
@@ -341,7 +346,9 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
 def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement | None) -> None:
     train_cameras = scene.original_train_cameras
     if poses is not None:
-        train_cameras = [poses.moved(camera) for camera in train_cameras]
+        train_cameras = [
+            c if c.name in scene.dropped_views else poses.moved(c) for c in train_cameras
+        ]
         model = find_model(scene.root)
         if model is not None:
             write_poses(model, options.model_path / REFINED_MODEL, train_cameras)

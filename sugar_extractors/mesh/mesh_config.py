@@ -227,7 +227,7 @@ class MeshOptions(CaptureOptions):
             "mesh_output_dir",
             "compute",
             "mask_options",
-            "observation_options",
+            "view_options",
             "overwrite",
             "surface_levels",
             "decimation_targets",

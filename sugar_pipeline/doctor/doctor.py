@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.observations import ObservationOptions
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import load_scene
 from sugar_pipeline.doctor.findings import Finding, show
 from sugar_pipeline.doctor.machine_checkup import machine_findings
@@ -53,7 +53,7 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
             images_dir=args.images or "images",
             eval_split=args.eval,
             masks=from_args(MaskOptions, args),
-            observed=from_args(ObservationOptions, args),
+            view_options=from_args(ViewOptions, args),
             notify=notes.append,
         )
         found = [*scene_findings(scene), *_notes(notes)]

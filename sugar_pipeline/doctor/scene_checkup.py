@@ -129,7 +129,7 @@ def _masks(scene: Scene) -> Iterator[Finding]:
         n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
         yield Finding.unless(
             n_inside == 0,
-            "points inside of all masks",
+            "points inside of the masks",
             f"{n_inside:,} of {len(scene.points):,}",
             "problem",
             "do the masks belong to these photographs? Else --mask_mode ignore or --masks none",

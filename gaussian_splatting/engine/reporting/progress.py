@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import outlined
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import SHOWN_VALUES
 from gaussian_splatting.engine.reporting.image_metrics import to_uint8
 from gaussian_splatting.engine.reporting.tensorboard import RunLogger
@@ -41,14 +39,13 @@ class Reporter:
         tensorboard_dir: Where event files go.
         first_iteration: Where this process begins: events that an earlier one wrote from there
             on are hidden.
-        views: Test and training cameras. Metrics are of the test cameras; pictures too, or of
-            training cameras where nothing is held out.
+        scene: Metrics are of its test cameras; pictures too, or of training cameras where nothing
+            is held out.
         timings: Summary of the processes that ran before this one.
-        held_out_note: What figures of the test cameras must be read with; empty for nothing.
-        observations: Points that photographs observe, as far as they are known.
 
     Attributes:
         figures: What the last evaluation found, for the run's record.
+        health: Figures of the last evaluation that tell whether the run failed.
     """
 
     def __init__(
@@ -57,17 +54,16 @@ class Reporter:
         console: Console,
         tensorboard_dir: Path,
         first_iteration: int,
-        views: tuple[Sequence[Camera], Sequence[Camera]],
+        scene: Scene,
         timings: dict[str, dict[str, float]] | None = None,
-        held_out_note: str = "",
-        observations: Observations | None = None,
     ) -> None:
-        self._held_out_note = f" ({held_out_note})" if held_out_note else ""
+        self._held_out_note = f" ({scene.held_out_note})" if scene.held_out_note else ""
         self.figures: dict[str, Any] = {}
+        self.health: dict[str, float] = {}
         self._stage = stage
         self._console = console
-        self._views, self._observations = views, observations
-        pictured = views[0] or views[1]
+        self._scene = scene
+        pictured = scene.test_cameras or scene.train_cameras
         stride = max(1, len(pictured) // N_PICTURED_VIEWS)
         self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
         self._logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
@@ -132,7 +128,15 @@ class Reporter:
     def evaluate(self, iteration: int, images: ImageStore) -> None:
         """Measure the held-out views and picture a few of them."""
         with torch.no_grad():
-            found = find(self._stage, *self._views, images.shown, observations=self._observations)
+            scene = self._scene
+            found = find(
+                self._stage,
+                scene.test_cameras,
+                scene.train_cameras,
+                images.shown,
+                scene.observations,
+                scene.dropped_test_cameras,
+            )
             self._logger.scalars(found.curves(), iteration)
             for line in found.lines(self._held_out_note):
                 self._console.info(f"iteration {iteration}: {line}")
@@ -140,6 +144,7 @@ class Reporter:
             if advice is not None:
                 self._console.warn(f"iteration {iteration}: {advice}")
             self.figures = found.record()
+            self.health = found.health()
             self._picture_worst(found, images)
             self.held_out = found.whole_and_counted()
             metrics: dict[str, list[float]] = {}
@@ -174,7 +179,8 @@ class Reporter:
 
     def _picture_worst(self, found: Findings, images: ImageStore) -> None:
         """Small pictures of the photographs that fit worst, beside their renders."""
-        cameras = {camera.name: camera for camera in (*self._views[1], *self._views[0])}
+        scene = self._scene
+        cameras = {c.name: c for c in (*scene.train_cameras, *scene.test_cameras)}
         self._worst.clear()
         for score in found.worst():
             camera = cameras[score.name]

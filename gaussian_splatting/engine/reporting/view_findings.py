@@ -13,9 +13,11 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, evaluate
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.losses.fog import fog_share
+from gaussian_splatting.rasterization import RenderOutput
 
 FITTED = "PSNR after gain and offset"
 POSED = "PSNR after fitted poses"
@@ -24,6 +26,9 @@ N_WORST = 3
 
 LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
+
+SOLID = 0.5
+"""Opacity from which a pixel is covered."""
 
 MUCH_FOG = 0.02
 """Share of held-out pixels; with a shell it is well below."""
@@ -42,6 +47,12 @@ class Findings:
             exposures are not learned.
         posed: Scores of the held-out views, each from the pose in which it fits best; None where
             poses are not learned.
+        with_dropped: Scores of the held-out views with those that contradict the rest; None where
+            there are none of these.
+        mask_iou: Intersection over union of the rendered opacity with the object masks of the
+            measured views; None without such masks.
+        constant_psnr: PSNR of images of one colour, the best one for each measured view, of the
+            pixels that count.
     """
 
     held_out: EvaluationResult | None
@@ -49,6 +60,22 @@ class Findings:
     fog: float | None = None
     exposure_stops: tuple[float, float] | None = None
     posed: EvaluationResult | None = None
+    with_dropped: EvaluationResult | None = None
+    mask_iou: float | None = None
+    constant_psnr: float | None = None
+
+    def health(self) -> dict[str, float]:
+        """Figures that tell whether the run failed, as of ``health.problem_of``."""
+        measured = self.held_out or self.training
+        if measured is None:
+            return {}
+        values = {
+            "psnr": measured.counted.get("psnr", _best_known(measured)),
+            "constant_psnr": self.constant_psnr,
+            "mask_iou": self.mask_iou,
+            "gap": self.gap,
+        }
+        return {n: round(v, 4) for n, v in values.items() if v is not None and math.isfinite(v)}
 
     @property
     def gap(self) -> float | None:
@@ -81,6 +108,11 @@ class Findings:
         counted = {} if self.held_out is None else self.held_out.counted
         for name, value in counted.items():
             rows.append((f"Test/{name.upper()}_counted", f"held-out {name} in masks", value))
+        if self.with_dropped is not None:
+            rows.append((
+                "Test/PSNR_with_dropped", "held-out PSNR with dropped views",
+                self.with_dropped.psnr,
+            ))  # fmt: skip
         rows.append(("Test/fog", "fog share", self.fog))
         low, high = self.exposure_stops or (None, None)
         rows.append(("Exposure/least gain in stops", "least gain in stops", low))
@@ -110,6 +142,12 @@ class Findings:
                     f"of these only what the masks count, PSNR {counted['psnr']:.2f} dB, SSIM "
                     f"{counted['ssim']:.4f}"
                 )
+        if self.with_dropped is not None:
+            n = len(self.with_dropped.per_view)
+            lines.append(
+                f"{n} held-out views with those that contradict the rest, "
+                f"{_scores(self.with_dropped)}"
+            )
         if self.posed is not None:
             lines.append(f"of these in the poses that fit best, {_scores(self.posed)}")
         if self.training is not None:
@@ -151,6 +189,7 @@ def find(
     train_cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
     observations: Observations | None = None,
+    dropped_cameras: Sequence[Camera] = (),
 ) -> Findings:
     """Measure a model.
 
@@ -163,18 +202,36 @@ def find(
         train_cameras: Training views; a few of them are measured.
         load_image: Returns the photograph of a camera. (H, W, 3) uint8
         observations: Points that the photographs observe, as far as they are known.
+        dropped_cameras: Held-out views that contradict the rest, measured apart.
     """
     foggy: list[float] = []
+    overlap: list[float] = []
+    constant: list[float] = []
 
     def render_held_out(camera: Camera) -> Tensor:
         seen = None if observations is None else observations.seen(camera)
         output = stage.render(camera, geometry=seen is not None)
         if seen is not None:
             foggy.append(fog_share(output.depth, output.alpha, seen.nearest))
+        look(camera, output)
+        return output.image
+
+    def render_training(camera: Camera) -> Tensor:
+        output = stage.render(camera, geometry=False)
+        if not test_cameras:
+            look(camera, output)
         return output.image
 
     def render(camera: Camera) -> Tensor:
         return stage.render(camera, geometry=False).image
+
+    def look(camera: Camera, output: RenderOutput) -> None:
+        photograph = load_image(camera)
+        counted = is_counted(photograph)
+        constant.append(constant_psnr(photograph[..., :3], counted))
+        if counted is not None and camera.mask is not None and camera.mask.mode == "object":
+            solid, mask = output.alpha.cpu() >= SOLID, counted.cpu()
+            overlap.append(float((solid & mask).sum()) / max(1.0, float((solid | mask).sum())))
 
     exposures, held_out = stage.exposures, None
     fitted = exposures is not None
@@ -184,16 +241,37 @@ def find(
     if test_cameras and stage.poses is not None:
         moved = [stage.fitted_pose(camera, load_image(camera)) for camera in test_cameras]
         posed = evaluate(render, moved, load_image, quantise=True, fitted=fitted)
+    with_dropped = None
+    if dropped_cameras:
+        apart = evaluate(render, dropped_cameras, load_image, quantise=True, fitted=fitted)
+        with_dropped = EvaluationResult((*(held_out.per_view if held_out else ()), *apart.per_view))
     n = len(train_cameras)
     shown = min(n, N_TRAINING_VIEWS)
     chosen = [train_cameras[i * n // shown] for i in range(shown)]
     return Findings(
         held_out,
-        evaluate(render, chosen, load_image, quantise=True, fitted=fitted),
+        evaluate(render_training, chosen, load_image, quantise=True, fitted=fitted),
         sum(foggy) / len(foggy) if foggy else None,
         None if exposures is None else exposures.range(),
         posed,
+        with_dropped,
+        sum(overlap) / len(overlap) if overlap else None,
+        min(100.0, sum(constant) / len(constant)),
     )
+
+
+def constant_psnr(photograph: Tensor, counted: Tensor | None = None) -> float:
+    """PSNR of the best image of one colour, in dB; at most 100.
+
+    Args:
+        photograph: (H, W, 3) uint8
+        counted: Pixels that count; None for all. (H, W) bool
+    """
+    pixels = photograph.reshape(-1, 3) if counted is None else photograph[counted]
+    if len(pixels) == 0:
+        return 100.0
+    variance = float(pixels.double().div(255).var(dim=0, correction=0).mean())
+    return 100.0 if variance < 1e-10 else -10 * math.log10(variance)
 
 
 def _decibels(score: ViewScore) -> float:

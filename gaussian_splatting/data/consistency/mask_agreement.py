@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agreement of the masks of a capture with each other.
+
+For each view the visual hull of the other views is projected into it, and compared with its mask.
+A low intersection over union (IoU) means a wrong pose or a wrong mask; the mean distance of the two
+outlines tells how precise the masks of the whole capture are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import COUNTS, dilated, eroded
+from gaussian_splatting.data.masks import overview
+from gaussian_splatting.data.pixels import pixels_of
+
+SIDE = 256
+"""Longest side in pixels of the masks that are compared."""
+
+N_VOXELS = 56
+"""Voxels along the longest side of the object."""
+
+OUTSIDE_SHARE = 0.15
+"""Share of the views that may show a voxel outside of their masks."""
+
+VOXEL_ERROR = 0.45
+"""Mean distance of the outlines of exact masks from those of the hull, in voxels."""
+
+IOU_GAP, IOU_SPREAD = 0.12, 6.0
+"""How far below the median the IoU of a view may lie, and the same in standard deviations."""
+
+MAX_SHARE = 0.34
+"""If more views disagree, there is no majority to compare with."""
+
+_INSIDE_SHARE, _MIN_POINTS, _MIN_VIEWS = 0.7, 30, 6
+_MARGIN = 0.15
+_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class MaskAgreement:
+    """How the masks of a capture agree.
+
+    Attributes:
+        iou: Intersection over union of each mask with the hull of the other views, by view.
+        inconsistent: Views that disagree, by name, with the reason.
+        outline_error: Mean distance of the outlines of masks and hull, as a share of the longest
+            side of the images; 0 if it is below the resolution of the comparison.
+        silhouettes: Projected hulls of views without a mask. (H, W) bool, by name
+    """
+
+    iou: dict[str, float]
+    inconsistent: dict[str, str]
+    outline_error: float
+    silhouettes: dict[str, Tensor]
+
+
+def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreement | None:
+    """Compare each mask with the visual hull of the others.
+
+    Args:
+        cameras: Views at the size of their images; those with an object mask are compared, for
+            the others a silhouette is predicted.
+        points: Points of the reconstruction, which tell where the object is. (P, 3) world units
+
+    Returns:
+        The agreement; None if there are too few masks, or too few points inside of them.
+    """
+    views = [_View(camera) for camera in cameras]
+    masked = [view for view in views if view.mask is not None]
+    if len(masked) < _MIN_VIEWS or len(points) < _MIN_POINTS:
+        return None
+    grid = _grid_around_object(masked, torch.from_numpy(points))
+    if grid is None:
+        return None
+    voxels, pitch = grid
+    inconsistent: dict[str, str] = {}
+    for _ in range(_ROUNDS):
+        # The second round is without the views that disagreed in the first.
+        hull = _Hull(voxels, [v for v in masked if v.camera.name not in inconsistent])
+        outlines = {
+            view.camera.name: _compare(
+                view.mask, hull.silhouette(view, pitch, view.camera.name not in inconsistent)
+            )
+            for view in masked
+        }
+        iou = {name: found for name, (found, _) in outlines.items()}
+        inconsistent = _outliers(iou)
+        if len(inconsistent) > MAX_SHARE * len(masked):
+            return MaskAgreement(iou, {}, 0.0, {})
+    hull = _Hull(voxels, [v for v in masked if v.camera.name not in inconsistent])
+    silhouettes = {
+        view.camera.name: hull.silhouette(view, pitch, False) for view in views if view.mask is None
+    }
+    voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in masked]))
+    error = _outline_error(outlines, inconsistent, voxel)
+    return MaskAgreement(iou, inconsistent, error, silhouettes)
+
+
+class _View:
+    """A camera at the size of its small mask, and the mask. (H, W) bool or None"""
+
+    def __init__(self, camera: Camera) -> None:
+        scale = min(1.0, SIDE / max(camera.width, camera.height))
+        size = [max(1, round(side * scale)) for side in (camera.height, camera.width)]
+        self.camera = camera.resized(size[1], size[0])
+        self.mask: Tensor | None = None
+        if camera.mask is not None and camera.mask.mode == "object":
+            values = torch.from_numpy(overview(camera).copy())[None, None].float()
+            self.mask = functional.interpolate(values, size, mode="area")[0, 0] >= COUNTS
+
+    def pixels(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Flat index of the pixel of each point, and whether the view shows it. (N,), (N,)"""
+        c = self.camera
+        # Sums of three products, not a matrix product, whose order depends on the machine.
+        x, y, z = points.unbind(-1)
+        moved = [
+            x * float(row[0]) + y * float(row[1]) + z * float(row[2]) + float(offset)
+            for row, offset in zip(c.rotation, c.translation, strict=True)
+        ]
+        found = pixels_of(torch.stack(moved, dim=-1), c)
+        return found.rows * c.width + found.columns, found.inside
+
+    def pixels_per_unit(self, points: Tensor) -> float:
+        """Pixels of a world unit at the mean of the points; 0 behind the camera."""
+        c, center = self.camera, points.double().mean(dim=0).numpy()
+        depth = float(center @ c.rotation[2] + c.translation[2])
+        return max(c.fx, c.fy) / depth if depth > 0 else 0.0
+
+
+class _Hull:
+    """Votes of some views about voxels."""
+
+    def __init__(self, voxels: Tensor, views: Sequence[_View]) -> None:
+        self._voxels = voxels
+        self._inside = torch.zeros(len(voxels), dtype=torch.int16, device="cpu")
+        self._shown = torch.zeros_like(self._inside)
+        for view in views:
+            index, shown = view.pixels(voxels)
+            self._shown += shown
+            self._inside += shown & view.mask.flatten()[index]
+
+    def silhouette(self, view: _View, pitch: float, voted: bool) -> Tensor:
+        """The hull of the other views as a view shows it; ``voted``: it is one of the hull's."""
+        index, shown = view.pixels(self._voxels)
+        n, inside = self._shown, self._inside
+        if voted:
+            n = n - shown.to(n.dtype)
+            inside = inside - (shown & view.mask.flatten()[index]).to(n.dtype)
+        solid = shown & (n > 2) & (inside >= (1 - OUTSIDE_SHARE) * n)
+        c = view.camera
+        image = torch.zeros(c.height * c.width, dtype=torch.bool, device="cpu")
+        image[index[solid]] = True
+        image = image.view(c.height, c.width)
+        if not bool(solid.any()):
+            return image
+        # Voxels are further apart than pixels: close the gaps between their centres.
+        gap = math.ceil(view.pixels_per_unit(self._voxels[solid]) * pitch)
+        return eroded(dilated(image, (gap + 1) // 2), gap // 2)
+
+
+def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor, float] | None:
+    """Centres of voxels around the points that most masks contain, and their distance."""
+    inside = torch.zeros(len(points), dtype=torch.int16, device="cpu")
+    shown = torch.zeros_like(inside)
+    for view in views:
+        index, visible = view.pixels(points)
+        shown += visible
+        inside += visible & view.mask.flatten()[index]
+    good = points[(shown > 2) & (inside >= _INSIDE_SHARE * shown)]
+    if len(good) < _MIN_POINTS:
+        return None
+    low, high = np.quantile(good.numpy(), (0.01, 0.99), axis=0)
+    size = float((high - low).max())
+    pitch = size * (1 + 2 * _MARGIN) / N_VOXELS
+    if not pitch > 0:
+        return None
+    low, high = low - _MARGIN * size, high + _MARGIN * size
+    axes = [
+        torch.arange(float(a) + pitch / 2, float(b), pitch, dtype=torch.float32, device="cpu")
+        for a, b in zip(low, high, strict=True)
+    ]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 3), pitch
+
+
+def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
+    """IoU of two masks, and the mean distance of their outlines in pixels."""
+    union = int((mask | silhouette).sum())
+    both = int((mask & silhouette).sum())
+    outline = int((mask & ~eroded(mask, 1)).sum())
+    return both / max(union, 1), (union - both) / max(outline, 1)
+
+
+def _outliers(iou: dict[str, float]) -> dict[str, str]:
+    values = np.array(list(iou.values()))
+    middle = float(np.median(values))
+    spread = 1.4826 * float(np.median(np.abs(values - middle)))
+    limit = middle - max(IOU_GAP, IOU_SPREAD * spread)
+    return {
+        name: f"its mask contradicts the others, IoU {value:.2f} instead of {middle:.2f}"
+        for name, value in iou.items()
+        if value < limit
+    }
+
+
+def _outline_error(
+    outlines: dict[str, tuple[float, float]], inconsistent: dict[str, str], voxel: float
+) -> float:
+    """Median distance of the outlines beyond what the voxels explain, as a share of the side."""
+    distances = [d for name, (_, d) in outlines.items() if name not in inconsistent]
+    error = float(np.median(distances)) ** 2 - (VOXEL_ERROR * voxel) ** 2
+    return round(math.sqrt(max(error, 0.0)) / SIDE, 4)

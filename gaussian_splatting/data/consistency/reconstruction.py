@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reprojection checks of a COLMAP model: wrong poses are estimated again, wrong points removed.
+
+A pose or a point that was changed after the reconstruction no longer fits the keypoints that are
+stored with it. The keypoints of an image and the points that the other images agree on give its
+pose (PnP in RANSAC); a point that does not fit its own track has no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sugar_utils.colmap_library import load_pycolmap
+
+WORSE, WORST_PIXELS = 3.0, 2.0
+"""Median reprojection errors of an image that are too large: in medians of all, and in pixels."""
+
+POINT_WORSE, POINT_PIXELS = 10.0, 8.0
+"""The same for the median error of a point over its track."""
+
+_MIN_INLIERS, _MIN_INLIER_SHARE = 12, 0.5
+_MAX_OBSERVATIONS = 1_000_000
+_NAMED = 5
+
+
+def error_limit(errors: Any) -> float:
+    """Largest median reprojection error in pixels of an image that agrees with the others."""
+    errors = np.asarray(errors, dtype=np.float64)
+    finite = errors[np.isfinite(errors)]
+    return max(WORSE * float(np.median(finite)), WORST_PIXELS) if len(finite) else np.inf
+
+
+def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
+    """Estimate the poses of images again that do not fit their keypoints, and drop such points.
+
+    Args:
+        model: ``pycolmap.Reconstruction``, changed in place. Very large ones are left as they are.
+        notify: Called with one line for the images and one for the points.
+    """
+    if model.compute_num_observations() > _MAX_OBSERVATIONS:
+        return
+    tracks = _Tracks(model)
+    if not tracks.images:
+        return
+    medians = {i: float(np.median(tracks.errors(i))) for i in tracks.images}
+    limit = error_limit(list(medians.values()))
+    repaired = [
+        f"{model.images[i].name} ({median:.1f} pixels off)"
+        for i, median in medians.items()
+        if median > limit and tracks.estimate_pose(i, limit)
+    ]
+    if repaired:
+        more = f" and {len(repaired) - _NAMED} more" if len(repaired) > _NAMED else ""
+        notify(
+            f"estimated the poses of {len(repaired)} of {len(medians)} images again, which did "
+            f"not fit their keypoints: {', '.join(repaired[:_NAMED])}{more}"
+        )
+    wrong = tracks.wrong_points()
+    for point in wrong:
+        model.delete_point3D(point)
+    if wrong:
+        notify(
+            f"left out {len(wrong):,} of {len(wrong) + len(model.points3D):,} points of the "
+            "reconstruction that do not lie where the images observe them"
+        )
+
+
+class _Tracks:
+    """Keypoints with a 3D point, of all registered images."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._ids = np.array(sorted(model.points3D), dtype=np.int64)
+        self._points = np.array([model.points3D[i].xyz for i in self._ids]).reshape(-1, 3)
+        self.images: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for image_id in model.reg_image_ids():
+            seen = model.images[image_id].get_observation_points2D()
+            if seen:
+                rows = np.searchsorted(self._ids, [p.point3D_id for p in seen])
+                self.images[image_id] = np.array([p.xy for p in seen]), rows
+
+    def errors(self, image_id: int) -> np.ndarray:
+        """Distances of the projected points from the keypoints. (n,) pixels, inf behind"""
+        keypoints, rows = self.images[image_id]
+        image = self._model.images[image_id]
+        pose = np.array(image.cam_from_world().matrix())
+        view = self._points[rows] @ pose[:, :3].T + pose[:, 3]
+        camera = self._model.cameras[image.camera_id]
+        found = camera.img_from_cam(view, check_cheirality=False)
+        return np.where(view[:, 2] > 0, np.linalg.norm(found - keypoints, axis=1), np.inf)
+
+    def estimate_pose(self, image_id: int, limit: float) -> bool:
+        """Estimate the pose of an image from its keypoints; whether that succeeded."""
+        pycolmap = load_pycolmap()
+
+        image = self._model.images[image_id]
+        frame = image.frame
+        keypoints, rows = self.images[image_id]
+        if len(rows) < _MIN_INLIERS or len(list(frame.image_ids)) > 1:
+            return False
+        options = pycolmap.AbsolutePoseEstimationOptions()
+        options.ransac.max_error = limit
+        options.ransac.random_seed = 0
+        before, old = np.median(self.errors(image_id)), image.cam_from_world()
+        found = pycolmap.estimate_and_refine_absolute_pose(
+            keypoints, self._points[rows], self._model.cameras[image.camera_id], options
+        )
+        if found is None or found["num_inliers"] < max(_MIN_INLIERS, _MIN_INLIER_SHARE * len(rows)):
+            return False
+        frame.set_cam_from_world(image.camera_id, found["cam_from_world"])
+        if np.median(self.errors(image_id)) < min(before, limit):
+            return True
+        frame.set_cam_from_world(image.camera_id, old)
+        return False
+
+    def wrong_points(self) -> list[int]:
+        """Numbers of the points whose median error over their track is far above the others."""
+        rows = np.concatenate([rows for _, rows in self.images.values()])
+        errors = np.concatenate([self.errors(i) for i in self.images])
+        order = np.lexsort((errors, rows))
+        rows, errors = rows[order], errors[order]
+        present, first, count = np.unique(rows, return_index=True, return_counts=True)
+        medians = errors[first + count // 2]
+        limit = max(POINT_WORSE * float(np.median(medians)), POINT_PIXELS)
+        return self._ids[present[medians > limit]].tolist()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits below which the result of a stage is a failure, whatever the stage reported.
+
+The figures are those of the last evaluation, so the check takes no time of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sugar_utils.errors import UserError
+
+MIN_GAIN = 0.0
+"""Decibels by which a model must be better than one constant colour for each image."""
+
+MIN_MASK_IOU = 0.6
+"""Least intersection over union of rendered opacity, or of a mesh, with the masks."""
+
+MAX_GAP = 12.0
+"""Decibels by which training views may be better than held-out ones."""
+
+MAX_REMOVED = 0.95
+"""Share of the points inside of their own masks that the hull of all masks may remove."""
+
+MIN_COVERED = 0.02
+"""Least share of the images that a mesh covers where there are no masks."""
+
+_POSES = "are poses and masks those of these images? python train.py --doctor shows more"
+
+
+class FailedResult(UserError):
+    """A stage finished, but its result is not usable; the next stages would waste their time."""
+
+    exit_code = 4
+    label = "failed"
+
+
+def problem_of(figures: Mapping[str, Any]) -> str | None:
+    """What is wrong with a result: the problem, its likely cause and a remedy, in one line.
+
+    Args:
+        figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),
+            ``gap``, ``mask_iou``, ``removed_share`` and ``covered_share``.
+
+    Returns:
+        The line; None for a result within all limits.
+    """
+    psnr, constant = figures.get("psnr"), figures.get("constant_psnr")
+    if psnr is not None and constant is not None and psnr < constant + MIN_GAIN:
+        return (
+            f"renders are worse than one constant colour for each image ({psnr:.1f} dB, constant "
+            f"{constant:.1f} dB): poses or masks are wrong, or training was far too short; {_POSES}"
+        )
+    iou = figures.get("mask_iou")
+    if iou is not None and iou < MIN_MASK_IOU:
+        return (
+            f"the result fills {iou:.0%} of the masks (IoU, at least {MIN_MASK_IOU:.0%} expected): "
+            "masks contradict each other, or parts were removed by mistake; check the masks, or "
+            "pass --mask_mode ignore"
+        )
+    gap = figures.get("gap")
+    if gap is not None and gap > MAX_GAP:
+        return (
+            f"training views are {gap:.1f} dB better than held-out ones: each image is explained "
+            f"by itself; {_POSES}"
+        )
+    removed = figures.get("removed_share")
+    if removed is not None and removed > MAX_REMOVED:
+        return (
+            f"the masks remove {removed:.0%} of the points that their own images see inside of "
+            "them: masks contradict each other; check them, or pass --mask_mode ignore"
+        )
+    covered = figures.get("covered_share")
+    if covered is not None and covered < MIN_COVERED:
+        return (
+            f"the mesh covers {covered:.1%} of the images: the surface was not found; train "
+            "longer, or lower --surface_level"
+        )
+    return None
