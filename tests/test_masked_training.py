@@ -15,7 +15,7 @@ import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.visual_hull import VisualHull
+from gaussian_splatting.data.visual_hull import VisualHull, distance_outside
 from gaussian_splatting.engine.masking import color_terms_of, halved_mask, on_background
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, StripMaps
@@ -180,7 +180,7 @@ def test_a_pixel_of_half_the_size_counts_where_all_it_covers_do():
 def test_gaussians_outside_of_the_hull_go_with_a_densification():
     camera, photograph = masked_view("object")
     rules = replace(VanillaConfig().densification, densify_from_iter=1, densification_interval=2)
-    hull = VisualHull((camera,), (photograph[..., 3] > 0,))
+    hull = VisualHull((camera,), (distance_outside(photograph[..., 3] > 0),))
     config = VanillaConfig(densification=rules)
     stage = VanillaStage(tiny_cloud(), config, EXTENT, None, hull=hull)
     for iteration in (1, 2):
@@ -194,7 +194,7 @@ def test_gaussians_outside_of_the_hull_go_with_a_densification():
 
 def test_the_coarse_prune_keeps_the_hull():
     camera, photograph = masked_view("object")
-    hull = VisualHull((camera,), (photograph[..., 3] > 0,))
+    hull = VisualHull((camera,), (distance_outside(photograph[..., 3] > 0),))
     said = []
     stage = CoarseStage(tiny_cloud(), CoarseConfig(), EXTENT, said.append, hull=hull)
     stage.begin(9_001)
@@ -293,7 +293,7 @@ def test_masks_that_exclude_every_point_are_an_error(masked_scene, tmp_path, cap
         corner[:2, :2] = 255
         Image.fromarray(corner).save(path)
     assert vanilla_run(root, tmp_path / "model") == 2
-    assert "lies inside of all masks" in capsys.readouterr().err
+    assert "lies inside of the masks" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
 

@@ -7,7 +7,7 @@ points is often posed wrongly, and every stage would learn from it what is not t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -134,21 +134,14 @@ class SeenPoints:
         return float(self.depths.min())
 
 
-def hardly_known(
-    cameras: Sequence[Camera],
-    observations: Observations | None,
-    options: ViewOptions,
-) -> dict[str, str]:
+def hardly_known(observations: Observations | None, options: ViewOptions) -> dict[str, str]:
     """Views that the reconstruction knows too little about, by name, with the reason.
 
     Args:
-        cameras: All cameras of a scene.
-        observations: What is known; cameras without a fit are not named.
+        observations: What is known; None, or a view without a fit, names nothing.
         options: The least number of points.
     """
-    fits = {} if observations is None else observations.fits
-    weak = _weak(fits, options.min_observations)
-    return {c.name: weak[c.name] for c in cameras if c.name in weak}
+    return _weak({} if observations is None else observations.fits, options.min_observations)
 
 
 def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:

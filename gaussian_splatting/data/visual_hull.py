@@ -33,7 +33,7 @@ MIN_VOTES, FEW_VIEWS_SHARE = 1.5, 0.25
 """Votes that are needed in any case, or this share of the views where that is less."""
 
 _MIN_Z = 1e-6
-_STEPS = 8
+_STEPS = 4
 """Steps of a pixel in which distances are stored, which end at 255 steps."""
 
 
@@ -91,7 +91,7 @@ def is_outside(votes: Tensor, shown_by: Tensor) -> Tensor:
 
 
 def distance_outside(mask: Tensor) -> Tensor:
-    """Distance of each pixel from a mask, in eighths of a pixel; 0 inside, at most 255.
+    """Distance of each pixel from a mask, in quarters of a pixel; 0 inside, at most 255.
 
     Args:
         mask: (H, W) bool

@@ -27,6 +27,9 @@ LONGEST_SIDE = 640
 MIN_CORRELATION, CORRELATION_GAP = 0.5, 0.25
 """An image is inconsistent below the first, if it also lies so far below the median image."""
 
+MIN_MEDIAN_CORRELATION = 0.6
+"""If the median image is below, the colours of the points tell nothing."""
+
 MAX_STOPS, STOPS_SPREAD = 1.25, 5.0
 """Largest exposure offset, in stops and in standard deviations of the images."""
 
@@ -119,12 +122,9 @@ def inconsistent_images(
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         measured = list(pool.map(lambda camera: _measure(camera, observations), cameras))
     by_name = {c.name: m for c, m in zip(cameras, measured, strict=True)}
-    checks = (
-        _copies(cameras, by_name),
-        _uncorrelated(by_name),
-        _other_exposure(by_name),
-        _blurred(by_name),
-    )
+    checks = [_copies(cameras, by_name), _blurred(by_name)]
+    if _median(m.correlation for m in measured) >= MIN_MEDIAN_CORRELATION:
+        checks = [_uncorrelated(by_name), _other_exposure(by_name), *checks]
     found: dict[str, str] = {}
     for check in checks:
         found = {**_trusted(check, len(cameras)), **found}
@@ -171,13 +171,11 @@ def _compare(image: np.ndarray, points: np.ndarray) -> tuple[float, float]:
 
 
 def _uncorrelated(measured: dict[str, ImageStatistics]) -> dict[str, str]:
-    limit = min(
-        MIN_CORRELATION, _median(m.correlation for m in measured.values()) - CORRELATION_GAP
-    )
+    limit = _median(m.correlation for m in measured.values()) - CORRELATION_GAP
     return {
         name: f"its colours do not match the points it observes, correlation {m.correlation:.2f}"
         for name, m in measured.items()
-        if m.correlation < limit
+        if m.correlation < min(MIN_CORRELATION, limit)
     }
 
 

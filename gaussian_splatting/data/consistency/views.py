@@ -94,7 +94,7 @@ def checked_views(
         found = {**known, **unusable}
         masked, _ = _with_agreement(masked, found, points, root)
     else:
-        found = {**hardly_known(cameras, observations, options), **unusable}
+        found = {**hardly_known(observations, options), **unusable}
         found = {**_image_checks(_Inputs.of(masked, found, observations)), **found}
         masked, contradictions = _with_agreement(masked, found, points, root, notify)
         found = {**contradictions, **found}
