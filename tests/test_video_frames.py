@@ -166,6 +166,9 @@ def test_a_video_becomes_a_scene_beside_it(pictures, tmp_path):
         assert result.n_registered == 8
         assert not needs_cameras(video)
         assert convert(options, console).seconds == 0
+    write_video(video, pictures[::-1])
+    assert needs_cameras(video)
+    assert needs_cameras(tmp_path / "walk")
 
 
 def test_a_video_and_photographs_are_not_mixed(pictures, tmp_path):

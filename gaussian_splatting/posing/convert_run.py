@@ -37,15 +37,17 @@ from gaussian_splatting.posing.scene_folder import (
     PAGE,
     WORK,
     Source,
+    digest,
     find_source,
     note,
     original_masks,
     publish,
     require_free,
+    source_digest,
 )
 from gaussian_splatting.posing.verdict import Evidence, Verdict, model_facts, verdict_of
 from gaussian_splatting.posing.video_frames import extract_frames
-from gaussian_splatting.posing.work import Work, digest
+from gaussian_splatting.posing.work import Work
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -137,6 +139,7 @@ def _convert(work: Work) -> Converted:
             "some dozens make a good model"
         )
     masks, moving = _masks_of(work, photographs)
+    taken = source_digest(source, moving)
     files, hidden = _contents(photographs, masks)
     attempts = attempts_of(work, photographs, masks, files, hidden)
     ways = [attempt.keys()["models"] for attempt in attempts]
@@ -170,7 +173,7 @@ def _convert(work: Work) -> Converted:
                 f"{source.folder}: the photographs as taken are in {now.folder.name}/ now, "
                 f"{source.folder.name}/ has undistorted copies"
             )
-        note(now, published=True, finished=key)
+        note(now, published=True, finished=key, taken=taken)
     console.info(result.line)
     if result.page is not None:
         console.info(f"map and details: {result.page}")
