@@ -143,29 +143,6 @@ def test_a_second_call_has_nothing_to_do(converted):
     assert model_bytes(converted) == before
 
 
-def test_cameras_are_needed_again_once_photographs_or_masks_change(converted, tmp_path):
-    root = tmp_path / "scene"
-    shutil.copytree(converted, root)
-    assert not needs_cameras(root)
-    added = root / "input" / "IMG 8.png"
-    shutil.copy(root / "input" / "IMG 7.png", added)
-    assert needs_cameras(root)
-    added.unlink()
-    assert not needs_cameras(root)
-    Image.new("L", (WIDTH, HEIGHT), 255).save(_made(root / "input_masks") / "IMG 1.png")
-    assert needs_cameras(root)
-    convert(ConvertOptions(root, resize=True, posing=SMALL), Heard())
-    assert not needs_cameras(root)
-    # Flat copies are no photographs to begin with.
-    shutil.rmtree(root / "input")
-    assert not needs_cameras(root)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 @pytest.mark.parametrize(
     ("place", "name"),
     [

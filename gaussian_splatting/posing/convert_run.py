@@ -143,7 +143,8 @@ def _convert(work: Work) -> Converted:
     files, hidden = _contents(photographs, masks)
     attempts = attempts_of(work, photographs, masks, files, hidden)
     ways = [attempt.keys()["models"] for attempt in attempts]
-    key = digest(ways, hidden, options.resize, options.skip_matching)
+    given = options.skip_matching and _model_digests(work)
+    key = digest(ways, hidden, options.resize, given)
     if work.noted("finished", key) and not work.flat.is_dir():
         result = _finished_before(source)
         console.info(f"finished before: {result.line}")
@@ -233,6 +234,11 @@ def _contents(
     """What identifies photographs and masks."""
     files = [[p.name, file_digest(p.path)] for p in photographs]
     return files, [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
+
+
+def _model_digests(work: Work) -> list[str]:
+    """Digests of the files of the model that lies in the folder of work already."""
+    return [file_digest(path) for path in sorted((work.models / "0").glob("*")) if path.is_file()]
 
 
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
