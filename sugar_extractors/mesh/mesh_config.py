@@ -252,6 +252,10 @@ class MeshOptions(CaptureOptions):
             values["tsdf"] = {n: v for n, v in values["tsdf"].items() if (n, v) not in _IDLE}
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
+        alone = replace(self, decimation_targets=(target,))
+        if self.mesh_extractor == "poisson" and alone.n_surface_points != self.n_surface_points:
+            # With "auto" the largest of all targets decides.
+            values["surface_points"] = self.n_surface_points
         return values
 
     @property
