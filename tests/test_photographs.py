@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
+import pycolmap
 import pytest
 from PIL import Image, ImageFilter
 
+from gaussian_splatting.posing.flat_scene import originals, write_flat_pictures
 from gaussian_splatting.posing.photographs import (
     camera_groups,
     described_photographs,
@@ -100,3 +103,26 @@ def test_flat_copies_have_names_of_their_own(tmp_path):
     found = described_photographs(tmp_path, True)
     expected = ["a.heic.png", "b.bmp.jpg", "b.jpg", "c.jpg", "d.JPG"]
     assert list(output_names(found)) == expected
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".tif", ".heic"])
+def test_flat_copies_keep_transparency(tmp_path, suffix):
+    if suffix == ".heic":
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    pixels = np.full((24, 32, 4), 200, np.uint8)
+    pixels[:, :16, 3] = 0
+    (tmp_path / "input").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "input" / f"a{suffix}")
+    by_name = originals(described_photographs(tmp_path / "input", True), [None])
+    for number, distortion in enumerate((0.0, 0.01)):
+        lens = pycolmap.Camera(
+            model="SIMPLE_RADIAL", width=32, height=24, params=[30, 16, 12, distortion]
+        )
+        image = SimpleNamespace(name=f"a{suffix}", camera_id=1)
+        model = SimpleNamespace(images={1: image}, cameras={1: lens}, reg_image_ids=lambda: [1])
+        folder = tmp_path / str(number)
+        write_flat_pictures(model, by_name, folder, False, lambda done: None)
+        with Image.open(folder / "images" / "a.png") as flat:
+            alpha = np.asarray(flat)[..., 3]
+        assert alpha[4:-4, 4:12].max() < 30
+        assert alpha[4:-4, 20:-4].min() > 170

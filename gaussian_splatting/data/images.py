@@ -114,7 +114,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 def colors_of(image: Image.Image) -> Image.Image:
     """An image of any mode and depth as 8-bit RGB, or RGBA where something may be transparent."""
     image = _to_8_bit(image)
-    return image.convert("RGBA" if _has_alpha(image) else "RGB")
+    return image.convert("RGBA" if has_alpha(image) else "RGB")
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -128,7 +128,8 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
 
 
-def _has_alpha(image: Image.Image) -> bool:
+def has_alpha(image: Image.Image) -> bool:
+    """Whether something may be transparent."""
     return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
 
 

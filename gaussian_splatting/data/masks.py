@@ -32,6 +32,7 @@ from gaussian_splatting.data.images import (
     IMAGE_SUFFIXES,
     ImageFolder,
     decode_mask,
+    has_alpha,
     image_size,
     open_image,
 )
@@ -167,7 +168,7 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
 def _of_alpha(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _Found:
     masks = [
         ViewMask(camera.image_path, mode, alpha=True)
-        if camera.image_path is not None and _has_alpha(camera.image_path)
+        if camera.image_path is not None and _is_transparent(camera.image_path)
         else None
         for camera in cameras
     ]
@@ -176,9 +177,9 @@ def _of_alpha(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _Found:
     return "alpha channels", masks
 
 
-def _has_alpha(path: Path) -> bool:
+def _is_transparent(path: Path) -> bool:
     with open_image(path) as image:
-        return "A" in image.getbands() or "transparency" in image.info
+        return has_alpha(image)
 
 
 def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | None:
