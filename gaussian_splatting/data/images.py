@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs: at which size to train on them, where they lie, and keeping them decoded.
+"""Photographs: where they lie, and keeping them decoded.
 
 Images stay 8-bit until the device needs them. They are decoded once, at the size of their camera,
 and the next one is decoded on a background thread while the current one is trained on.
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,55 +30,9 @@ from sugar_utils.files import require_regular_file
 from sugar_utils.memory import available_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
-DIVISORS = (1, 2, 4, 8)
 _NAMED_IN_ERRORS = 3
 _MAX_SEARCHED = 200_000
-_MAX_SIDE = 1 << 16
 _FALLBACK_BUDGET = 2 << 30
-
-
-class SizeRule(Protocol):
-    """Chooses the size at which an image is trained on."""
-
-    def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels for a file of the given size."""
-        ...
-
-
-def whole_pixels(width: float, height: float) -> tuple[int, int]:
-    """Whole pixels, at least one a side.
-
-    Raises:
-        UserError: There are so many of them that a division must have been meant.
-    """
-    if max(width, height) > _MAX_SIDE:
-        raise UserError(
-            f"images of {width:.6g} x {height:.6g} px cannot be worked at, a side has at most "
-            f"{_MAX_SIDE:,} px; use another --resolution or --resolution_factor"
-        )
-    return max(1, round(width)), max(1, round(height))
-
-
-@dataclass(frozen=True)
-class VanillaSize:
-    """The size rule of the plain 3DGS trainer."""
-
-    resolution: float = -1
-    """-1: at most 1600 px wide; 1, 2, 4, 8: divisor; another positive number: width in pixels."""
-
-    def __post_init__(self) -> None:
-        if self.resolution != -1 and not (math.isfinite(self.resolution) and self.resolution > 0):
-            raise UserError(
-                f"--resolution must be -1, a divisor (1, 2, 4, 8) or a width, not {self.resolution}"
-            )
-
-    def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels for a file of the given size."""
-        if self.resolution in DIVISORS:
-            return whole_pixels(width / self.resolution, height / self.resolution)
-        wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)
-        wanted = max(1, int(wanted))
-        return whole_pixels(wanted, height * wanted // width)
 
 
 def image_size(path: Path) -> tuple[int, int]:

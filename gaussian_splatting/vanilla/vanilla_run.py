@@ -16,7 +16,8 @@ from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.colmap import find_model
 from gaussian_splatting.data.colmap_poses import write_poses
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
-from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
+from gaussian_splatting.data.image_sizes import SizeRule, VanillaSize
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ObservationOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
