@@ -11,6 +11,8 @@ import pycolmap
 import pytest
 from PIL import Image, ImageFilter
 
+from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.posing.features import create_database, extract_features
 from gaussian_splatting.posing.flat_scene import originals, write_flat_pictures
 from gaussian_splatting.posing.photographs import (
     camera_groups,
@@ -22,7 +24,7 @@ from gaussian_splatting.posing.photographs import (
 )
 from gaussian_splatting.posing.verdict import BLURRED
 from sugar_utils.errors import UserError
-from tests.support.photographed_room import camera_poses, photograph
+from tests.support.photographed_room import WIDTH, camera_poses, photograph
 
 
 def test_order_counts_numbers():
@@ -44,6 +46,27 @@ def test_photographs_are_turned_as_exif_says(tmp_path, orientation):
     (found,) = described_photographs(tmp_path, True)
     assert (found.width, found.height) == (30, 20)
     np.testing.assert_array_equal(np.asarray(read_upright(found.path)), upright)
+
+
+@pytest.mark.parametrize(("orientation", "undo"), [(1, None), (3, 3), (6, 2)])
+def test_features_lie_where_an_upright_photograph_is_opaque(tmp_path, orientation, undo):
+    pixels = photograph(*camera_poses(1)[0])
+    alpha = np.full((*pixels.shape[:2], 1), 255, np.uint8)
+    alpha[:, : WIDTH // 3] = 0
+    image = Image.fromarray(np.concatenate([pixels, alpha], axis=2))
+    image = image if undo is None else image.transpose(Image.Transpose(undo))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "input").mkdir()
+    image.save(tmp_path / "input" / "a.png", exif=exif)
+    found = described_photographs(tmp_path / "input", True)
+    create_database(tmp_path / "a.db", found, None)
+    masks = [ViewMask(found[0].path, "object", alpha=True)]
+    extract_features(tmp_path / "a.db", found, masks, WIDTH, 500, lambda done: None)
+    with pycolmap.Database.open(str(tmp_path / "a.db")) as database:
+        keypoints = database.read_keypoints(1)
+    assert len(keypoints) > 20
+    assert keypoints[:, 0].min() >= WIDTH // 3
 
 
 def test_focal_length_comes_from_exif_in_pixels_of_the_upright_picture(tmp_path):

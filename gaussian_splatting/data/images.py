@@ -18,7 +18,7 @@ from types import TracebackType
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
@@ -121,10 +121,16 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
         return np.array(flat)
 
 
-def decode_mask(mask: ViewMask, width: int, height: int) -> np.ndarray:
+def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) -> np.ndarray:
     """Decode a mask at a given size, each pixel the mean of what it covers.
 
     Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
+
+    Args:
+        mask: Where it is, and what it means.
+        width: Width of the result in pixels.
+        height: Height of the result in pixels.
+        upright: Whether the EXIF orientation is applied, as to a photograph that was turned.
 
     Returns:
         255 where a pixel counts, 0 where it does not. (height, width) uint8
@@ -133,7 +139,7 @@ def decode_mask(mask: ViewMask, width: int, height: int) -> np.ndarray:
         UserError: The file is damaged or not an image.
     """
     with open_image(mask.path) as image:
-        pixels = np.asarray(colors_of(image))
+        pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
     if mask.alpha:
         values = pixels[..., 3] if pixels.shape[2] == 4 else np.full(pixels.shape[:2], 255)
     else:

@@ -153,7 +153,7 @@ def _features_of(
     found, descriptors = extractor.extract_from_uint8_array(grey)
     keypoints = pycolmap.keypoints_to_matrix(found).reshape(-1, 4)
     if mask is not None:
-        counts = decode_mask(mask, width, height) >= 128
+        counts = decode_mask(mask, width, height, upright=True) >= 128
         x, y = keypoints[:, :2].astype(int).T
         kept = counts[y.clip(0, height - 1), x.clip(0, width - 1)]
         keypoints = keypoints[kept]
