@@ -15,6 +15,9 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 
+_LEAST_WEIGHT = 1e-3
+"""Of a masked pixel, in steps of the mask's byte."""
+
 
 class SizedViews:
     """Photographs and cameras of one size after another.
@@ -64,17 +67,30 @@ def at_scale(camera: Camera, scale: float) -> Camera:
 
 
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
-    """A smaller photograph, every byte the mean of what it covers.
+    """A smaller photograph, every byte the mean of what it covers, colours weighted by the mask.
 
     Args:
-        photograph: Colours, and a mask that is averaged like them. (H, W, 3) or (H, W, 4) uint8
+        photograph: Colours, and perhaps a mask. (H, W, 3) or (H, W, 4) uint8
         width: In pixels.
         height: In pixels.
     """
-    box = Image.Resampling.BOX
+    planes = photograph.permute(2, 0, 1).float()
+    if len(planes) == 3:
+        return _rounded(_means(planes, width, height))
+    # What is masked out says nothing about colours, except where there is nothing else.
+    weights = planes[3:].clamp_min(_LEAST_WEIGHT)
+    colors = _means(planes[:3] * weights, width, height) / _means(weights, width, height)
+    return _rounded(np.concatenate([colors, _means(planes[3:], width, height)]))
+
+
+def _means(planes: Tensor, width: int, height: int) -> np.ndarray:
+    """Means of what the pixels of a smaller size cover. (P, H, W) float -> (P, height, width)"""
     # In floats, because of bytes Pillow would round rows and then columns, half of them upwards.
-    planes = [
-        np.asarray(Image.fromarray(plane.numpy()).resize((width, height), box))
-        for plane in photograph.permute(2, 0, 1).float()
-    ]
-    return torch.from_numpy(np.rint(np.stack(planes, axis=-1)).astype(np.uint8))
+    box = Image.Resampling.BOX
+    small = [Image.fromarray(p.numpy()).resize((width, height), box) for p in planes]
+    return np.stack([np.asarray(plane) for plane in small])
+
+
+def _rounded(planes: np.ndarray) -> Tensor:
+    """(C, h, w) float -> (h, w, C) uint8"""
+    return torch.from_numpy(np.rint(planes).astype(np.uint8).transpose(1, 2, 0).copy())
