@@ -6,6 +6,7 @@ checking them before anything is written.
 |---|---|
 | COLMAP | ``masks/NAME.EXT.png`` |
 | Brush and many apps | ``masks/STEM.*`` |
+| others | ``masks/STEM_mask.*``, ``STEM-mask.*``, ``STEM.mask.*``, ``NAME.EXT.mask.*`` |
 | 2DGS, PGSR, GOF, DTU data | ``mask/000.png``, numbered as the photographs are sorted |
 | nerfstudio | ``mask_path`` of each frame in ``transforms.json`` |
 | NeRF-synthetic, cut-outs | alpha channel of the photograph |
@@ -45,6 +46,9 @@ FOLDERS = ("masks", "mask")
 
 OVERVIEW_SIDE = 512
 """Longest side in pixels of the small masks that are checked and carve the hull."""
+
+_ENDINGS = ("_mask", "-mask", ".mask")
+"""What names of masks may have behind the photograph's name, with its extension or without."""
 
 _NAMED = 3
 _KEPT_OVERVIEWS = 4096
@@ -192,11 +196,14 @@ def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Foun
     by_name = ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
     alike = Counter(name.name for name in names)
-    paths = [
-        by_name.find(name.as_posix())
-        or (by_name.find(name.name) if alike[name.name] == 1 else None)
-        for name in names
-    ]
+
+    def find(name: PurePosixPath) -> Path | None:
+        places = [name, PurePosixPath(name.name)] if alike[name.name] == 1 else [name]
+        bases = [base for place in places for base in (place, place.with_suffix(""))]
+        wanted = [*map(str, places), *(f"{base}{end}" for end in _ENDINGS for base in bases)]
+        return next(filter(None, map(by_name.find, wanted)), None)
+
+    paths = [find(name) for name in names]
     if not any(paths):
         paths = _by_number(cameras, folder)
     return str(folder), [_of_file(c, path, mode) for c, path in zip(cameras, paths, strict=True)]
