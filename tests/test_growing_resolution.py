@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -86,6 +87,28 @@ def test_views_of_a_size_are_kept_for_that_size_only(scene):
         assert views.get(camera, 0.5)[1] is copy
         assert views.get(camera, 1.0)[1] is photograph
         assert views.get(camera, 0.5)[1] is not copy
+
+
+@pytest.mark.parametrize("n_kept", [3, 10])
+def test_small_copies_stay_under_the_budget_of_the_photographs(scene, n_kept):
+    camera, n = scene.cameras[0], len(scene.cameras)
+    whole = 3 * camera.width * camera.height
+    budget = whole + n_kept * whole // 4
+    with ImageStore(budget_bytes=budget) as images:
+        views = SizedViews(images)
+        copies = []
+        for each in scene.cameras * 3:
+            views.prefetch(each)
+            copies.append(weakref.ref(views.get(each, 0.5)[1]))
+            kept = {id(copy): copy for ref in copies if (copy := ref()) is not None}
+            assert sum(copy.nbytes for copy in kept.values()) <= images.statistics.n_bytes <= budget
+            del kept
+        if n_kept >= n:
+            # Whole photographs make room for copies, which are made once.
+            assert images.statistics.misses + images.statistics.hits == n
+            assert images.statistics.n_bytes >= n * whole // 4
+        views.get(camera, 1.0)
+        assert images.statistics.n_bytes <= 2 * whole
 
 
 def test_a_view_has_a_pixel_at_least():

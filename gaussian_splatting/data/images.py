@@ -374,6 +374,37 @@ class ImageStore:
         self._keep(key, image)
         return image
 
+    def scaled(self, camera: Camera, scale: float, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """A smaller copy of a photograph, kept under the same budget as photographs.
+
+        Args:
+            camera: The view at full size.
+            scale: Of the copy; tells copies of one photograph apart.
+            make: Gives the copy of the photograph.
+
+        Returns:
+            As :meth:`get`.
+        """
+        key, whole = _store_key(camera, scale), _store_key(camera)
+        if key in self._images:
+            self._images.move_to_end(key)
+            return self._images[key]
+        copy = make(self.get(camera))
+        if whole in self._images:
+            # The next to leave: copies are asked for again, and they are made of it but once.
+            self._images.move_to_end(whole, last=False)
+        self._keep(key, copy)
+        return copy
+
+    def has_scaled(self, camera: Camera, scale: float) -> bool:
+        """Whether there is a copy of this scale."""
+        return _store_key(camera, scale) in self._images
+
+    def drop_scaled(self, scale: float) -> None:
+        """Let go of all copies of a scale."""
+        for key in [key for key in self._images if key[-1] == scale]:
+            self._n_bytes -= held_bytes(self._images.pop(key))
+
     def shown(self, camera: Camera) -> Tensor:
         """The photograph as figures and pictures see it: an object on the plain background.
 
@@ -454,5 +485,5 @@ def shared_or_own_store(
     return ImageStore(white_background, sharers=sharers)
 
 
-def _store_key(camera: Camera) -> tuple:
-    return camera.image_path, camera.width, camera.height, camera.mask
+def _store_key(camera: Camera, scale: float = 1.0) -> tuple:
+    return camera.image_path, camera.width, camera.height, camera.mask, scale

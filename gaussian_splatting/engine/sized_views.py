@@ -2,7 +2,7 @@
 """Training views at the size that an iteration asks for.
 
 Smaller photographs are made of the decoded ones, every pixel the mean of what it covers, and kept
-for the current size only.
+for the current size only, under the budget of the decoded ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class SizedViews:
     def __init__(self, images: ImageStore) -> None:
         self._images = images
         self._scale = 1.0
-        self._small: dict[str, Tensor] = {}
 
     def get(self, camera: Camera, scale: float) -> tuple[Camera, Tensor]:
         """A view at a share of its size.
@@ -45,19 +44,18 @@ class SizedViews:
         Raises:
             UserError: The camera has no image or the image cannot be decoded.
         """
-        if scale != self._scale:
-            self._scale, self._small = scale, {}
+        if scale != self._scale and self._scale != 1.0:
+            self._images.drop_scaled(self._scale)
+        self._scale = scale
         if scale == 1.0:
             return camera, self._images.get(camera)
         small = at_scale(camera, scale)
-        if camera.name not in self._small:
-            whole = self._images.get(camera)
-            self._small[camera.name] = averaged(whole, small.width, small.height)
-        return small, self._small[camera.name]
+        size = small.width, small.height
+        return small, self._images.scaled(camera, scale, lambda whole: averaged(whole, *size))
 
     def prefetch(self, camera: Camera) -> None:
         """Have the photograph decoded in the background unless there is a small copy of it."""
-        if camera.name not in self._small:
+        if self._scale == 1.0 or not self._images.has_scaled(camera, self._scale):
             self._images.prefetch(camera)
 
 
