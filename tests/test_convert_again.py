@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.posing import convert_run
+from gaussian_splatting.posing import attempts, convert_run
 from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
 from gaussian_splatting.posing.convert_run import convert
 from gaussian_splatting.posing.scene_folder import needs_cameras
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from tests.support.limits import largest_file
 from tests.support.photographed_room import HEIGHT, WIDTH, write_photographs
 
 SMALL = PosingOptions(extraction_size=WIDTH, max_features=1000)
@@ -56,11 +60,7 @@ def test_flat_copies_of_another_lens_are_not_kept_after_a_kill(converted, tmp_pa
     shutil.copytree(converted / "input", root / "input")
     shutil.copytree(converted / "distorted" / "sparse", root / "distorted" / "sparse")
     options = ConvertOptions(root, skip_matching=True)
-
-    def dies(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(convert_run, "write_flat_model", dies)
+    monkeypatch.setattr(convert_run, "write_flat_model", _interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(options, Console.silent())
     monkeypatch.undo()
@@ -79,5 +79,57 @@ def test_flat_copies_of_another_lens_are_not_kept_after_a_kill(converted, tmp_pa
     shutil.rmtree(folder)
     shutil.copytree(converted / "distorted" / "sparse" / "0", folder)
     convert(options, Console.silent())
-    for path in (converted / "sparse" / "0").iterdir():
+    assert_same_model(root, converted)
+
+
+def assert_same_model(root: Path, expected: Path) -> None:
+    for path in (expected / "sparse" / "0").iterdir():
         assert (root / "sparse" / "0" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits on Windows")
+@pytest.mark.parametrize("n_bytes", [50_000, 200_000, 800_000])
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(converted, tmp_path, n_bytes):
+    shutil.copytree(converted / "input", tmp_path / "input")
+    options = ConvertOptions(tmp_path, posing=SMALL)
+    with largest_file(n_bytes), pytest.raises(UserError, match=r"database\.db.*free some space"):
+        convert(options, Console.silent())
+    convert(options, Console.silent())
+    assert_same_model(tmp_path, converted)
+
+
+@pytest.mark.parametrize(
+    ("damage", "steps"),
+    [
+        ("text", "match_pairs"),
+        ("middle", "match_pairs"),
+        ("half", "map_photographs"),
+        ("empty", "map_photographs"),
+        ("text", "all"),
+    ],
+)
+def test_a_damaged_database_is_made_anew(converted, tmp_path, monkeypatch, damage, steps):
+    shutil.copytree(converted, tmp_path / "scene")
+    root = tmp_path / "scene"
+    options = ConvertOptions(root, resize=True, posing=SMALL)
+    if steps != "all":
+        shutil.rmtree(root / "distorted")
+        monkeypatch.setattr(attempts, steps, _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(replace(options, overwrite=True), Console.silent())
+        monkeypatch.undo()
+    path = root / "distorted" / "database.db"
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes({
+        "text": b"hello" * 100,
+        "half": whole[:middle],
+        "empty": b"",
+        "middle": whole[:middle] + b"\xa5" * 9000 + whole[middle + 9000 :],
+    }[damage])  # fmt: skip
+    convert(replace(options, overwrite=True), Console.silent())
+    assert_same_model(root, converted)
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -18,6 +18,7 @@ from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.posing.attempts import FoundCameras, attempts_of, find_cameras
 from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.convert_page import camera_map, convert_page
+from gaussian_splatting.posing.features import database_errors
 from gaussian_splatting.posing.flat_scene import (
     Original,
     originals,
@@ -268,9 +269,10 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
         path = found.attempt.database
         # Whoever said nothing about it has had whole photographs tried as well.
         masked = bool(found.attempt.masks) and work.options.posing.masked_features is True
-        with load_pycolmap().Database.open(str(path)) as database:
-            n_features = [database.num_keypoints_for_image(k + 1) for k in range(len(names))]
-        matches = verified_matches(path)
+        with database_errors(path):
+            with load_pycolmap().Database.open(str(path)) as database:
+                n_features = [database.num_keypoints_for_image(k + 1) for k in range(len(names))]
+            matches = verified_matches(path)
     evidence = Evidence(names, sharp, n_features, matches, found.models.registered, masked=masked)
     if found.models.largest is None:
         return evidence
