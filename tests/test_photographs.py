@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.posing.convert_options import ConvertOptions
+from gaussian_splatting.posing.convert_run import convert
 from gaussian_splatting.posing.features import create_database, extract_features
 from gaussian_splatting.posing.flat_scene import originals, write_flat_pictures
 from gaussian_splatting.posing.photographs import (
@@ -23,8 +27,14 @@ from gaussian_splatting.posing.photographs import (
     sharpness,
 )
 from gaussian_splatting.posing.verdict import BLURRED
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from tests.support.photographed_room import WIDTH, camera_poses, photograph
+from tests.support.photographed_room import (
+    WIDTH,
+    camera_poses,
+    photograph,
+    write_photographs,
+)
 
 
 def test_order_counts_numbers():
@@ -105,6 +115,18 @@ def test_heic_is_read_or_the_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     with pytest.raises(UserError, match="pip install pillow-heif"):
         described_photographs(tmp_path, True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode elsewhere")
+@pytest.mark.parametrize("name", [b"IMG_\xff/a.png", b"IMG_\xff.png"])
+def test_a_name_that_is_not_utf8_is_one_line_before_any_work(tmp_path, name):
+    write_photographs(tmp_path / "input", 2)
+    path = Path(os.fsdecode(os.fsencode(tmp_path / "input") + b"/" + name))
+    path.parent.mkdir(exist_ok=True)
+    Image.new("RGB", (8, 8)).save(path)
+    with pytest.raises(UserError, match=r"IMG_.udcff.*: the name is not valid UTF-8"):
+        convert(ConvertOptions(tmp_path), Console.silent())
+    assert not (tmp_path / "distorted" / "database.db").exists()
 
 
 def test_sharpness_falls_with_blur_and_not_with_the_subject():

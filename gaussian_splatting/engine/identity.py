@@ -152,7 +152,7 @@ def scene_inputs(
 def _tracks_digest(observations: Observations) -> str:
     digest = hashlib.sha256(observations.points.tobytes() + observations.lengths.tobytes())
     for name, rows in sorted(observations.rows.items()):
-        digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogateescape") + rows.tobytes())
+        digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -110,11 +110,25 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
     """All photographs of a folder, from their headers alone.
 
     Raises:
-        UserError: One is no image, or is HEIC and nothing is installed that reads it.
+        UserError: One is no image, its name is no valid UTF-8, or it is HEIC and nothing is
+            installed that reads it.
     """
     files = picture_files(folder, recursive)
+    for path in files:
+        _require_utf8(path)
     _prepare_heif(files)
     return [_described(path, folder) for path in files]
+
+
+def _require_utf8(path: Path) -> None:
+    """Check that COLMAP, whose texts are UTF-8, can name a file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise UserError(
+            f"{shown}: the name is not valid UTF-8, which COLMAP needs; rename it"
+        ) from error
 
 
 def _prepare_heif(files: Sequence[Path]) -> None:
