@@ -34,7 +34,8 @@ from torch import Tensor
 
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.cameras import Camera, camera_extent
-from gaussian_splatting.data.images import ImageStore, VanillaSize
+from gaussian_splatting.data.image_sizes import VanillaSize
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import NONE, MaskOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path

@@ -146,7 +146,8 @@ def _convert_options(args: argparse.Namespace) -> ConvertOptions | None:
         return None
     if Launch.read().size > 1:
         raise UserError(
-            f"{args.scene_path}: has no cameras yet; let one process find them first: "
+            f"{args.scene_path}: has no cameras yet, or those of other photographs; let one "
+            "process find them first: "
             f"python gaussian_splatting/convert.py -s {args.scene_path}"
         )
     return from_args(ConvertOptions, args, source_path=args.scene_path, overwrite=False)

@@ -109,9 +109,14 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
 
 
 def open_coarse(
-    options: CoarseOptions, notices: Notices
+    options: CoarseOptions, notices: Notices, *, tracks: bool = False
 ) -> tuple[ReferenceCheckpoint, Scene, Exposures | None, Identity]:
     """Read what a coarse run of any mode starts from, and what identifies it.
+
+    Args:
+        options: The run.
+        notices: Told what was found.
+        tracks: Whether the result depends on which points the photographs observe.
 
     Raises:
         UserError: If something is missing or damaged.
@@ -123,7 +128,8 @@ def open_coarse(
     exposures, known = capture_exposures(
         checkpoint, scene, config.exposure, span, options.compute.device, notices
     )
-    inputs = {**scene_inputs(scene), "Gaussians": file_digest(checkpoint.ply_path), **known}
+    read = scene_inputs(scene, tracks=tracks)
+    inputs = {**read, "Gaussians": file_digest(checkpoint.ply_path), **known}
     return checkpoint, scene, exposures, Identity(options.identity(), inputs, options.sources())
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from gaussian_splatting.data.images import DIVISORS, whole_pixels
+from gaussian_splatting.data.image_sizes import DIVISORS, whole_pixels
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag

@@ -83,7 +83,7 @@ def _prepared(
     options: MultiviewOptions, notices: Notices
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
     config, compute = options.config, options.compute
-    checkpoint, scene, exposures, identity = open_coarse(options, notices)
+    checkpoint, scene, exposures, identity = open_coarse(options, notices, tracks=True)
     neighbors = _neighbors(scene, notices)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:

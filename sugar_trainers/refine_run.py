@@ -129,7 +129,8 @@ def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundC
     exposures, known = capture_exposures(
         checkpoint, scene, config.exposure, span, compute.device, notices
     )
-    inputs = {**scene_inputs(scene), "mesh": file_digest(options.mesh_path), **known}
+    read = scene_inputs(scene, tracks=config.refine_surface_terms)
+    inputs = {**read, "mesh": file_digest(options.mesh_path), **known}
     identity = Identity(options.identity(), inputs, options.sources())
 
     def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:

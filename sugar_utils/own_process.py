@@ -6,11 +6,12 @@ Meanwhile nobody could be told how far it is, and Ctrl-C would wait for the end.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,14 @@ _ROOT = Path(__file__).resolve().parent.parent
 _GLANCE_SECONDS = 0.1
 _KILLED = -9
 _NO_MEMORY = ("MemoryError", "bad_alloc")
+_END_WITH_PARENT = """
+import sys, psutil
+process = psutil.Process(int(sys.argv[1]))
+if not sys.stdin.buffer.read(1):
+    process.kill()
+"""
+"""Reads nothing if the parent was killed. A thread could not end a process whose interpreter is
+held."""
 
 
 def run_alone(
@@ -28,7 +37,7 @@ def run_alone(
     arguments: Sequence[str],
     waiting: Callable[[int], None] = lambda n_bytes: None,
 ) -> None:
-    """Run ``python -m module`` to its end. Whatever ends the wait ends the process.
+    """Run ``python -m module`` to its end. Whatever ends the wait, or this process, ends it.
 
     Args:
         module: One of ours.
@@ -46,9 +55,10 @@ def run_alone(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=_ROOT
         )
         try:
-            while process.poll() is None:
-                waiting(_resident(process.pid))
-                time.sleep(_GLANCE_SECONDS)
+            with _ended_with_us(process.pid):
+                while process.poll() is None:
+                    waiting(_resident(process.pid))
+                    time.sleep(_GLANCE_SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -61,6 +71,20 @@ def run_alone(
                 raise MemoryError(f"{module} was ended by the system")
             reason = lines[-1] if lines else f"exit code {process.returncode}"
             raise UserError(f"{module} failed: {reason}")
+
+
+@contextlib.contextmanager
+def _ended_with_us(pid: int) -> Iterator[None]:
+    """A context that a process does not outlive, should this one be killed within."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", _END_WITH_PARENT, str(pid)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=_ROOT,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            watcher.communicate(b"\n")
 
 
 def _resident(pid: int) -> int:

@@ -64,6 +64,17 @@ def test_surface_points_follow_the_triangles_that_are_kept(tmp_path):
     assert many.n_surface_points == MOST_POINTS
 
 
+def test_a_mesh_of_more_surface_points_for_a_larger_target_is_another_mesh(tmp_path):
+    def identity(*targets: int) -> dict:
+        options = MeshOptions(scene_path=tmp_path, checkpoint_path=tmp_path, surface_points=AUTO,
+                              decimation_targets=targets)  # fmt: skip
+        return options.identity(0.3, 20_000)
+
+    assert identity(20_000) == identity(10_000, 20_000)
+    assert identity(20_000) != identity(20_000, 50_000)
+    assert identity(20_000)["surface_points"] == AUTO
+
+
 def test_cells_are_no_smaller_than_pixels_and_no_emptier_than_a_point_each():
     points = cube_points(1_000_000)
     depths = [automatic_depth(points, pixel, 1.1) for pixel in (0.5, 0.25, 0.125, 0.06, 1e-9)]

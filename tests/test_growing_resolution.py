@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.data.compositing import composited
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.sized_views import SizedViews, at_scale, averaged
 from gaussian_splatting.vanilla.growing_resolution import (
@@ -36,13 +38,31 @@ def scene(tmp_path_factory):
 # Photographs
 
 
-def test_a_smaller_photograph_has_means_and_its_mask_weighs_no_colour():
+def test_a_smaller_photograph_has_means_and_its_mask_weighs_colours():
     whole = torch.randint(0, 256, (12, 8, 4), dtype=torch.uint8)
+    whole[:2, :2, 3] = 0
     found = averaged(whole, 4, 6)
-    blocks = whole.double().reshape(6, 2, 4, 2, 4).mean(dim=(1, 3))
+    blocks = whole.double().reshape(6, 2, 4, 2, 4)
+    colors, mask = blocks[..., :3], blocks[..., 3:]
+    weighted = (colors * mask).mean(dim=(1, 3)) / mask.mean(dim=(1, 3))
+    weighted[0, 0] = colors[0, :, 0].mean(dim=(0, 1))
+    expected = torch.cat([weighted, mask.mean(dim=(1, 3))], dim=-1)
     assert found.shape == (6, 4, 4)
-    assert torch.equal(found.double(), blocks.round())
+    assert torch.equal(found[..., 3].double(), expected[..., 3].round())
+    assert (found.double() - expected).abs().max() <= 0.51
+    assert torch.equal(averaged(whole[..., :3], 4, 6).double(), colors.mean(dim=(1, 3)).round())
     assert torch.equal(averaged(whole, 8, 12), whole)
+
+
+@pytest.mark.parametrize("background", [0, 255])
+def test_a_smaller_cut_out_looks_like_the_smaller_picture_of_it(background):
+    cut_out = torch.zeros(32, 32, 4, dtype=torch.uint8)
+    y, x = np.mgrid[:32, :32]
+    cut_out[torch.from_numpy((x - 15.3) ** 2 + (y - 16.1) ** 2 < 100)] = 230
+    cut_out[..., 3] = torch.where(cut_out[..., 3] > 0, 255, 0)
+    plain = torch.full((3,), background, dtype=torch.uint8)
+    shown = averaged(composited(cut_out, plain), 8, 8).int()
+    assert (composited(averaged(cut_out, 8, 8), plain).int() - shown).abs().max() <= 1
 
 
 def test_a_smaller_photograph_counts_parts_of_pixels():
@@ -67,6 +87,28 @@ def test_views_of_a_size_are_kept_for_that_size_only(scene):
         assert views.get(camera, 0.5)[1] is copy
         assert views.get(camera, 1.0)[1] is photograph
         assert views.get(camera, 0.5)[1] is not copy
+
+
+@pytest.mark.parametrize("n_kept", [3, 10])
+def test_small_copies_stay_under_the_budget_of_the_photographs(scene, n_kept):
+    camera, n = scene.cameras[0], len(scene.cameras)
+    whole = 3 * camera.width * camera.height
+    budget = whole + n_kept * whole // 4
+    with ImageStore(budget_bytes=budget) as images:
+        views = SizedViews(images)
+        copies = []
+        for each in scene.cameras * 3:
+            views.prefetch(each)
+            copies.append(weakref.ref(views.get(each, 0.5)[1]))
+            kept = {id(copy): copy for ref in copies if (copy := ref()) is not None}
+            assert sum(copy.nbytes for copy in kept.values()) <= images.statistics.n_bytes <= budget
+            del kept
+        if n_kept >= n:
+            # Whole photographs make room for copies, which are made once.
+            assert images.statistics.misses + images.statistics.hits == n
+            assert images.statistics.n_bytes >= n * whole // 4
+        views.get(camera, 1.0)
+        assert images.statistics.n_bytes <= 2 * whole
 
 
 def test_a_view_has_a_pixel_at_least():

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.images import (
     ImageFolder,
     ImageStore,
-    VanillaSize,
     decode_image,
     fit_to_file,
     missing_images,

@@ -12,7 +12,8 @@ from PIL import Image
 import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.compositing import composited, dilated, eroded, outlined
-from gaussian_splatting.data.images import ImageStore, VanillaSize
+from gaussian_splatting.data.image_sizes import VanillaSize
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.identity import scene_inputs
@@ -61,6 +62,10 @@ def mask_names(scene):
         ("masks", ["IMG_1.png", "IMG_2.png", "other/IMG_3.png"]),
         ("mask", ["img_1.bmp", "img_2.bmp", "img_3.bmp"]),
         ("masks", ["IMG_1.JPG", "IMG_2.JPG", "other/IMG_3.JPG"]),
+        ("masks", ["IMG_1_mask.png", "IMG_2_MASK.PNG", "other/IMG_3_mask.jpg"]),
+        ("masks", ["IMG_1-mask.png", "IMG_2-mask.png", "IMG_3-mask.png"]),
+        ("masks", ["IMG_1.JPG.mask.png", "IMG_2.jpg.mask.png", "other/IMG_3.JPG.mask.png"]),
+        ("masks", ["IMG_1.mask.png", "IMG_2.mask.png", "other/IMG_3.mask.png"]),
     ],
 )
 def test_masks_are_found_under_the_names_of_several_programs(capture, folder, names):

@@ -13,6 +13,7 @@ from PIL import Image
 
 import extract_mesh
 import train
+import train_coarse_multiview
 import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import Camera
@@ -42,6 +43,7 @@ from tests.support.tiny_scene import (
     start,
     wait_for_checkpoint,
 )
+from tests.support.tracks import add_tracks
 
 COARSE = Path("coarse/scene/sugarcoarse_3Dgs7000_densityestim02_sdfnorm02")
 LAST = 4
@@ -159,6 +161,30 @@ def test_a_camera_that_moved_is_named(inputs, tmp_path, capsys):
     path.write_text(json.dumps(entries))
     code = coarse(inputs, tmp_path / "out")
     assert_refused(code, capsys.readouterr().err, "cameras: view_02.png changed")
+
+
+@pytest.mark.parametrize("kind", ["multiview", "refined", "mesh"])
+def test_a_result_that_depends_on_point_tracks_is_not_taken_for_that_of_others(
+    inputs, tmp_path, capsys, kind
+):
+    model = inputs / "scene" / "sparse" / "0"
+    add_tracks(model, 5, ("view_01.png", "view_02.png"))
+    common = ("-s", inputs / "scene", "-c", inputs / "vanilla", "-o", tmp_path / "out")
+    write_mesh_ply(tmp_path / "sugarmesh_ball.ply", icosahedron())
+    run, *flags = {
+        "multiview": (train_coarse_multiview.main, "--schedule_scale", 0.0002),
+        "refined": (train_refined.main, "-m", tmp_path / "sugarmesh_ball.ply", "-g", 1, "-f", 2,
+                    "--refine_surface_terms", True),
+        "mesh": (extract_mesh.main, "--use_vanilla_3dgs", True, "-m", "unused", "-d", 500,
+                 "--mesh_extractor", "tsdf", "--tsdf_depth", "plane", "--tsdf_voxel_size", 0.2,
+                 "--meshing_backend", "pycolmap"),
+    }[kind]  # fmt: skip
+    assert run_cli(run, *common, *flags) == 0
+    assert run_cli(run, *common, *flags) == 0
+    assert "already" in capsys.readouterr().out
+    add_tracks(model, 5, ("view_03.png",))
+    code = run_cli(run, *common, *flags)
+    assert_refused(code, capsys.readouterr().err, "point tracks: changed", "--overwrite True")
 
 
 @pytest.mark.slow

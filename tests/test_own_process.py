@@ -2,14 +2,17 @@
 """Work in a process of its own: to its end, with its errors in one line, and never left behind."""
 
 import contextlib
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
 
 from sugar_utils.errors import UserError
 from sugar_utils.own_process import run_alone
+from tests.support.repository import ROOT
 
 
 @pytest.fixture
@@ -57,6 +60,33 @@ def test_modules_of_the_users_folder_are_not_taken(module, tmp_path, monkeypatch
     (tmp_path / "users" / "psutil.py").write_text("raise SystemExit('taken')", encoding="utf-8")
     monkeypatch.chdir(tmp_path / "users")
     run_alone(module("import psutil"), [])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no C library of this name there")
+def test_it_ends_when_its_parent_is_killed(module, tmp_path):
+    # Holds the interpreter, as the libraries do: no other thread of it gets to run.
+    work = (
+        "import ctypes, os, sys; open(sys.argv[1], 'w').write(f'{os.getpid()} ')\n"
+        "ctypes.PyDLL(None).sleep(60)"
+    )
+    note = tmp_path / "pid"
+    wait = (
+        "import sys; from sugar_utils.own_process import run_alone\n"
+        "run_alone(sys.argv[1], sys.argv[2:])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", wait, module(work), str(note)], cwd=ROOT)
+    assert _becomes_true(lambda: note.is_file() and note.read_text().endswith(" "))
+    worker = psutil.Process(int(note.read_text()))
+    parent.kill()
+    parent.wait()
+    assert _becomes_true(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+def _becomes_true(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not (true := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return true
 
 
 def test_who_stops_waiting_leaves_nothing_behind(module):

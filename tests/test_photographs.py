@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pycolmap
 import pytest
 from PIL import Image, ImageFilter
 
+from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.consistency.image_content import sharpness
+from gaussian_splatting.posing.convert_options import ConvertOptions
+from gaussian_splatting.posing.convert_run import convert
+from gaussian_splatting.posing.features import create_database, extract_features
+from gaussian_splatting.posing.flat_scene import originals, write_flat_pictures
 from gaussian_splatting.posing.photographs import (
     camera_groups,
     described_photographs,
@@ -18,8 +27,14 @@ from gaussian_splatting.posing.photographs import (
     read_upright,
 )
 from gaussian_splatting.posing.verdict import BLURRED
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from tests.support.photographed_room import camera_poses, photograph
+from tests.support.photographed_room import (
+    WIDTH,
+    camera_poses,
+    photograph,
+    write_photographs,
+)
 
 
 def test_order_counts_numbers():
@@ -41,6 +56,27 @@ def test_photographs_are_turned_as_exif_says(tmp_path, orientation):
     (found,) = described_photographs(tmp_path, True)
     assert (found.width, found.height) == (30, 20)
     np.testing.assert_array_equal(np.asarray(read_upright(found.path)), upright)
+
+
+@pytest.mark.parametrize(("orientation", "undo"), [(1, None), (3, 3), (6, 2)])
+def test_features_lie_where_an_upright_photograph_is_opaque(tmp_path, orientation, undo):
+    pixels = photograph(*camera_poses(1)[0])
+    alpha = np.full((*pixels.shape[:2], 1), 255, np.uint8)
+    alpha[:, : WIDTH // 3] = 0
+    image = Image.fromarray(np.concatenate([pixels, alpha], axis=2))
+    image = image if undo is None else image.transpose(Image.Transpose(undo))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "input").mkdir()
+    image.save(tmp_path / "input" / "a.png", exif=exif)
+    found = described_photographs(tmp_path / "input", True)
+    create_database(tmp_path / "a.db", found, None)
+    masks = [ViewMask(found[0].path, "object", alpha=True)]
+    extract_features(tmp_path / "a.db", found, masks, WIDTH, 500, lambda done: None)
+    with pycolmap.Database.open(str(tmp_path / "a.db")) as database:
+        keypoints = database.read_keypoints(1)
+    assert len(keypoints) > 20
+    assert keypoints[:, 0].min() >= WIDTH // 3
 
 
 def test_focal_length_comes_from_exif_in_pixels_of_the_upright_picture(tmp_path):
@@ -81,6 +117,18 @@ def test_heic_is_read_or_the_package_is_named(tmp_path, monkeypatch):
         described_photographs(tmp_path, True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode elsewhere")
+@pytest.mark.parametrize("name", [b"IMG_\xff/a.png", b"IMG_\xff.png"])
+def test_a_name_that_is_not_utf8_is_one_line_before_any_work(tmp_path, name):
+    write_photographs(tmp_path / "input", 2)
+    path = Path(os.fsdecode(os.fsencode(tmp_path / "input") + b"/" + name))
+    path.parent.mkdir(exist_ok=True)
+    Image.new("RGB", (8, 8)).save(path)
+    with pytest.raises(UserError, match=r"IMG_.udcff.*: the name is not valid UTF-8"):
+        convert(ConvertOptions(tmp_path), Console.silent())
+    assert not (tmp_path / "distorted" / "database.db").exists()
+
+
 def test_sharpness_falls_with_blur_and_not_with_the_subject():
     for pose in camera_poses(3):
         picture = Image.fromarray(photograph(*pose)).convert("L")
@@ -100,3 +148,26 @@ def test_flat_copies_have_names_of_their_own(tmp_path):
     found = described_photographs(tmp_path, True)
     expected = ["a.heic.png", "b.bmp.jpg", "b.jpg", "c.jpg", "d.JPG"]
     assert list(output_names(found)) == expected
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".tif", ".heic"])
+def test_flat_copies_keep_transparency(tmp_path, suffix):
+    if suffix == ".heic":
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    pixels = np.full((24, 32, 4), 200, np.uint8)
+    pixels[:, :16, 3] = 0
+    (tmp_path / "input").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "input" / f"a{suffix}")
+    by_name = originals(described_photographs(tmp_path / "input", True), [None])
+    for number, distortion in enumerate((0.0, 0.01)):
+        lens = pycolmap.Camera(
+            model="SIMPLE_RADIAL", width=32, height=24, params=[30, 16, 12, distortion]
+        )
+        image = SimpleNamespace(name=f"a{suffix}", camera_id=1)
+        model = SimpleNamespace(images={1: image}, cameras={1: lens}, reg_image_ids=lambda: [1])
+        folder = tmp_path / str(number)
+        write_flat_pictures(model, by_name, folder, False, lambda done: None)
+        with Image.open(folder / "images" / "a.png") as flat:
+            alpha = np.asarray(flat)[..., 3]
+        assert alpha[4:-4, 4:12].max() < 30
+        assert alpha[4:-4, 20:-4].min() > 170

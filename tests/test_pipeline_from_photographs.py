@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,7 @@ def test_from_photographs_to_gaussians_on_a_surface_in_one_command(tmp_path, cap
     # The same command has nothing left to do.
     again = run_full(args)
     assert [record.name for record in again.records][0] == "vanilla 3DGS"
+    # With another photograph it has.
+    room = tmp_path / "room"
+    shutil.copy(room / "input" / "IMG 7.png", room / "input" / "IMG 8.png")
+    assert plan_of("-s", room).convert is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
@@ -20,7 +21,13 @@ from gaussian_splatting.vanilla.robust import (
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
-from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli, tiny_cameras
+from tests.support.tiny_scene import (
+    assert_same_bits,
+    load_pt,
+    make_tiny_scene,
+    run_cli,
+    tiny_cameras,
+)
 
 EXTENT = 3.0
 ON = RobustConfig(robust=True)
@@ -61,6 +68,22 @@ def vanilla(scene, output, *more) -> None:
         "--densify_from_iter", 2, "--densification_interval", 4, "--densify_until_iter", 20,
         "--opacity_reset_interval", 9, "--checkpoint_interval", 8, "--robust", *more,
     ) == 0  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [400, 120])
+def test_the_shell_counts_among_the_gaussians_allowed_and_leaves_most_to_the_points(
+    tmp_path, limit
+):
+    scene = make_tiny_scene(tmp_path / "scene")
+    vanilla(scene, tmp_path / "a", "--max_gaussians", limit, "--checkpoint_interval", 2,
+            "--keep_checkpoints", 99)  # fmt: skip
+    folder = tmp_path / "a" / "checkpoints"
+    clouds = [load_pt(path)["state_dict"]["_points"] for path in folder.glob("*.pt")]
+    assert max(map(len, clouds)) <= limit
+    is_far = load_pt(folder / "2.pt")["state_dict"]["_points"].norm(dim=1) > 40
+    assert 0 < is_far.sum() <= limit // 10
+    # Points are 300: as many as are allowed, or room for more.
+    assert (~is_far).sum() >= min(300, limit - limit // 10) - 5
 
 
 def test_a_continued_robust_run_has_the_same_bits_and_keeps_its_shell(tmp_path):

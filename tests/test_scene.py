@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.cameras import camera_extent
-from gaussian_splatting.data.images import ImageStore, VanillaSize
+from gaussian_splatting.data.image_sizes import VanillaSize
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import (
     ReferenceCheckpoint,
     load_reference_checkpoint,

@@ -85,6 +85,17 @@ def test_a_choice_cut_short_goes_on(pictures, tmp_path):
     assert len(numbers_in(folder)) == 3
 
 
+def test_no_frame_of_a_replaced_video_survives(pictures, tmp_path):
+    video, folder = tmp_path / "walk.mp4", tmp_path / "input"
+    for shown in (pictures, pictures[::-1]):
+        write_video(video, shown)
+        # Name and size of both are the same.
+        video.write_bytes(video.read_bytes().ljust(1 << 20, b"\0"))
+        extract_frames(video, folder, 8, quiet)
+    with Image.open(folder / "frame_00001.jpg") as frame:
+        assert np.abs(np.asarray(frame).astype(int) - pictures[6]).mean() < 8
+
+
 def test_frames_are_turned_as_the_phone_was_held(pictures, tmp_path):
     video = write_video(tmp_path / "portrait.mp4", pictures[:4])
     data = video.read_bytes()
@@ -155,6 +166,9 @@ def test_a_video_becomes_a_scene_beside_it(pictures, tmp_path):
         assert result.n_registered == 8
         assert not needs_cameras(video)
         assert convert(options, console).seconds == 0
+    write_video(video, pictures[::-1])
+    assert needs_cameras(video)
+    assert needs_cameras(tmp_path / "walk")
 
 
 def test_a_video_and_photographs_are_not_mixed(pictures, tmp_path):

@@ -43,7 +43,7 @@ import train_refined
 from benchmarks.robustness.child import Limits, Main, Outcome, run_child
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
-from gaussian_splatting.data.images import VanillaSize
+from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.ply import read_point_ply, write_gaussian_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import (
     point_cloud_path,

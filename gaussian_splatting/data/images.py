@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs: at which size to train on them, where they lie, and keeping them decoded.
+"""Photographs: where they lie, and keeping them decoded.
 
 Images stay 8-bit until the device needs them. They are decoded once, at the size of their camera,
 and the next one is decoded on a background thread while the current one is trained on.
@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
@@ -32,55 +30,9 @@ from sugar_utils.files import require_regular_file
 from sugar_utils.memory import available_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
-DIVISORS = (1, 2, 4, 8)
 _NAMED_IN_ERRORS = 3
 _MAX_SEARCHED = 200_000
-_MAX_SIDE = 1 << 16
 _FALLBACK_BUDGET = 2 << 30
-
-
-class SizeRule(Protocol):
-    """Chooses the size at which an image is trained on."""
-
-    def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels for a file of the given size."""
-        ...
-
-
-def whole_pixels(width: float, height: float) -> tuple[int, int]:
-    """Whole pixels, at least one a side.
-
-    Raises:
-        UserError: There are so many of them that a division must have been meant.
-    """
-    if max(width, height) > _MAX_SIDE:
-        raise UserError(
-            f"images of {width:.6g} x {height:.6g} px cannot be worked at, a side has at most "
-            f"{_MAX_SIDE:,} px; use another --resolution or --resolution_factor"
-        )
-    return max(1, round(width)), max(1, round(height))
-
-
-@dataclass(frozen=True)
-class VanillaSize:
-    """The size rule of the plain 3DGS trainer."""
-
-    resolution: float = -1
-    """-1: at most 1600 px wide; 1, 2, 4, 8: divisor; another positive number: width in pixels."""
-
-    def __post_init__(self) -> None:
-        if self.resolution != -1 and not (math.isfinite(self.resolution) and self.resolution > 0):
-            raise UserError(
-                f"--resolution must be -1, a divisor (1, 2, 4, 8) or a width, not {self.resolution}"
-            )
-
-    def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels for a file of the given size."""
-        if self.resolution in DIVISORS:
-            return whole_pixels(width / self.resolution, height / self.resolution)
-        wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)
-        wanted = max(1, int(wanted))
-        return whole_pixels(wanted, height * wanted // width)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -114,7 +66,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 def colors_of(image: Image.Image) -> Image.Image:
     """An image of any mode and depth as 8-bit RGB, or RGBA where something may be transparent."""
     image = _to_8_bit(image)
-    return image.convert("RGBA" if _has_alpha(image) else "RGB")
+    return image.convert("RGBA" if has_alpha(image) else "RGB")
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -128,7 +80,8 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
 
 
-def _has_alpha(image: Image.Image) -> bool:
+def has_alpha(image: Image.Image) -> bool:
+    """Whether something may be transparent."""
     return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
 
 
@@ -168,10 +121,16 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
         return np.array(flat)
 
 
-def decode_mask(mask: ViewMask, width: int, height: int) -> np.ndarray:
+def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) -> np.ndarray:
     """Decode a mask at a given size, each pixel the mean of what it covers.
 
     Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
+
+    Args:
+        mask: Where it is, and what it means.
+        width: Width of the result in pixels.
+        height: Height of the result in pixels.
+        upright: Whether the EXIF orientation is applied, as to a photograph that was turned.
 
     Returns:
         255 where a pixel counts, 0 where it does not. (height, width) uint8
@@ -180,7 +139,7 @@ def decode_mask(mask: ViewMask, width: int, height: int) -> np.ndarray:
         UserError: The file is damaged or not an image.
     """
     with open_image(mask.path) as image:
-        pixels = np.asarray(colors_of(image))
+        pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
     if mask.alpha:
         values = pixels[..., 3] if pixels.shape[2] == 4 else np.full(pixels.shape[:2], 255)
     else:
@@ -418,6 +377,37 @@ class ImageStore:
         self._keep(key, image)
         return image
 
+    def scaled(self, camera: Camera, scale: float, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """A smaller copy of a photograph, kept under the same budget as photographs.
+
+        Args:
+            camera: The view at full size.
+            scale: Of the copy; tells copies of one photograph apart.
+            make: Gives the copy of the photograph.
+
+        Returns:
+            As :meth:`get`.
+        """
+        key, whole = _store_key(camera, scale), _store_key(camera)
+        if key in self._images:
+            self._images.move_to_end(key)
+            return self._images[key]
+        copy = make(self.get(camera))
+        if whole in self._images:
+            # The next to leave: copies are asked for again, and they are made of it but once.
+            self._images.move_to_end(whole, last=False)
+        self._keep(key, copy)
+        return copy
+
+    def has_scaled(self, camera: Camera, scale: float) -> bool:
+        """Whether there is a copy of this scale."""
+        return _store_key(camera, scale) in self._images
+
+    def drop_scaled(self, scale: float) -> None:
+        """Let go of all copies of a scale."""
+        for key in [key for key in self._images if key[-1] == scale]:
+            self._n_bytes -= held_bytes(self._images.pop(key))
+
     def shown(self, camera: Camera) -> Tensor:
         """The photograph as figures and pictures see it: an object on the plain background.
 
@@ -499,5 +489,5 @@ def shared_or_own_store(
     return ImageStore(white_background, sharers=sharers)
 
 
-def _store_key(camera: Camera) -> tuple:
-    return camera.image_path, camera.width, camera.height, camera.mask
+def _store_key(camera: Camera, scale: float = 1.0) -> tuple:
+    return camera.image_path, camera.width, camera.height, camera.mask, scale

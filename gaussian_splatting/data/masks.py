@@ -6,6 +6,7 @@ checking them before anything is written.
 |---|---|
 | COLMAP | ``masks/NAME.EXT.png`` |
 | Brush and many apps | ``masks/STEM.*`` |
+| others | ``masks/STEM_mask.*``, ``STEM-mask.*``, ``STEM.mask.*``, ``NAME.EXT.mask.*`` |
 | 2DGS, PGSR, GOF, DTU data | ``mask/000.png``, numbered as the photographs are sorted |
 | nerfstudio | ``mask_path`` of each frame in ``transforms.json`` |
 | NeRF-synthetic, cut-outs | alpha channel of the photograph |
@@ -32,6 +33,7 @@ from gaussian_splatting.data.images import (
     IMAGE_SUFFIXES,
     ImageFolder,
     decode_mask,
+    has_alpha,
     image_size,
     open_image,
 )
@@ -47,6 +49,9 @@ OVERVIEW_SIDE = 512
 
 MAX_BLACK_SHARE = 0.25
 """If more masks are all black, they are no masks."""
+
+_ENDINGS = ("_mask", "-mask", ".mask")
+"""What names of masks may have behind the photograph's name, with its extension or without."""
 
 _NAMED = 3
 _KEPT_OVERVIEWS = 4096
@@ -181,7 +186,7 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
 def _of_alpha(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _Found:
     masks = [
         ViewMask(camera.image_path, mode, alpha=True)
-        if camera.image_path is not None and _has_alpha(camera.image_path)
+        if camera.image_path is not None and _is_transparent(camera.image_path)
         else None
         for camera in cameras
     ]
@@ -190,9 +195,9 @@ def _of_alpha(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _Found:
     return "alpha channels", masks
 
 
-def _has_alpha(path: Path) -> bool:
+def _is_transparent(path: Path) -> bool:
     with open_image(path) as image:
-        return "A" in image.getbands() or "transparency" in image.info
+        return has_alpha(image)
 
 
 def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | None:
@@ -205,11 +210,14 @@ def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Foun
     by_name = ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
     alike = Counter(name.name for name in names)
-    paths = [
-        by_name.find(name.as_posix())
-        or (by_name.find(name.name) if alike[name.name] == 1 else None)
-        for name in names
-    ]
+
+    def find(name: PurePosixPath) -> Path | None:
+        places = [name, PurePosixPath(name.name)] if alike[name.name] == 1 else [name]
+        bases = [base for place in places for base in (place, place.with_suffix(""))]
+        wanted = [*map(str, places), *(f"{base}{end}" for end in _ENDINGS for base in bases)]
+        return next(filter(None, map(by_name.find, wanted)), None)
+
+    paths = [find(name) for name in names]
     if not any(paths):
         paths = _by_number(cameras, folder)
     return str(folder), [_of_file(c, path, mode) for c, path in zip(cameras, paths, strict=True)]

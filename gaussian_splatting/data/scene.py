@@ -14,10 +14,10 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency.views import checked_views
+from gaussian_splatting.data.image_sizes import SizeRule
 from gaussian_splatting.data.images import (
     IMAGE_SUFFIXES,
     ImageFolder,
-    SizeRule,
     find_images,
     missing_images,
 )

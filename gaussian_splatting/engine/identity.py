@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.former_names import with_present_names
 from sugar_utils.files import file_digest, json_values
@@ -117,12 +118,15 @@ def _named(names: Sequence[str], what: str) -> str:
     return f"{', '.join(names[:_NAMED])}{more} {what}" if names else ""
 
 
-def scene_inputs(scene: Scene, *, photographs: bool = True) -> dict[str, dict[str, str]]:
+def scene_inputs(
+    scene: Scene, *, photographs: bool = True, tracks: bool = False
+) -> dict[str, dict[str, str] | str]:
     """Digests of a scene's cameras, which of them are held out, their photographs and masks.
 
     Args:
         scene: The scene, at the size that is worked at.
         photographs: Whether the photographs are read; otherwise only the cameras count.
+        tracks: Whether the result depends on which points the photographs observe.
 
     Raises:
         UserError: A photograph cannot be read.
@@ -140,7 +144,16 @@ def scene_inputs(scene: Scene, *, photographs: bool = True) -> dict[str, dict[st
         modes = [f"{mask.mode}{' alpha' * mask.alpha}" for mask in masked.values()]
         shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
         inputs["masks"] = dict(zip(masked, shown, strict=True))
+    if tracks and scene.observations is not None:
+        inputs["point tracks"] = _tracks_digest(scene.observations)
     return inputs
+
+
+def _tracks_digest(observations: Observations) -> str:
+    digest = hashlib.sha256(observations.points.tobytes() + observations.lengths.tobytes())
+    for name, rows in sorted(observations.rows.items()):
+        digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def points_digest(scene: Scene) -> str:

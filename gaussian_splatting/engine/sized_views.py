@@ -2,7 +2,7 @@
 """Training views at the size that an iteration asks for.
 
 Smaller photographs are made of the decoded ones, every pixel the mean of what it covers, and kept
-for the current size only.
+for the current size only, under the budget of the decoded ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 
+_LEAST_WEIGHT = 1e-3
+"""Of a masked pixel, in steps of the mask's byte."""
+
 
 class SizedViews:
     """Photographs and cameras of one size after another.
@@ -26,7 +29,6 @@ class SizedViews:
     def __init__(self, images: ImageStore) -> None:
         self._images = images
         self._scale = 1.0
-        self._small: dict[str, Tensor] = {}
 
     def get(self, camera: Camera, scale: float) -> tuple[Camera, Tensor]:
         """A view at a share of its size.
@@ -42,19 +44,18 @@ class SizedViews:
         Raises:
             UserError: The camera has no image or the image cannot be decoded.
         """
-        if scale != self._scale:
-            self._scale, self._small = scale, {}
+        if scale != self._scale and self._scale != 1.0:
+            self._images.drop_scaled(self._scale)
+        self._scale = scale
         if scale == 1.0:
             return camera, self._images.get(camera)
         small = at_scale(camera, scale)
-        if camera.name not in self._small:
-            whole = self._images.get(camera)
-            self._small[camera.name] = averaged(whole, small.width, small.height)
-        return small, self._small[camera.name]
+        size = small.width, small.height
+        return small, self._images.scaled(camera, scale, lambda whole: averaged(whole, *size))
 
     def prefetch(self, camera: Camera) -> None:
         """Have the photograph decoded in the background unless there is a small copy of it."""
-        if camera.name not in self._small:
+        if self._scale == 1.0 or not self._images.has_scaled(camera, self._scale):
             self._images.prefetch(camera)
 
 
@@ -64,17 +65,30 @@ def at_scale(camera: Camera, scale: float) -> Camera:
 
 
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
-    """A smaller photograph, every byte the mean of what it covers.
+    """A smaller photograph, every byte the mean of what it covers, colours weighted by the mask.
 
     Args:
-        photograph: Colours, and a mask that is averaged like them. (H, W, 3) or (H, W, 4) uint8
+        photograph: Colours, and perhaps a mask. (H, W, 3) or (H, W, 4) uint8
         width: In pixels.
         height: In pixels.
     """
-    box = Image.Resampling.BOX
+    planes = photograph.permute(2, 0, 1).float()
+    if len(planes) == 3:
+        return _rounded(_means(planes, width, height))
+    # What is masked out says nothing about colours, except where there is nothing else.
+    weights = planes[3:].clamp_min(_LEAST_WEIGHT)
+    colors = _means(planes[:3] * weights, width, height) / _means(weights, width, height)
+    return _rounded(np.concatenate([colors, _means(planes[3:], width, height)]))
+
+
+def _means(planes: Tensor, width: int, height: int) -> np.ndarray:
+    """Means of what the pixels of a smaller size cover. (P, H, W) float -> (P, height, width)"""
     # In floats, because of bytes Pillow would round rows and then columns, half of them upwards.
-    planes = [
-        np.asarray(Image.fromarray(plane.numpy()).resize((width, height), box))
-        for plane in photograph.permute(2, 0, 1).float()
-    ]
-    return torch.from_numpy(np.rint(np.stack(planes, axis=-1)).astype(np.uint8))
+    box = Image.Resampling.BOX
+    small = [Image.fromarray(p.numpy()).resize((width, height), box) for p in planes]
+    return np.stack([np.asarray(plane) for plane in small])
+
+
+def _rounded(planes: np.ndarray) -> Tensor:
+    """(C, h, w) float -> (h, w, C) uint8"""
+    return torch.from_numpy(np.rint(planes).astype(np.uint8).transpose(1, 2, 0).copy())

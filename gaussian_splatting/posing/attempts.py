@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.posing.features import create_database, extract_features
+from gaussian_splatting.posing.features import (
+    create_database,
+    database_errors,
+    extract_features,
+    is_whole,
+)
 from gaussian_splatting.posing.mapping import (
     Models,
     chosen_mapper,
@@ -24,9 +29,9 @@ from gaussian_splatting.posing.mapping import (
 )
 from gaussian_splatting.posing.matching import chosen_matcher, match_pairs, pairs_to_match
 from gaussian_splatting.posing.photographs import Photograph
-from gaussian_splatting.posing.scene_folder import note
+from gaussian_splatting.posing.scene_folder import digest, note
 from gaussian_splatting.posing.verdict import FINE_SHARE, NARROW, model_facts
-from gaussian_splatting.posing.work import Work, digest
+from gaussian_splatting.posing.work import Work
 from sugar_utils.colmap_library import load_pycolmap
 
 
@@ -90,9 +95,10 @@ class Attempt:
 
     def run(self) -> Models:
         """All steps that are not done yet."""
-        _find_features(self)
-        _match(self)
-        return _map(self)
+        with database_errors(self.database):
+            _find_features(self)
+            _match(self)
+            return _map(self)
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,10 @@ def _put_in_place(found: FoundCameras) -> None:
 def _find_features(attempt: Attempt) -> None:
     posing, key = attempt.work.options.posing, attempt.keys()["features"]
     photographs = attempt.photographs
-    if not attempt.noted("features", key) or not attempt.database.is_file():
+    noted = attempt.noted("features", key)
+    if not noted or not is_whole(attempt.database, len(photographs)):
+        if noted:
+            attempt.work.console.info(f"note: {attempt.database} is missing or damaged; made anew")
         for path in attempt.database.parent.glob(f"{attempt.database.name}*"):
             path.unlink()
         create_database(attempt.database, photographs, posing.camera)

@@ -19,6 +19,7 @@ from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.posing.attempts import FoundCameras, attempts_of, find_cameras
 from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.convert_page import camera_map, convert_page
+from gaussian_splatting.posing.features import database_errors
 from gaussian_splatting.posing.flat_scene import (
     Original,
     originals,
@@ -37,15 +38,17 @@ from gaussian_splatting.posing.scene_folder import (
     PAGE,
     WORK,
     Source,
+    digest,
     find_source,
     note,
     original_masks,
     publish,
     require_free,
+    source_digest,
 )
 from gaussian_splatting.posing.verdict import Evidence, Verdict, model_facts, verdict_of
 from gaussian_splatting.posing.video_frames import extract_frames
-from gaussian_splatting.posing.work import Work, digest
+from gaussian_splatting.posing.work import Work
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -137,10 +140,12 @@ def _convert(work: Work) -> Converted:
             "some dozens make a good model"
         )
     masks, moving = _masks_of(work, photographs)
+    taken = source_digest(source, moving)
     files, hidden = _contents(photographs, masks)
     attempts = attempts_of(work, photographs, masks, files, hidden)
     ways = [attempt.keys()["models"] for attempt in attempts]
-    key = digest(ways, hidden, options.resize, options.skip_matching)
+    given = options.skip_matching and _model_digests(work)
+    key = digest(ways, hidden, options.resize, given)
     if work.noted("finished", key) and not work.flat.is_dir():
         result = _finished_before(source)
         console.info(f"finished before: {result.line}")
@@ -170,7 +175,7 @@ def _convert(work: Work) -> Converted:
                 f"{source.folder}: the photographs as taken are in {now.folder.name}/ now, "
                 f"{source.folder.name}/ has undistorted copies"
             )
-        note(now, published=True, finished=key)
+        note(now, published=True, finished=key, taken=taken)
     console.info(result.line)
     if result.page is not None:
         console.info(f"map and details: {result.page}")
@@ -232,6 +237,11 @@ def _contents(
     return files, [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
 
 
+def _model_digests(work: Work) -> list[str]:
+    """Digests of the files of the model that lies in the folder of work already."""
+    return [file_digest(path) for path in sorted((work.models / "0").glob("*")) if path.is_file()]
+
+
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
     """The models that lie in the folder of work already."""
     models = read_models(work.models) if work.models.is_dir() else Models(None, [])
@@ -259,9 +269,10 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
         path = found.attempt.database
         # Whoever said nothing about it has had whole photographs tried as well.
         masked = bool(found.attempt.masks) and work.options.posing.masked_features is True
-        with load_pycolmap().Database.open(str(path)) as database:
-            n_features = [database.num_keypoints_for_image(k + 1) for k in range(len(names))]
-        matches = verified_matches(path)
+        with database_errors(path):
+            with load_pycolmap().Database.open(str(path)) as database:
+                n_features = [database.num_keypoints_for_image(k + 1) for k in range(len(names))]
+            matches = verified_matches(path)
     evidence = Evidence(names, sharp, n_features, matches, found.models.registered, masked=masked)
     if found.models.largest is None:
         return evidence

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +39,36 @@ def database_name(index: int) -> str:
     Lists of pairs take a name for ended where it has a space, as photographs' names often do.
     """
     return f"{index + 1:06}"
+
+
+@contextlib.contextmanager
+def database_errors(path: Path) -> Iterator[None]:
+    """A context in which COLMAP uses a database.
+
+    Raises:
+        UserError: It could not, as on a full disk.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # pycolmap raises what its C++ threw
+        cause = str(error).rstrip(".")
+        raise UserError(
+            f"cannot go on with {path}: {cause}; free some space, and remove the file if that does "
+            "not help"
+        ) from error
+
+
+def is_whole(path: Path, n_photographs: int) -> bool:
+    """Whether a file is an undamaged database of so many photographs."""
+    if not path.is_file():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            checked = database.execute("PRAGMA quick_check(1)").fetchone()
+            found = database.execute("SELECT COUNT(*) FROM images").fetchone()
+    except sqlite3.Error:
+        return False
+    return (checked, found) == (("ok",), (n_photographs,))
 
 
 def create_database(
@@ -135,7 +167,10 @@ def extract_features(
         for index, keypoints, descriptors in _in_order(find, waiting, _workers(longest_side)):
             # Both or none, should the process be killed between them.
             transaction = pycolmap.DatabaseTransaction(database)
-            database.write_keypoints(index + 1, keypoints)
+            # There are some if the disk was full when their descriptors should have followed.
+            is_known = database.exists_keypoints(index + 1)
+            write = database.update_keypoints if is_known else database.write_keypoints
+            write(index + 1, keypoints)
             database.write_descriptors(index + 1, descriptors)
             del transaction
             done += 1
@@ -153,7 +188,7 @@ def _features_of(
     found, descriptors = extractor.extract_from_uint8_array(grey)
     keypoints = pycolmap.keypoints_to_matrix(found).reshape(-1, 4)
     if mask is not None:
-        counts = decode_mask(mask, width, height) >= 128
+        counts = decode_mask(mask, width, height, upright=True) >= 128
         x, y = keypoints[:, :2].astype(int).T
         kept = counts[y.clip(0, height - 1), x.clip(0, width - 1)]
         keypoints = keypoints[kept]

@@ -103,7 +103,8 @@ def _write_flat_mask(original: Original, lens: Any, folder: Path) -> None:
     target = folder / "masks" / f"{original.flat_name}.png"
     if target.is_file():
         return
-    values = decode_mask(original.mask, original.photograph.width, original.photograph.height)
+    photograph = original.photograph
+    values = decode_mask(original.mask, photograph.width, photograph.height, upright=True)
     if not lens.is_undistorted():
         values = undistort_plane(values, lens)
     with atomic_path(target) as temporary:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, open_image
+from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
 from sugar_utils.errors import UserError
 
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
@@ -55,6 +55,7 @@ class Photograph:
         device: Make and model of the camera; empty where EXIF does not tell.
         turned: Whether EXIF says that the picture has to be turned or mirrored.
         depth: What is not 8-bit RGB or grey, in words; else empty.
+        transparent: Whether it has an alpha channel or a transparent colour.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Photograph:
     device: str
     turned: bool
     depth: str
+    transparent: bool
 
 
 def natural_order(name: str) -> list[tuple[int, int | str]]:
@@ -107,11 +109,25 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
     """All photographs of a folder, from their headers alone.
 
     Raises:
-        UserError: One is no image, or is HEIC and nothing is installed that reads it.
+        UserError: One is no image, its name is no valid UTF-8, or it is HEIC and nothing is
+            installed that reads it.
     """
     files = picture_files(folder, recursive)
+    for path in files:
+        _require_utf8(path)
     _prepare_heif(files)
     return [_described(path, folder) for path in files]
+
+
+def _require_utf8(path: Path) -> None:
+    """Check that COLMAP, whose texts are UTF-8, can name a file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise UserError(
+            f"{shown}: the name is not valid UTF-8, which COLMAP needs; rename it"
+        ) from error
 
 
 def _prepare_heif(files: Sequence[Path]) -> None:
@@ -134,7 +150,7 @@ def _described(path: Path, folder: Path) -> Photograph:
         orientation = exif.get(_ORIENTATION, 1)
         width, height = image.size
         details = exif.get_ifd(_EXIF_BLOCK)
-        depth = _unusual_depth(image)
+        depth, transparent = _unusual_depth(image), has_alpha(image)
     if orientation in _ON_ITS_SIDE:
         width, height = height, width
     device = " ".join(str(exif.get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL)).strip()
@@ -147,6 +163,7 @@ def _described(path: Path, folder: Path) -> Photograph:
         device=device,
         turned=orientation in _TURNS,
         depth=depth,
+        transparent=transparent,
     )
 
 
@@ -257,8 +274,8 @@ def shortened(names: Sequence[str], limit: int = _NAMED) -> str:
 def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
     """A name for the flat copy of each photograph: its own where its format is kept.
 
-    Formats other than JPEG and PNG become JPEG, ``IMG_1.HEIC`` ``IMG_1.jpg``; with a photograph
-    ``IMG_1.jpg`` beside it ``IMG_1.HEIC.jpg``.
+    Formats other than JPEG and PNG become PNG where something may be transparent, else JPEG:
+    ``IMG_1.HEIC`` ``IMG_1.jpg``; with a photograph ``IMG_1.jpg`` beside it ``IMG_1.HEIC.jpg``.
     """
     taken = {p.name.lower() for p in photographs}
     for photograph in photographs:
@@ -266,7 +283,8 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
         if pure.suffix.lower() in (".jpg", ".jpeg", ".png"):
             yield photograph.name
             continue
-        name = pure.with_suffix(".jpg").as_posix()
-        name = f"{photograph.name}.jpg" if name.lower() in taken else name
+        suffix = ".png" if photograph.transparent else ".jpg"
+        name = pure.with_suffix(suffix).as_posix()
+        name = f"{photograph.name}{suffix}" if name.lower() in taken else name
         taken.add(name.lower())
         yield name

@@ -10,6 +10,8 @@ was there before under those names is moved, never changed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from gaussian_splatting.posing.photographs import (
     video_files,
 )
 from sugar_utils.errors import UserError
-from sugar_utils.files import write_json_atomic
+from sugar_utils.files import file_digest, write_json_atomic
 from sugar_utils.schemas import FileName, read_checked
 
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
@@ -52,6 +54,7 @@ class ConvertRecord(msgspec.Struct):
     flattening: str = ""
     flattened: str = ""
     finished: str = ""
+    taken: str = ""
     published: bool = False
 
 
@@ -87,13 +90,53 @@ def scene_root(path: Path) -> Path:
 
 
 def needs_cameras(path: Path) -> bool:
-    """Whether ``-s`` names a video, or a folder with photographs and no cameras of any kind."""
+    """Whether ``-s`` names a video or photographs without cameras, or with cameras of others.
+
+    Cameras of other programs are taken as they are. ``convert.json`` tells which video, photographs
+    and masks ours were found for.
+    """
     root = scene_root(path)
+    if root.is_dir() and _has_cameras(root):
+        return _has_changed(root, path)
     if root != path:
-        return path.is_file() and not _has_cameras(root)
-    if not root.is_dir() or _has_cameras(root):
-        return False
+        return path.is_file()
     return any(_pictures_in(root, name) for name in (INPUT, IMAGES, ".")) or bool(_videos_of(root))
+
+
+def _has_changed(root: Path, path: Path) -> bool:
+    """Whether a published conversion was begun anew, or is of other photographs than are there."""
+    record = read_record(root)
+    if not record.get("published"):
+        return False
+    began = record["source"]
+    video = path if path != root else None if began in (".", INPUT) else Path(began)
+    source = Source(root, root if began == "." else root / INPUT, video)
+    if not any(file.is_file() for file in _taken(source)):
+        return False
+    known = record.get("taken")
+    return not record.get("finished") or bool(known) and known != source_digest(source)
+
+
+def _taken(source: Source) -> list[Path]:
+    return [source.video] if source.video else picture_files(source.folder, source.recursive)
+
+
+def source_digest(source: Source, masks: Path | None = None) -> str:
+    """Digest of the names and contents of photographs and their masks, or of a video.
+
+    Args:
+        source: Where the photographs are.
+        masks: Folder of the masks; None for ``input_masks``.
+    """
+    masks = masks or source.root / INPUT_MASKS
+    files = [(path, path.parent if source.video else source.folder) for path in _taken(source)]
+    files += [(path, masks) for path in picture_files(masks)]
+    return digest([[path.relative_to(root).as_posix(), file_digest(path)] for path, root in files])
+
+
+def digest(*parts: Any) -> str:
+    """One short text for what a result depends on; parts are JSON values."""
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
 def find_source(path: Path) -> Source:

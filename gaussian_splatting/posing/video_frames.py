@@ -17,7 +17,7 @@ from PIL import Image
 from gaussian_splatting.data.consistency.image_content import sharpness
 from gaussian_splatting.posing.photographs import picture_files
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, require_regular_file, write_json_atomic
+from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked
 
 CHOICE_FILE = "frames.json"
@@ -39,7 +39,7 @@ _JPEG_QUALITY = 95
 class ChoiceNote(msgspec.Struct):
     """``frames.json``."""
 
-    video: list[Any]
+    video: str
     wanted: Count
     frames: list[Count]
     of: Count
@@ -108,7 +108,7 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
 
 
 def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> None:
-    """Note a choice before its first frame is written, in place of an earlier one.
+    """Note a choice before its first frame is written, in place of an earlier one and its frames.
 
     Raises:
         UserError: The folder holds pictures that are no frames of ours.
@@ -119,11 +119,9 @@ def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> Non
             f"{folder}: holds other photographs than frames of {video.name} ({others[0].name}); "
             "move them away, or name the folder with -s to use them"
         )
-    wanted = {_frame_path(folder, number) for number in choice.chosen}
     for path in folder.glob("frame_*.jpg"):
-        if path not in wanted:
-            path.unlink()
-    note = {"video": _identity(video), "wanted": n_wanted, "frames": choice.chosen,
+        path.unlink()
+    note = {"video": file_digest(video), "wanted": n_wanted, "frames": choice.chosen,
             "of": choice.n_frames, "repeated": choice.n_repeated}  # fmt: skip
     write_json_atomic(folder / CHOICE_FILE, note)
 
@@ -186,13 +184,9 @@ def _choice_made(video: Path, folder: Path, n_wanted: int) -> FrameChoice | None
     """The choice of an earlier call, if it was of this video and as many frames."""
     with contextlib.suppress(UserError):
         note = read_checked(folder / CHOICE_FILE, ChoiceNote)
-        if note["video"] == _identity(video) and note["wanted"] == n_wanted:
+        if note["video"] == file_digest(video) and note["wanted"] == n_wanted:
             return FrameChoice(note["frames"], note["of"], note["repeated"])
     return None
-
-
-def _identity(video: Path) -> list[Any]:
-    return [video.name, video.stat().st_size]
 
 
 def _frames(video: Path) -> Iterator[Any]:

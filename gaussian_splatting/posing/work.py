@@ -4,23 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.scene_folder import Source, read_record
 from sugar_utils.console import Console
 from sugar_utils.memory import memory_usage, reset_peak
-
-
-def digest(*parts: Any) -> str:
-    """One short text for what a result depends on; parts are JSON values."""
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
 @dataclass

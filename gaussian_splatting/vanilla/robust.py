@@ -28,6 +28,9 @@ SHELL_GREY = 128
 SHELL_OPACITY = 0.9
 """From the start, and resets leave it: what shines through is explained by fog before it."""
 
+SHELL_SHARE = 0.1
+"""Of the Gaussians that are allowed, at most, to begin with."""
+
 
 @dataclass(frozen=True)
 class RobustConfig:
@@ -53,6 +56,14 @@ class RobustConfig:
 
 
 NOT_ROBUST = RobustConfig()
+
+
+def limited_shell(config: RobustConfig, max_gaussians: int | None) -> RobustConfig:
+    """The settings, with so small a shell that most of the Gaussians allowed are left."""
+    if max_gaussians is None:
+        return config
+    n = min(config.shell_points, int(SHELL_SHARE * max_gaussians))
+    return replace(config, shell_points=n)
 
 
 def with_shell(

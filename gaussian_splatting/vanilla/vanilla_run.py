@@ -16,7 +16,8 @@ from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.colmap import find_model
 from gaussian_splatting.data.colmap_poses import write_poses
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
-from gaussian_splatting.data.images import ImageStore, SizeRule, VanillaSize
+from gaussian_splatting.data.image_sizes import SizeRule, VanillaSize
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
@@ -47,7 +48,7 @@ from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.footprints import N_MARKS
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
-from gaussian_splatting.vanilla.robust import opaque_shell, shell_of, with_shell
+from gaussian_splatting.vanilla.robust import limited_shell, opaque_shell, shell_of, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
@@ -266,13 +267,14 @@ def _start(
     # Chosen before the sizes are: those fill the gaps between the points that stay.
     inside = _carved(points, hull, notices)
     points, colors = points[inside], colors[inside]
-    rows = _thinned(len(points), limit, notices)
+    # Far outside of an object there is nothing.
+    robustness = limited_shell(options.config.robustness, limit)
+    n_shell = robustness.shell_points if shell is not None and hull is None else 0
+    rows = _thinned(len(points), limit, notices, n_shell)
     points, colors = points[rows], colors[rows]
-    if hull is not None:  # Far outside of an object there is nothing.
+    if hull is not None:
         return initial_cloud(points.to(device), colors.to(device))
-    points, colors = with_shell(
-        points, colors, scene.train_cameras, scene.extent, options.config.robustness
-    )
+    points, colors = with_shell(points, colors, scene.train_cameras, scene.extent, robustness)
     return opaque_shell(initial_cloud(points.to(device), colors.to(device)), shell)
 
 
@@ -316,12 +318,13 @@ def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> 
     return rows
 
 
-def _thinned(n: int, limit: int | None, notices: Notices) -> torch.Tensor:
+def _thinned(n: int, limit: int | None, notices: Notices, n_besides: int = 0) -> torch.Tensor:
     """Rows to start from: all, or evenly spaced ones where there are more than allowed."""
-    if limit is None or n <= limit:
+    if limit is None or n + n_besides <= limit:
         return torch.arange(n, device="cpu")
-    notices(f"--max_gaussians {limit}: starting from {limit} of {n} points")
-    return torch.linspace(0, n - 1, limit, dtype=torch.float64, device="cpu").long()
+    kept = limit - n_besides
+    notices(f"--max_gaussians {limit}: starting from {kept} of {n} points")
+    return torch.linspace(0, n - 1, kept, dtype=torch.float64, device="cpu").long()
 
 
 def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:

@@ -88,7 +88,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     jobs = {job: options.mesh_path(*job) for job in options.jobs}
     # Cameras and Gaussians; no photographs are read.
     inputs = {
-        **scene_inputs(scene, photographs=False),
+        **scene_inputs(scene, photographs=False, tracks=options.reads_tracks),
         "Gaussians": file_digest(model or checkpoint.ply_path),
     }
     with contextlib.ExitStack() as stack:

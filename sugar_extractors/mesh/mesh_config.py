@@ -207,6 +207,12 @@ class MeshOptions(CaptureOptions):
         return self.mesh_extractor in ("poisson", "marching_cubes")
 
     @property
+    def reads_tracks(self) -> bool:
+        """Whether a mesh depends on which points the photographs observe."""
+        planes = self.tsdf.tsdf_depth == "plane"
+        return self.mesh_extractor == "tsdf" and (planes or self.tsdf.margin is not None)
+
+    @property
     def jobs(self) -> list[tuple[float, int]]:
         """Level and target of every mesh: levels in the outer, targets in the inner loop."""
         levels = self.surface_levels if self.has_levels else (0.0,)
@@ -246,6 +252,10 @@ class MeshOptions(CaptureOptions):
             values["tsdf"] = {n: v for n, v in values["tsdf"].items() if (n, v) not in _IDLE}
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
+        alone = replace(self, decimation_targets=(target,))
+        if self.mesh_extractor == "poisson" and alone.n_surface_points != self.n_surface_points:
+            # With "auto" the largest of all targets decides.
+            values["surface_points"] = self.n_surface_points
         return values
 
     @property

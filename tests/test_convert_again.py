@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of an earlier conversion are used again only for what they were made of."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pycolmap
+import pytest
+from PIL import Image
+
+from gaussian_splatting.posing import attempts, convert_run
+from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
+from gaussian_splatting.posing.convert_run import convert
+from gaussian_splatting.posing.scene_folder import needs_cameras
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from tests.support.limits import largest_file
+from tests.support.photographed_room import HEIGHT, WIDTH, write_photographs
+
+SMALL = PosingOptions(extraction_size=WIDTH, max_features=1000)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("room")
+    write_photographs(root / "input", 7)
+    convert(ConvertOptions(root, posing=SMALL), Console.silent())
+    return root
+
+
+def test_cameras_are_needed_again_once_photographs_or_masks_change(converted, tmp_path):
+    root = tmp_path / "scene"
+    shutil.copytree(converted, root)
+    assert not needs_cameras(root)
+    added = root / "input" / "IMG 8.png"
+    shutil.copy(root / "input" / "IMG 7.png", added)
+    assert needs_cameras(root)
+    added.unlink()
+    assert not needs_cameras(root)
+    Image.new("L", (WIDTH, HEIGHT), 255).save(_made(root / "input_masks") / "IMG 1.png")
+    assert needs_cameras(root)
+    convert(ConvertOptions(root, posing=SMALL), Console.silent())
+    assert not needs_cameras(root)
+    # Flat copies are no photographs to begin with.
+    shutil.rmtree(root / "input")
+    assert not needs_cameras(root)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_flat_copies_of_another_lens_are_not_kept_after_a_kill(converted, tmp_path, monkeypatch):
+    root = tmp_path / "scene"
+    shutil.copytree(converted / "input", root / "input")
+    shutil.copytree(converted / "distorted" / "sparse", root / "distorted" / "sparse")
+    options = ConvertOptions(root, skip_matching=True)
+    monkeypatch.setattr(convert_run, "write_flat_model", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(options, Console.silent())
+    monkeypatch.undo()
+    folder = root / "distorted" / "sparse" / "0"
+    model = pycolmap.Reconstruction(str(folder))
+    for lens in model.cameras.values():
+        lens.params = [*lens.params[:3], lens.params[3] + 0.2]
+    model.write_binary(str(folder))
+    convert(options, Console.silent())
+    lenses = pycolmap.Reconstruction(str(root / "sparse" / "0")).cameras.values()
+    sizes = {(lens.width, lens.height) for lens in lenses}
+    for path in (root / "images").iterdir():
+        with Image.open(path) as picture:
+            assert picture.size in sizes
+    # Finished, but not for another model.
+    shutil.rmtree(folder)
+    shutil.copytree(converted / "distorted" / "sparse" / "0", folder)
+    convert(options, Console.silent())
+    assert_same_model(root, converted)
+
+
+def assert_same_model(root: Path, expected: Path) -> None:
+    for path in (expected / "sparse" / "0").iterdir():
+        assert (root / "sparse" / "0" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits on Windows")
+@pytest.mark.parametrize("n_bytes", [50_000, 200_000, 800_000])
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(converted, tmp_path, n_bytes):
+    shutil.copytree(converted / "input", tmp_path / "input")
+    options = ConvertOptions(tmp_path, posing=SMALL)
+    with largest_file(n_bytes), pytest.raises(UserError, match=r"database\.db.*free some space"):
+        convert(options, Console.silent())
+    convert(options, Console.silent())
+    assert_same_model(tmp_path, converted)
+
+
+@pytest.mark.parametrize(
+    ("damage", "steps"),
+    [
+        ("text", "match_pairs"),
+        ("middle", "match_pairs"),
+        ("half", "map_photographs"),
+        ("empty", "map_photographs"),
+        ("text", "all"),
+    ],
+)
+def test_a_damaged_database_is_made_anew(converted, tmp_path, monkeypatch, damage, steps):
+    shutil.copytree(converted, tmp_path / "scene")
+    root = tmp_path / "scene"
+    options = ConvertOptions(root, resize=True, posing=SMALL)
+    if steps != "all":
+        shutil.rmtree(root / "distorted")
+        monkeypatch.setattr(attempts, steps, _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(replace(options, overwrite=True), Console.silent())
+        monkeypatch.undo()
+    path = root / "distorted" / "database.db"
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes({
+        "text": b"hello" * 100,
+        "half": whole[:middle],
+        "empty": b"",
+        "middle": whole[:middle] + b"\xa5" * 9000 + whole[middle + 9000 :],
+    }[damage])  # fmt: skip
+    convert(replace(options, overwrite=True), Console.silent())
+    assert_same_model(root, converted)
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
