@@ -18,13 +18,14 @@ from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.any_gaussians import (
     has_gaussians,
     read_any_gaussians,
+    read_as_written,
     read_bound_gaussians,
 )
 from sugar_extractors.export.compressed_ply import write_compressed_ply
 from sugar_extractors.export.draco_glb import write_draco_glb
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
 from sugar_extractors.export.fidelity import fidelity
-from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians, write_gltf_gaussians
+from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_3mf, write_stl
 from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
@@ -100,13 +101,7 @@ def _export_gaussians(options: ExportOptions, console: Console) -> np.ndarray:
     matrix = _axes(options.to, options.placement.orient == "up") @ matrix
     cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
     order = _WRITERS[options.to](options.target, cloud)
-    # As the file has them, not turned back.
-    as_written = options.to == "gltf"
-    found = (
-        read_gltf_gaussians(options.target)
-        if as_written
-        else read_any_gaussians(options.target, console.info)
-    )
+    found = read_as_written(options.target, console.info)
     if len(found) == len(cloud):
         rows = torch.from_numpy(order)
         console.info(f"{len(cloud):,} Gaussians; {fidelity(cloud.select(rows), found).line()}")
@@ -152,7 +147,7 @@ def _axes(to: str, upright: bool) -> np.ndarray:
     """From the axes of what was placed to those of a format. (4, 4)"""
     if to in PRINTED:
         return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
-    return GLB_AXES if to in ("glb", "usdz", "gltf") and not upright else np.eye(4)
+    return GLB_AXES if to in ("glb", "usdz", "gltf", "spz") and not upright else np.eye(4)
 
 
 def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
