@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,9 @@ from sugar_extractors.export.packing import cloud_of
 from sugar_extractors.export.splat_file import read_splat
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from tests.support.random_scenes import random_gaussians
-from tests.support.tiny_scene import TinyScene, make_tiny_scene, run_cli
+from tests.support.refined_models import refined_state, save_model
+from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.test_moved_cloud import moved_camera, similarity
 
 PLACES = [("none", "--scale_factor", 2), ("up", "--orient", "up", "--scale_factor", 2)]
 
@@ -263,3 +265,33 @@ def test_placed_meshes_of_all_formats_lie_in_one_world(to, place, inputs, tmp_pa
     if colors is not None:
         picture = Image.fromarray(inputs.mesh.texture.numpy())
         np.testing.assert_array_equal(colors[rows], sampled(picture, inputs.mesh.uvs.numpy()))
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "recorded"])
+@pytest.mark.parametrize("to", ["ply", "obj"])
+def test_results_in_the_world_of_a_checkpoint_stand_upright(to, named, inputs, tmp_path):
+    """The checkpoint's cameras and its results have been moved, the scene's own model has not."""
+    move = similarity(4, 1.5)
+    moved = [moved_camera(camera, move) for camera in inputs.scene.cameras]
+    checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", replace(inputs.scene, cameras=moved))
+    words = ["--to", to, "-o", tmp_path / f"a.{to}", "--orient", "up"]
+    names = [camera.name for camera in moved[:2]]
+    words += ["--known_distance", *names, 3]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if to == "obj":
+        source = folder / "mesh.obj"
+        write_textured_mesh(source, inputs.mesh, glb=False)
+    else:
+        source = save_model(tmp_path, refined_state(), "run")
+    if named:
+        words += ["-s", inputs.scene.root, "-c", checkpoint]
+    else:
+        sources = {"scene": str(inputs.scene.root), "checkpoint": str(checkpoint)}
+        record = folder / ("mesh.json" if to == "obj" else "run.json")
+        record.write_text(json.dumps({"sources": sources}))
+    assert run_cli(export.main, source, *words) == 0
+    matrix = np.array(json.loads((tmp_path / f"a.{to}.json").read_text())["matrix"])
+    scale = 3 / np.linalg.norm(moved[0].center - moved[1].center)
+    up = move[:3, :3] @ inputs.up / 1.5
+    np.testing.assert_allclose(matrix[:3, :3] @ up, [0, scale, 0], atol=1e-6)

@@ -24,12 +24,12 @@ _flag = partial(flag, group="export")
 _PLACEMENT = {
     "orient": {
         "group": "export",
-        "help": "up: turn it upright, y up and standing on 0; needs -s",
+        "help": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
     },
     "scale_factor": {"group": "export", "help": "make it so many times as large"},
     "known_distance": {
         "group": "export",
-        "help": "make it metres: two photographs (needs -s) or two points x,y,z, and how many "
+        "help": "make it metres: two photographs or two points x,y,z of the capture, and how many "
         "metres lie between the cameras or points",
     },
 }
@@ -77,8 +77,13 @@ class ExportOptions:
         "move along", parse=Path, idle="it is an error unless the result is a refined model",
     )  # fmt: skip
     scene_path: Path | None = _flag(
-        None, "scene folder, for its cameras", short="-s", parse=Path,
-        idle="without --orient up and --known_distance",
+        None, "scene folder, for its cameras; unset: the one that the result's own record names",
+        short="-s", parse=Path, idle="without --orient up and --known_distance",
+    )  # fmt: skip
+    checkpoint_path: Path | None = _flag(
+        None, "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
+        "another program moved; unset: that of the record, or the cameras of the scene",
+        short="-c", parse=Path, idle="without --orient up and --known_distance",
     )  # fmt: skip
     overwrite: bool = _flag(False, "replace a file that is there")
     placement: PlacementOptions = field(default_factory=PlacementOptions)

@@ -13,7 +13,6 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.any_gaussians import (
     has_gaussians,
@@ -32,6 +31,7 @@ from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.export.usdz_file import write_usdz
+from sugar_extractors.recorded_capture import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
@@ -210,13 +210,12 @@ _WRITE_MESH: dict[str, MeshWriter] = {
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
     """From the world of the capture to that of the file. (4, 4) float64"""
-    if options.scene_path is None:
-        if _needs_cameras(options.placement):
-            raise UserError(
-                "--orient up, and photographs of --known_distance, need -s/--scene_path"
-            )
+    if not _needs_cameras(options.placement):
         return placement([], np.zeros((0, 3)), points, options.placement)
-    scene = load_scene(options.scene_path, size_rule=SugarSize(), notify=console.info)
+    capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
+    if capture.scene is None:
+        raise UserError("--orient up, and photographs of --known_distance, need -s/--scene_path")
+    scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
     cameras: list[Camera] = [*scene.original_train_cameras, *scene.original_test_cameras]
     return placement(cameras, scene.points, points, options.placement)
 
