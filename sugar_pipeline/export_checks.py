@@ -47,7 +47,11 @@ def _capture(plan: PipelinePlan) -> Scene:
         return load_views(plan.texture, _silent)[1]
     vanilla = plan.vanilla
     return load_scene(
-        vanilla.source_path, size_rule=SugarSize(), images_dir=vanilla.images, notify=_silent
+        vanilla.source_path,
+        size_rule=SugarSize(),
+        images_dir=vanilla.images,
+        observed=vanilla.observation_options,
+        notify=_silent,
     )
 
 
