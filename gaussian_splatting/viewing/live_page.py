@@ -18,6 +18,7 @@ from gaussian_splatting.viewing.live_view import LIVE_PICTURES, LiveView
 from gaussian_splatting.viewing.page_server import (
     add_frustum,
     address,
+    chosen,
     follow_browsers,
     open_server,
     show_picture,
@@ -98,7 +99,7 @@ class TrainingPage:
 
         @choice.on_update
         def _(_: object) -> None:
-            self.shows = choice.value
+            self.shows = chosen(choice)
             self.wishes.renew()
 
     def _add_cameras(self, cameras: Sequence[Camera]) -> None:
