@@ -84,6 +84,11 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
     Raises:
         UserError: It is missing, damaged, or another stage's.
     """
+    if path.is_file() and path.suffix.lower() != ".pt":
+        raise UserError(
+            f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "
+            "refinement, or the folder of its run"
+        )
     state, file = _state_of(path)
     try:
         return bound_cloud_from_state(state)
