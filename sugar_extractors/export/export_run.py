@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,13 +40,13 @@ from sugar_extractors.texture.textured_mesh_io import (
     mesh_files,
     read_textured_mesh,
     write_glb,
-    write_textured_mesh,
+    write_mesh_files,
 )
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, write_json_atomic
+from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.memory import format_bytes
 
 
@@ -77,43 +78,57 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
     target = options.target
     gaussians = options.to in GAUSSIANS
-    files = [
-        path
-        for one in options.targets
-        for path in ([one] if options.to != "obj" else mesh_files(one, glb=False))
-    ]
+    files = [path for one in options.targets for path in _files_of(one, options.to)]
     present = [path for path in files if path.exists()]
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
     check_writable(target.parent)
-    matrix = _export_gaussians(options, console) if gaussians else _export_mesh(options, console)
-    if options.placement.wanted:
-        meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
-        note = {"matrix": matrix.tolist(), "meaning": meaning}
-        write_json_atomic(target.with_name(f"{target.name}.json"), note)
+    note, binding = _beside(target, "json"), _beside(target, "binding.npz")
+    beside = [note] * options.placement.wanted + [binding] * (options.repose is not None)
+    with ExitStack() as stack:
+        # All of them appear together, when everything is written; the first file is the last one.
+        aside = {p: stack.enter_context(atomic_path(p)) for p in (*files, *beside)}
+        matrix = (_export_gaussians if gaussians else _export_mesh)(options, aside, console)
+        if note in aside:
+            meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
+            write_json_atomic(aside[note], {"matrix": matrix.tolist(), "meaning": meaning})
     console.info(f"{format_bytes(sum(path.stat().st_size for path in files))}: {target}")
     return target
 
 
-def _export_gaussians(options: ExportOptions, console: Console) -> np.ndarray:
-    cloud = _gaussians(options, console)
+def _files_of(target: Path, to: str) -> list[Path]:
+    """The files of a level of detail, the one that it is named after first."""
+    return mesh_files(target, glb=False)[::-1] if to == "obj" else [target]
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f"{target.name}.{ending}")
+
+
+Aside = Mapping[Path, Path]
+"""Where to write each file until all of them are written."""
+
+
+def _export_gaussians(options: ExportOptions, aside: Aside, console: Console) -> np.ndarray:
+    cloud = _gaussians(options, aside, console)
     matrix = _matrix(options, cloud.means.double().numpy(), console)
     matrix = _axes(options.to, options.placement.orient == "up") @ matrix
     cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
-    order = _WRITERS[options.to](options.target, cloud)
-    found = read_as_written(options.target, console.info)
+    path = aside[options.target]
+    order = _WRITERS[options.to](path, cloud)
+    found = read_as_written(path, console.info)
     if len(found) == len(cloud):
         rows = torch.from_numpy(order)
         console.info(f"{len(cloud):,} Gaussians; {fidelity(cloud.select(rows), found).line()}")
     return matrix
 
 
-def _gaussians(options: ExportOptions, console: Console) -> GaussianCloud:
+def _gaussians(options: ExportOptions, aside: Aside, console: Console) -> GaussianCloud:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
         moved = reposed_cloud(bound, read_edited(options.repose, bound))
-        path = options.target.with_name(f"{options.target.name}.binding.npz")
-        write_binding(path, bound)
+        path = _beside(options.target, "binding.npz")
+        write_binding(aside[path], bound)
         console.info(f"where each Gaussian sits on the mesh: {path}")
         return moved
     if not has_gaussians(options.result):
@@ -121,7 +136,7 @@ def _gaussians(options: ExportOptions, console: Console) -> GaussianCloud:
     return read_any_gaussians(options.result, console.info)
 
 
-def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
+def _export_mesh(options: ExportOptions, aside: Aside, console: Console) -> np.ndarray:
     """Returns the matrix from the capture to the file, whose format may want axes of its own."""
     if options.result.suffix.lower() != ".obj":
         raise UserError(
@@ -133,11 +148,18 @@ def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
     upright = options.placement.orient == "up"
     if options.max_triangles is not None or options.texture_size is not None:
         mesh = simplified(mesh, options.max_triangles, options.texture_size)
+    most = (mesh.n_faces.bit_length() + 1) // 2
+    if options.lods > most:
+        raise UserError(
+            f"--lods {options.lods}: {mesh.n_faces:,} triangles have {most} levels, each of a "
+            f"quarter of the triangles; use --lods {most} or fewer"
+        )
     for level, path in enumerate(options.targets):
         if level:
             mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
         write = _write_draco if options.draco else _WRITE_MESH[options.to]
-        write(path, mesh, matrix, upright, console)
+        targets = {file: aside[file] for file in _files_of(path, options.to)}
+        write(targets, mesh, matrix, upright, console)
         side = mesh.texture.shape[1]
         console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return _axes(options.to, upright) @ matrix
@@ -156,47 +178,48 @@ def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
 
 
 def _write_glb(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    write_glb(path, _moved(mesh, matrix), y_up=upright)
+    write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
 
 
 def _write_draco(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    error = write_draco_glb(path, _moved(mesh, matrix), y_up=upright)
+    ((path, written),) = targets.items()
+    error = write_draco_glb(written, _moved(mesh, matrix), y_up=upright)
     console.info(f"{path.name}: corners moved by at most {error:.2g} units")
 
 
 def _write_obj(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    write_textured_mesh(path, _moved(mesh, matrix), glb=False)
+    write_mesh_files(targets, _moved(mesh, matrix))
 
 
-MeshWriter = Callable[[Path, TexturedMesh, np.ndarray, bool, Console], None]
+MeshWriter = Callable[[Aside, TexturedMesh, np.ndarray, bool, Console], None]
 
 
 def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
     """Writes the closed body of a mesh, and tells its size."""
 
     def write_body(
-        path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+        targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
     ) -> None:
         body = closed_body(shape_of(_moved(mesh, _axes(PRINTED[0], upright) @ matrix)))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
         gaps = open_edge_share(body)
         opened = f"{gaps:.2%} of its edges are open: mend it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        write(path, body)
+        write(*targets.values(), body)
 
     return write_body
 
 
 def _write_usdz(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    write_usdz(path, _moved(mesh, _axes("usdz", upright) @ matrix))
+    write_usdz(*targets.values(), _moved(mesh, _axes("usdz", upright) @ matrix))
 
 
 _WRITE_MESH: dict[str, MeshWriter] = {
