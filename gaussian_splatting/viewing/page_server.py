@@ -74,8 +74,7 @@ def _own_pages_only(host: str) -> Iterator[None]:
     itself, as the browser addresses it, and that has to be this machine where only this machine is
     served: names of other owners can be made to lead to it.
     """
-    from websockets.asyncio import server
-
+    server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
     serve = server.serve
 
     def guarded(*arguments: Any, process_request: Callable[..., Any], **how: Any) -> Any:
