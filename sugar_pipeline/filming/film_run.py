@@ -91,7 +91,13 @@ def film_cameras(scene: Scene, options: FilmOptions) -> list[Camera]:
         return list(views[options.path])
     if options.path == "turntable":
         return turntable(both, scene.points, options.n_frames)
-    return between(both[:: options.every], options.n_frames)
+    passed = both[:: options.every]
+    if len(passed) < 2:
+        raise UserError(
+            f"--every {options.every}: leaves {len(passed)} of {len(both)} photographs, and a path "
+            f"passes through 2 or more; use --every {max(1, len(both) - 1)} or less"
+        )
+    return between(passed, options.n_frames)
 
 
 def _pictures(
