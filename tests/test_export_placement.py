@@ -295,3 +295,48 @@ def test_results_in_the_world_of_a_checkpoint_stand_upright(to, named, inputs, t
     scale = 3 / np.linalg.norm(moved[0].center - moved[1].center)
     up = move[:3, :3] @ inputs.up / 1.5
     np.testing.assert_allclose(matrix[:3, :3] @ up, [0, scale, 0], atol=1e-6)
+
+
+FAR_APART = ("1e308,0,0", "0,0,0", 1.5)
+
+
+@pytest.mark.parametrize("to", ["ply", "spz", "gltf", "obj", "glb", "stl"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--known_distance", *FAR_APART),
+            "--known_distance 1e308,0,0 0,0,0 1.5: makes it 0 times",
+        ),
+        (("--known_distance", "-1e308,0,0", *FAR_APART[::2]), "makes it 0 times"),
+        (("--known_distance", "1e-320,0,0", "0,0,0", 1.5), "makes it inf times|same place"),
+        (("--scale_factor", "1e39"), "--scale_factor 1e+39: makes it 1e+39 times"),
+        (("--scale_factor", "1e-7"), "must be 1e-06 to 1e+06 times"),
+        (("--known_distance", ",,", "0,0,0", 1), "need -s/--scene_path"),
+        (("--known_distance", "0,0,x", "0,0,0", 1), "need -s/--scene_path"),
+    ],
+)
+def test_a_scale_that_no_file_can_hold_is_one_line(to, words, message, inputs, tmp_path, capsys):
+    source = inputs.obj if to in MESHES else inputs.ply
+    words = ("--to", to, "-o", tmp_path / f"a.{'glb' if to == 'gltf' else to}", *words)
+    assert run_cli(export.main, source, *words) == 2
+    error = capsys.readouterr().err
+    assert any(part in error for part in message.split("|"))
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_point_that_is_none_is_named_where_there_are_cameras(inputs, tmp_path, capsys):
+    words = ("--to", "ply", "-o", tmp_path / "a.ply", "-s", inputs.scene.root)
+    assert run_cli(export.main, inputs.ply, *words, "--known_distance", ",,", "0,0,0", 1) == 2
+    assert "--known_distance ,,: neither a photograph that has" in capsys.readouterr().err
+
+
+def test_a_copy_that_would_reach_beyond_what_files_hold_is_refused(inputs, tmp_path, capsys):
+    far = replace(inputs.mesh, vertices=inputs.mesh.vertices * 1e36)
+    write_textured_mesh(tmp_path / "far.obj", far, glb=False)
+    before = sorted(tmp_path.iterdir())
+    words = ("--to", "glb", "-o", tmp_path / "a.glb", "--scale_factor", 1000)
+    assert run_cli(export.main, tmp_path / "far.obj", *words) == 2
+    assert "units far; choose a smaller scale" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before

@@ -33,7 +33,7 @@ from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.export.usdz_file import write_usdz
 from sugar_extractors.recorded_capture import capture_of, scene_of
-from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.texture.placed_export import moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
     TexturedMesh,
@@ -233,16 +233,14 @@ _WRITE_MESH: dict[str, MeshWriter] = {
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
     """From the world of the capture to that of the file. (4, 4) float64"""
-    if not _needs_cameras(options.placement):
+    if not options.placement.needs_cameras:
         return placement([], np.zeros((0, 3)), points, options.placement)
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
     if capture.scene is None:
-        raise UserError("--orient up, and photographs of --known_distance, need -s/--scene_path")
+        raise UserError(
+            "--orient up, and --known_distance where it is not by points x,y,z, need "
+            "-s/--scene_path"
+        )
     scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
     cameras: list[Camera] = [*scene.original_train_cameras, *scene.original_test_cameras]
     return placement(cameras, scene.points, points, options.placement)
-
-
-def _needs_cameras(options: PlacementOptions) -> bool:
-    names = (options.known_distance or ())[:2]
-    return options.orient == "up" or any(text.count(",") != 2 for text in names)

@@ -152,8 +152,7 @@ def surroundings(
     cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
     low, high = box_around(exhibits[-1].points)
     scaled = options.scale_factor is not None or options.known_distance is not None
-    names = (options.known_distance or ())[:2]
-    if not cameras and any(text.count(",") != 2 for text in names):
+    if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = scene.extent if scene is not None and scene.extent > 0 else None
     return Surroundings(
