@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ import export
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.export import export_run
 from sugar_extractors.export.any_gaussians import read_any_gaussians
+from sugar_extractors.export.splat_file import ROW, write_splat
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
@@ -73,6 +75,21 @@ def test_a_name_without_the_suffix_of_the_format_gets_it(
     # The same words mean the same file.
     assert run_cli(export.main, source, "--to", to, "-o", tmp_path / output, *words) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [np.inf, np.nan, 0.0, -1.0])
+def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
+    number, inputs, tmp_path, capsys
+):
+    source, out = tmp_path / "cloud.splat", tmp_path / "out"
+    write_splat(source, tiny_cloud())
+    rows = np.fromfile(source, ROW)
+    rows["scale"][7, 1] = number
+    rows.tofile(source)
+    for to in ("gltf", "spz", "ply"):
+        assert run_cli(export.main, source, "--to", to, "-o", out / "a") == 2
+        assert f"error: {source}: holds numbers that make no sense" in capsys.readouterr().err
+    assert not out.exists() or names(out) == []
 
 
 def test_a_level_of_detail_that_cannot_be_made_leaves_none(inputs, tmp_path, capsys):
