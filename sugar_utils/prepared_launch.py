@@ -52,7 +52,7 @@ def describe(given: Argument) -> Any:
     if tensor.requires_grad:
         tensor = tensor.detach()
     found = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
-    # Warp's own reference, which would keep the first tensors of a launch for as long as that.
+    # Warp's reference to the tensor, which would keep it alive as long as the prepared launch.
     found._ref = None
     return found
 
@@ -142,8 +142,8 @@ class PreparedLaunch:
         # Kept by Warp for graphs that it records itself; here they would keep memory alive.
         launch.fwd_args = None
         self._first = _Pass(launch, dim)
-        # Twins are made of one that is never launched: a launch changes its bounds as it goes.
-        self._resting = self._first.twin()
+        # Copied for other threads, and never launched: launching changes the bounds.
+        self._template = self._first.twin()
         self._idle: deque[_Pass] = deque()
 
     def take(self, arguments: Sequence[Any]) -> None:
@@ -161,7 +161,7 @@ class PreparedLaunch:
         try:
             one = self._idle.pop()
         except IndexError:
-            one = self._resting.twin()
+            one = self._template.twin()
         one.begin_at(first)
         one.launch(count, None)
         self._idle.append(one)

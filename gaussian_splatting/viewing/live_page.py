@@ -18,9 +18,9 @@ from gaussian_splatting.viewing.live_view import LIVE_PICTURES, LiveView
 from gaussian_splatting.viewing.page_server import (
     add_frustum,
     address,
-    chosen,
     follow_browsers,
     open_server,
+    selected_option,
     show_picture,
     stand_at,
 )
@@ -99,7 +99,7 @@ class TrainingPage:
 
         @choice.on_update
         def _(_: object) -> None:
-            self.shows = chosen(choice)
+            self.shows = selected_option(choice)
             self.wishes.renew()
 
     def _add_cameras(self, cameras: Sequence[Camera]) -> None:

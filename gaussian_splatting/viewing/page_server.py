@@ -60,19 +60,19 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
     check_free(host, port, flag)
     # Its messages are for who writes programs with it.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
-    with contextlib.redirect_stdout(io.StringIO()), _own_pages_only(host):
+    with contextlib.redirect_stdout(io.StringIO()), _same_origin_only(host):
         server = module.ViserServer(host=host, port=port, label=label, verbose=False)
     server.gui.configure_theme(control_width="large", show_share_button=False)
     return server
 
 
 @contextlib.contextmanager
-def _own_pages_only(host: str) -> Iterator[None]:
-    """Servers that start in this context refuse requests that other web pages send (403).
+def _same_origin_only(host: str) -> Iterator[None]:
+    """Servers that start in this context answer requests of other origins with 403.
 
-    Browsers name the page that a request comes from as its ``Origin``. It has to be the server
-    itself, as the browser addresses it, and that has to be this machine where only this machine is
-    served: names of other owners can be made to lead to it.
+    Browsers send the origin of the page that makes a request. It must be the ``Host`` of the
+    request. A server on a loopback address also requires a loopback name there, against DNS
+    rebinding.
     """
     server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
     serve = server.serve
@@ -81,9 +81,9 @@ def _own_pages_only(host: str) -> Iterator[None]:
         def process(connection: Any, request: Any) -> Any:
             origin, asked = request.headers.get("Origin"), request.headers.get("Host", "")
             own = urlsplit(origin or "").netloc == asked
-            named = host not in _LOCAL or urlsplit(f"//{asked}").hostname in _LOCAL
-            if origin is not None and not (own and named):
-                return connection.respond(http.HTTPStatus.FORBIDDEN, "another page's request\n")
+            loopback = host not in _LOCAL or urlsplit(f"//{asked}").hostname in _LOCAL
+            if origin is not None and not (own and loopback):
+                return connection.respond(http.HTTPStatus.FORBIDDEN, "foreign origin\n")
             return process_request(connection, request)
 
         return serve(*arguments, process_request=process, **how)
@@ -159,8 +159,8 @@ def view_of(camera: Any) -> BrowserView | None:
     return view if usable and max(view.width, view.height) <= _MOST_PIXELS else None
 
 
-def chosen(choice: Any) -> str:
-    """What a dropdown is set to; its first option where a browser sent none of them."""
+def selected_option(choice: Any) -> str:
+    """The selected option of a dropdown; the first one if a browser sent another text."""
     return choice.value if choice.value in choice.options else choice.options[0]
 
 

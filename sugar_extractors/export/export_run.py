@@ -87,11 +87,11 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     beside = [note] * options.placement.wanted + [binding] * (options.repose is not None)
     with ExitStack() as stack:
         # All of them appear together, when everything is written; the first file is the last one.
-        aside = {p: stack.enter_context(atomic_path(p)) for p in (*files, *beside)}
-        matrix = (_export_gaussians if gaussians else _export_mesh)(options, aside, console)
-        if note in aside:
+        temporary = {p: stack.enter_context(atomic_path(p)) for p in (*files, *beside)}
+        matrix = (_export_gaussians if gaussians else _export_mesh)(options, temporary, console)
+        if note in temporary:
             meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
-            write_json_atomic(aside[note], {"matrix": matrix.tolist(), "meaning": meaning})
+            write_json_atomic(temporary[note], {"matrix": matrix.tolist(), "meaning": meaning})
     console.info(f"{format_bytes(sum(path.stat().st_size for path in files))}: {target}")
     return target
 
@@ -105,16 +105,18 @@ def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f"{target.name}.{ending}")
 
 
-Aside = Mapping[Path, Path]
-"""Where to write each file until all of them are written."""
+TemporaryPaths = Mapping[Path, Path]
+"""For each file the path to write to."""
 
 
-def _export_gaussians(options: ExportOptions, aside: Aside, console: Console) -> np.ndarray:
-    cloud = _gaussians(options, aside, console)
+def _export_gaussians(
+    options: ExportOptions, temporary: TemporaryPaths, console: Console
+) -> np.ndarray:
+    cloud = _gaussians(options, temporary, console)
     matrix = _matrix(options, cloud.means.double().numpy(), console)
     matrix = _axes(options.to, options.placement.orient == "up") @ matrix
     cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
-    path = aside[options.target]
+    path = temporary[options.target]
     order = _WRITERS[options.to](path, cloud)
     found = read_as_written(path, console.info)
     if len(found) == len(cloud):
@@ -123,12 +125,14 @@ def _export_gaussians(options: ExportOptions, aside: Aside, console: Console) ->
     return matrix
 
 
-def _gaussians(options: ExportOptions, aside: Aside, console: Console) -> GaussianCloud:
+def _gaussians(
+    options: ExportOptions, temporary: TemporaryPaths, console: Console
+) -> GaussianCloud:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
         moved = reposed_cloud(bound, read_edited(options.repose, bound))
         path = _beside(options.target, "binding.npz")
-        write_binding(aside[path], bound)
+        write_binding(temporary[path], bound)
         console.info(f"where each Gaussian sits on the mesh: {path}")
         return moved
     if not has_gaussians(options.result):
@@ -136,7 +140,7 @@ def _gaussians(options: ExportOptions, aside: Aside, console: Console) -> Gaussi
     return read_any_gaussians(options.result, console.info)
 
 
-def _export_mesh(options: ExportOptions, aside: Aside, console: Console) -> np.ndarray:
+def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Console) -> np.ndarray:
     """Returns the matrix from the capture to the file, whose format may want axes of its own."""
     if options.result.suffix.lower() != ".obj":
         raise UserError(
@@ -158,7 +162,7 @@ def _export_mesh(options: ExportOptions, aside: Aside, console: Console) -> np.n
         if level:
             mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
         write = _write_draco if options.draco else _WRITE_MESH[options.to]
-        targets = {file: aside[file] for file in _files_of(path, options.to)}
+        targets = {file: temporary[file] for file in _files_of(path, options.to)}
         write(targets, mesh, matrix, upright, console)
         side = mesh.texture.shape[1]
         console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
@@ -178,13 +182,13 @@ def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
 
 
 def _write_glb(
-    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
     write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
 
 
 def _write_draco(
-    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
     ((path, written),) = targets.items()
     error = write_draco_glb(written, _moved(mesh, matrix), y_up=upright)
@@ -192,19 +196,23 @@ def _write_draco(
 
 
 def _write_obj(
-    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
     write_mesh_files(targets, _moved(mesh, matrix))
 
 
-MeshWriter = Callable[[Aside, TexturedMesh, np.ndarray, bool, Console], None]
+MeshWriter = Callable[[TemporaryPaths, TexturedMesh, np.ndarray, bool, Console], None]
 
 
 def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
     """Writes the closed body of a mesh, and tells its size."""
 
     def write_body(
-        targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+        targets: TemporaryPaths,
+        mesh: TexturedMesh,
+        matrix: np.ndarray,
+        upright: bool,
+        console: Console,
     ) -> None:
         body = closed_body(shape_of(_moved(mesh, _axes(PRINTED[0], upright) @ matrix)))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
@@ -217,7 +225,7 @@ def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
 
 
 def _write_usdz(
-    targets: Aside, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
     write_usdz(*targets.values(), _moved(mesh, _axes("usdz", upright) @ matrix))
 

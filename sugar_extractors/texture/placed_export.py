@@ -62,7 +62,7 @@ class PlacementOptions:
         if self.scale_factor is not None and self.known_distance is not None:
             raise UserError("--scale_factor and --known_distance both give a scale; leave one out")
         if self.scale_factor is not None:
-            _within_scales(self.scale_factor, f"--scale_factor {self.scale_factor:g}")
+            _checked_scale(self.scale_factor, f"--scale_factor {self.scale_factor:g}")
         if self.known_distance is not None:
             _metres(self.known_distance[2])
 
@@ -197,10 +197,10 @@ def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
         distance = float(np.linalg.norm(_place_of(a, cameras) - _place_of(b, cameras)))
     if not distance > 0:
         raise UserError(f"--known_distance {a} {b}: both are the same place; name two others")
-    return _within_scales(_metres(metres) / distance, f"--known_distance {a} {b} {metres}")
+    return _checked_scale(_metres(metres) / distance, f"--known_distance {a} {b} {metres}")
 
 
-def _within_scales(scale: float, given: str) -> float:
+def _checked_scale(scale: float, given: str) -> float:
     if not _SCALES[0] <= scale <= _SCALES[1]:
         raise UserError(
             f"{given}: makes it {scale:.3g} times as large; it must be {_SCALES[0]:g} to "

@@ -18,9 +18,9 @@ from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.viewing.browser_views import Wishes
 from gaussian_splatting.viewing.page_server import (
-    chosen,
     follow_browsers,
     look_through,
+    selected_option,
     show_picture,
 )
 from sugar_pipeline.filming.shown_models import Result, ShownModel
@@ -293,7 +293,7 @@ class OwnPanel:
             self._words.content = text
 
     def _read(self, silent: bool = False) -> None:
-        layout, split = chosen(self._layout), self._split.value
+        layout, split = selected_option(self._layout), self._split.value
         several = layout != LAYOUTS[0]
         for control in (self._right, self._right_kind):
             control.visible = several
@@ -311,6 +311,6 @@ class OwnPanel:
 
     def _shown(self, title: Any, kind: Any) -> Shown:
         """What was chosen; Gaussians have no clay, their colours are shown."""
-        one = Shown(chosen(title), chosen(kind))
+        one = Shown(selected_option(title), selected_option(kind))
         possible = self._pictures.available(one.model)
         return one if one.picture in possible else replace(one, picture=possible[0])
