@@ -155,7 +155,7 @@ def main() -> None:
     with ImageStore() as images:
         sources = {
             "renders": render_source(gaussians),
-            "photos": photo_source(images, torch.device("cpu")),
+            "photos": photo_source(images, torch.device("cpu"), {}),
         }
         figures = held_out_psnr(sources["renders"], cloud, scene, images)
         print(f"{'':8} {'':8} {'Gaussians':10} {'':7}  {figures[0]:10.3f}  {figures[1]:8.3f}")

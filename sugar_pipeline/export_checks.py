@@ -37,8 +37,7 @@ def check_places(plan: PipelinePlan) -> None:
     if plan.texture is None or plan.texture.placement.known_distance is None:
         return
     scene = _capture(plan)
-    cameras = [*scene.original_train_cameras, *scene.original_test_cameras]
-    scale_of(cameras, plan.texture.placement)
+    scale_of(scene.calibrated_cameras, plan.texture.placement)
 
 
 def _capture(plan: PipelinePlan) -> Scene:
@@ -47,7 +46,12 @@ def _capture(plan: PipelinePlan) -> Scene:
         return load_views(plan.texture, _silent)[1]
     vanilla = plan.vanilla
     return load_scene(
-        vanilla.source_path, size_rule=SugarSize(), images_dir=vanilla.images, notify=_silent
+        vanilla.source_path,
+        size_rule=SugarSize(),
+        images_dir=vanilla.images,
+        masks=vanilla.mask_options,
+        view_options=vanilla.view_options,
+        notify=_silent,
     )
 
 

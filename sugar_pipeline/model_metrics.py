@@ -23,15 +23,14 @@ from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import load_scene_for_checkpoint
-from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.reporting.evaluation import evaluate
+from sugar_extractors.export.any_gaussians import read_bound_gaussians
 from sugar_extractors.mesh.mesh_config import MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.textured_rendering import render_textured
 from sugar_pipeline.perceptual import Perceptual, load_perceptual
 from sugar_scene.mesh_bound import LAYOUTS
-from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_trainers.coarse_config import MODES, MULTIVIEW
 from sugar_trainers.image_size import SugarSize
 from sugar_trainers.naming import (
@@ -235,7 +234,7 @@ def _models(
     else:
         folder = options.output_dir / "refined" / scene_name(scene_path) / name
         path = folder / f"{options.refinement_iterations}.pt"
-        cloud = bound_cloud_from_state(load_payload(path)["state_dict"]).to(device)
+        cloud = read_bound_gaussians(path).to(device)
         models.append((options.key, _gaussian_render(cloud.activate(), options)))
     return models
 

@@ -160,6 +160,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
             raise _cannot_write(path, error) from error
+        if isinstance(error, UserError) and str(temporary) in str(error):
+            # The user knows the file by its final name.
+            error.args = (str(error).replace(str(temporary), str(path)),)
         raise
 
 

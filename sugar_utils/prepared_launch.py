@@ -51,7 +51,10 @@ def describe(given: Argument) -> Any:
         )
     if tensor.requires_grad:
         tensor = tensor.detach()
-    return wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+    found = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+    # Warp's reference to the tensor, which would keep it alive as long as the prepared launch.
+    found._ref = None
+    return found
 
 
 class _Array:
@@ -67,10 +70,10 @@ class _Array:
         shape = tensor.shape
         same = (
             shape[1:] == self._columns
+            and tensor.stride() == self._strides
             and tensor.dtype is self._scalar
             and dtype is self._dtype
             and shape[0] <= MAX_ROWS
-            and tensor.is_contiguous()
         )
         if same:
             self.stored.data = tensor.data_ptr()
@@ -83,8 +86,9 @@ class _Array:
     def _remember(self, given: Argument) -> None:
         tensor, self._dtype = given if type(given) is TypedTensor else (given, None)
         self._scalar = tensor.dtype
-        # Strides of rows follow from these where a tensor is contiguous; None equals no shape.
-        self._columns = tensor.shape[1:] if tensor.is_contiguous() and tensor.dim() > 0 else None
+        # None equals no shape: what has no rows is described anew.
+        self._columns = tensor.shape[1:] if tensor.dim() > 0 else None
+        self._strides = tensor.stride()
 
 
 class _Number:
@@ -138,7 +142,9 @@ class PreparedLaunch:
         # Kept by Warp for graphs that it records itself; here they would keep memory alive.
         launch.fwd_args = None
         self._first = _Pass(launch, dim)
-        self._idle = deque([self._first])
+        # Copied for other threads, and never launched: launching changes the bounds.
+        self._template = self._first.twin()
+        self._idle: deque[_Pass] = deque()
 
     def take(self, arguments: Sequence[Any]) -> None:
         """Arguments of the next launches, of the same kinds as those at first."""
@@ -155,7 +161,7 @@ class PreparedLaunch:
         try:
             one = self._idle.pop()
         except IndexError:
-            one = self._first.twin()
+            one = self._template.twin()
         one.begin_at(first)
         one.launch(count, None)
         self._idle.append(one)

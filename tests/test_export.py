@@ -215,6 +215,40 @@ def test_a_bent_mesh_takes_its_gaussians_along(inputs, tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("collapsed", ["two corners", "three corners", "corners in a line"])
+def test_a_triangle_that_was_collapsed_keeps_the_rest_of_the_mesh_in_place(
+    collapsed, inputs, tmp_path
+):
+    cloud = read_bound_gaussians(inputs["refined"])
+    vertices, (a, b, c) = cloud.vertices.clone(), cloud.faces[0]
+    vertices[b] = (vertices[a] + vertices[c]) / 2 if "line" in collapsed else vertices[a]
+    vertices[c] = vertices[a] if "three" in collapsed else vertices[c]
+    edited = tmp_path / "edited.obj"
+    mesh = TexturedMesh(
+        vertices, cloud.faces, torch.zeros(len(cloud.faces), 3, 2), torch.zeros(8, 8, 3).byte()
+    )
+    write_textured_mesh(edited, mesh, glb=False)
+    words = ("--to", "ply", "-o", tmp_path / "a.ply", "--repose", edited)
+    assert run_cli(export.main, inputs["refined"], *words) == 0
+    found, start = read_gaussian_ply(tmp_path / "a.ply"), cloud.freed()
+    assert all(tensor.isfinite().all() for tensor in found.tensors().values())
+    touched = torch.isin(cloud.faces, torch.stack([b, c])).any(dim=1).repeat_interleave(3)
+    for name, tensor in start.tensors().items():
+        still = found.tensors()[name][~touched]
+        torch.testing.assert_close(still, tensor[~touched], rtol=0, atol=1e-5)
+
+
+def test_gaussians_without_their_mesh_cannot_be_reposed(inputs, tmp_path, capsys):
+    for to in ("ply", "spz"):
+        free = tmp_path / f"free.{to}"
+        assert run_cli(export.main, inputs["refined"], "--to", to, "-o", free) == 0
+        words = ("--to", "ply", "-o", tmp_path / "a.ply", "--repose", inputs["obj"])
+        assert run_cli(export.main, free, *words) == 2
+        error = capsys.readouterr().err
+        assert f"{free}: does not say which triangle carries which Gaussian" in error
+        assert error.count("\n") == 1
+
+
 def test_a_mesh_of_other_triangles_is_refused(inputs, tmp_path, capsys):
     lines = inputs["obj"].read_text().splitlines()
     rows = [k for k, line in enumerate(lines) if line.startswith("f ")]

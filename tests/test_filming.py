@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import av
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import render
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_pipeline.filming import film_files
 from sugar_pipeline.filming.camera_paths import between, looked_at, turntable
 from sugar_pipeline.filming.film_files import write_video
 from sugar_pipeline.filming.shown_models import ShownModel, far_depth, open_model, shown
@@ -176,6 +179,51 @@ def test_what_cannot_be_shown_is_one_line(inputs, tmp_path, capsys):
         assert message in error
         assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["note.txt"]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20_000, 4), (3, 20_000), (16_386, 2)])
+def test_pictures_that_no_video_can_have_are_one_line(size, inputs, tmp_path, capsys):
+    width, height = size
+    cameras = json.loads((inputs["vanilla"] / "cameras.json").read_text())[:2]
+    path = tmp_path / "path.json"
+    path.write_text(json.dumps([camera | {"width": width, "height": height} for camera in cameras]))
+    words = (inputs["ply"], "--path", path)
+    assert film(inputs, tmp_path / "a.mp4", *words) == 2
+    error = capsys.readouterr().err
+    assert f"16,384 pixels a side, not {width:,} x {height:,}" in error
+    assert error.count("\n") == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["path.json"]
+
+
+def test_a_codec_that_refuses_is_one_line_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(film_files, "_SIDES", (1, 10**6))
+    with pytest.raises(UserError, match="codec failed .* name a folder as --output") as refused:
+        write_video(tmp_path / "a.mp4", [np.zeros((4, 20_000, 3), np.uint8)], 5)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_of_one_picture_is_a_video_of_one(inputs, tmp_path):
+    for path in ("turntable", "between"):
+        words = (inputs["ply"], "--path", path, "--n_frames", 1)
+        assert film(inputs, tmp_path / f"{path}.mp4", *words) == 0
+        assert len(frames_of(tmp_path / f"{path}.mp4")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--fps", 2147483648), "--fps 2147483648: "),
+        (("--path", "between", "--every", 100), "--every 100: leaves 1 of 10 photographs"),
+        (("--path", "between", "--every", 10), "use --every 9 or less"),
+    ],
+)
+def test_numbers_that_make_no_video_are_named(words, message, inputs, tmp_path, capsys):
+    assert film(inputs, tmp_path / "a.mp4", inputs["ply"], *words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_video_of_pictures_of_several_sizes_keeps_the_first(tmp_path):

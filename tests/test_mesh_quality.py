@@ -240,6 +240,15 @@ def test_meshes_of_all_kinds_are_read(tmp_path):
         read_any_mesh(tmp_path / "c.pt")
 
 
+@pytest.mark.parametrize("number", ["99999999999999999999", "-99999999999999999999"])
+def test_an_obj_whose_rows_are_beyond_64_bits_is_one_line(tmp_path, number):
+    obj = tmp_path / "a.obj"
+    obj.write_text(f"v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 {number}\n")
+    with pytest.raises(UserError, match="damaged, or not an OBJ of triangles") as caught:
+        read_any_mesh(obj)
+    assert "\n" not in str(caught.value)
+
+
 def test_benchmark_prints_a_table_and_writes_the_figures(tmp_path, capsys):
     scene = write_scene(tmp_path / "scene", sphere())
     write_mesh_ply(tmp_path / "good.ply", sphere())

@@ -19,6 +19,8 @@ import train
 import train_full_pipeline
 from gaussian_splatting.data import images as image_module
 from gaussian_splatting.data.reference_layout import write_cfg_args
+from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.optim.schedule import LearningRates
 from sugar_pipeline import commands
 from sugar_pipeline.demo.demo_run import demo_plan
 from sugar_pipeline.metrics_options import metrics_options, metrics_parser, read_scene_config
@@ -31,6 +33,7 @@ from tests.support.tiny_scene import (
     make_tiny_checkpoint,
     make_tiny_scene,
     run_cli,
+    tiny_cloud,
 )
 
 COARSE = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
@@ -349,6 +352,24 @@ def test_metrics_name_the_model_that_is_missing(inputs, tmp_path, capsys):
     flags = ("--scene_config", config, "-r", "density", "--output_dir", tmp_path)
     assert run_cli(metrics.main, *flags) == 2
     assert "15000.pt" in capsys.readouterr().err
+
+
+def test_metrics_name_the_model_that_is_no_refined_one(inputs, tmp_path, capsys):
+    config = json.dumps({str(inputs[1]): str(inputs[3])})
+    words = ["--scene_config", config, "-r", "density", "--output_dir", tmp_path]
+    options = metrics_options(metrics_parser(None).parse_args([*map(str, words)]))
+    folder = tmp_path / "refined" / inputs[1].name / options.refined_name(inputs[1])
+    path = folder / "15000.pt"
+    folder.mkdir(parents=True)
+    coarse = TrainableCloud(tiny_cloud(), LearningRates(), 1.0).state()
+    rest = {"train_losses": [], "epoch": 0, "iteration": 15000}
+    # Free Gaussians of the coarse stage; and none at all.
+    for state in (coarse, {**coarse, "state_dict": {}}):
+        torch.save({**state, **rest}, path)
+        assert run_cli(metrics.main, *words) == 2
+        error = capsys.readouterr().err
+        assert f"error: {path}: " in error
+        assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"a": 1}'])

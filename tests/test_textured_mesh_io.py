@@ -163,6 +163,7 @@ def test_the_obj_appears_last(tmp_path, monkeypatch):
         (lambda p: p.with_suffix(".png").write_bytes(b"x"), "damaged"),
         (lambda p: p.write_bytes(p.read_bytes()[:-3]), "damaged"),
         (lambda p: p.write_bytes(p.read_bytes() + b"\nf 1/1 2/2 99/3"), "not there"),
+        (lambda p: p.write_bytes(p.read_bytes() + b"\nf 1/1 2/2 " + b"9" * 20 + b"/3"), "damaged"),
         (lambda p: p.write_bytes(b"v 0 0 0\nf 1 1 1"), "no texture|damaged"),
         (lambda p: p.write_bytes(p.read_bytes().replace(b"\nf ", b"\n# ")), "no triangles"),
         (lambda p: p.write_bytes(p.read_bytes().replace(b"\nv ", b"\nv x", 1)), "damaged"),

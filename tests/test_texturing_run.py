@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import extract_refined_mesh_with_texture as script
+from gaussian_splatting.data.exposure_file import write_exposures
+from gaussian_splatting.data.reference_layout import point_cloud_path
+from gaussian_splatting.engine.checkpoint import save_payload
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.texture_options import texture_options, texture_parser
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
@@ -21,7 +27,7 @@ from sugar_scene.trainable_bound import FACES, STATE_NAMES
 from sugar_utils.flags import Parser
 from sugar_utils.settings import add_flags
 from tests.support.refined_models import NAME, refined_state, save_model
-from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.support.tiny_scene import load_pt, make_tiny_checkpoint, make_tiny_scene, run_cli
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -71,6 +77,42 @@ def test_other_sources_and_atlases(inputs, tmp_path, flags):
     mesh = read_textured_mesh(tmp_path / f"{NAME}.obj")
     assert mesh.texture.float().std() > 10
     assert not (tmp_path / f"{NAME}.glb").exists()
+
+
+@pytest.mark.parametrize("learned_by", ["refinement", "checkpoint"])
+def test_photographs_of_changing_exposure_give_the_colours_of_the_model(
+    inputs, tmp_path, learned_by
+):
+    """What was learned is taken out: the texture is that of photographs of one exposure."""
+    scene, shared, model = inputs
+    root = tmp_path / "scene"
+    shutil.copytree(scene.root, root)
+    exposures = {}
+    for number, camera in enumerate(scene.cameras):
+        gain, offset = (0.55, 0.75, 0.9)[number % 3], (0.1, 0.0, 0.05)[number % 3]
+        path = root / "images" / camera.name
+        pixels = np.asarray(Image.open(path), dtype=np.float64) * gain + 255 * offset
+        Image.fromarray(pixels.round().astype(np.uint8)).save(path)
+        exposures[camera.name] = torch.tensor([[math.log(gain)] * 3, [offset] * 3])
+    checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
+    changed = save_model(tmp_path, refined_state())
+    if learned_by == "refinement":
+        payload = load_pt(changed)
+        kept = {f"exposure of {n}": torch.stack([e, e * 0, e * 0]) for n, e in exposures.items()}
+        save_payload(changed, {**payload, "resume": {"stage": kept}})
+    else:
+        write_exposures(point_cloud_path(checkpoint, 7000).with_name("exposure.json"), exposures)
+    words = ("--texture_source", "photos", "--export_glb", "False")
+    assert texture(inputs, tmp_path / "even", *words) == 0
+    taken = ["-s", root, "-c", checkpoint]
+    assert texture((scene, taken, changed), tmp_path / "changing", *words) == 0
+    even, changing = (
+        read_textured_mesh(tmp_path / name / f"{NAME}.obj").texture.float()
+        for name in ("even", "changing")
+    )
+    assert float((even - changing).abs().max()) < 4
+    note = json.loads((tmp_path / "changing" / f"{NAME}.json").read_text())
+    assert "exposures" in note["inputs"]
 
 
 def test_what_a_killed_process_left_of_its_lock_goes_with_the_next_run(inputs, tmp_path):

@@ -25,6 +25,7 @@ from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.viewing.browser_views import BrowserView
 from gaussian_splatting.viewing.page_server import closing, look_through, open_server
+from sugar_extractors.recorded_capture import Capture, capture_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_pipeline.filming.shown_models import model_of, read_result
 from sugar_pipeline.pipeline_flags import train_parser
@@ -34,7 +35,6 @@ from sugar_pipeline.viewing.found_results import (
     REFINED,
     TEXTURED,
     VANILLA,
-    capture_of,
     find_results,
 )
 from sugar_pipeline.viewing.measured import (
@@ -134,15 +134,15 @@ def test_what_holds_nothing_to_see_is_refused(tmp_path, scene):
 
 def test_the_capture_is_that_of_the_records(output, scene, tmp_path):
     found = find_results([output.root], print)
-    capture = capture_of(found)
+    capture = capture_of([one.path for one in found])
     assert capture.scene == scene.root
     assert capture.checkpoint == output.root / "vanilla_gs" / "scan"
     alone = tmp_path / COARSE_FILE
     shutil.copy(output.mesh, alone)
-    assert capture_of(find_results([alone], print)) is None
+    assert capture_of([alone]) == Capture()
     alone.with_suffix(".json").write_text('{"sources": {"scene": 7}}')
     with pytest.raises(UserError, match="sources"):
-        capture_of(find_results([alone], print))
+        capture_of([alone])
 
 
 def test_a_click_meets_the_surface_where_it_is():

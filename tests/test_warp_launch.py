@@ -120,6 +120,58 @@ def test_a_launch_keeps_no_tensor_alive():
     assert kept() is None
 
 
+def test_a_prepared_launch_keeps_none_of_its_first_tensors_alive():
+    points, moved = torch.rand(1000, 3), torch.empty(1000, 3)
+    inputs = [0, line_of(1.0, 0.0), 1, wp.vec3(0.0), as_array(points, wp.vec3), moved]
+    prepared = PreparedLaunch(move_points, 1000, inputs, device="cpu")
+    prepared.run_range(0, 1000)
+    kept = [weakref.ref(tensor) for tensor in (points, moved)]
+    del points, moved, inputs
+    assert [tensor() for tensor in kept] == [None, None]
+
+
+@pytest.mark.parametrize("first", ["one row", "no rows"])
+def test_strides_of_a_slice_of_few_rows_are_not_those_of_whole_tensors(first):
+    """Slices of one row and of none count as contiguous, whatever their strides."""
+    n = 1 if first == "one row" else 0
+    wide = torch.rand(4, 9)
+
+    def inputs(points, moved):
+        return [0, line_of(1.0, 0.0), 1, wp.vec3(0.0), as_array(points, wp.vec3), moved]
+
+    little = inputs(wide[:n, :3], torch.empty(4, 7)[:n, :3])
+    prepared = PreparedLaunch(move_points, 1, little, device="cpu")
+    # With memory behind them, so that wrong strides are no crash.
+    points, moved = torch.rand(50, 3)[:5], torch.full((50, 3), torch.nan)[:5]
+    prepared.take(inputs(points, moved))
+    prepared.run_range(0, 5)
+    torch.testing.assert_close(moved, points)
+    # And the other way around.
+    moved = torch.full((1, 3), torch.nan)
+    prepared.take(inputs(wide[2:3, :3], moved))
+    prepared.run_range(0, 1)
+    torch.testing.assert_close(moved, wide[2:3, :3])
+
+
+def test_a_launch_that_begins_while_another_is_resized_has_its_own_size(monkeypatch):
+    points, moved = torch.rand(8, 3), torch.full((8, 3), torch.nan)
+    inputs = [0, line_of(1.0, 0.0), 1, wp.vec3(0.0), as_array(points, wp.vec3), moved]
+    prepared = PreparedLaunch(move_points, 2, inputs, device="cpu")
+    resize, waiting = wp.Launch.set_dim, [2]
+
+    def interrupted(launch, dim):
+        resize(launch, dim)
+        if waiting:
+            # What another thread may do now.
+            prepared.run_range(0, waiting.pop())
+            assert moved[:2].isfinite().all()
+            assert moved[2:].isnan().all()
+
+    monkeypatch.setattr(wp.Launch, "set_dim", interrupted)
+    prepared.run_range(4, 1)
+    assert not waiting
+
+
 def test_more_rows_than_at_first_are_counted_as_well():
     launched(torch.rand(4, 3))
     many = torch.empty(1, dtype=torch.float32).expand(2**31, 3)

@@ -6,17 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gaussian_splatting.data.camera_names import CamerasByName
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency.views import checked_views
 from gaussian_splatting.data.image_sizes import SizeRule
 from gaussian_splatting.data.images import (
-    IMAGE_SUFFIXES,
     ImageFolder,
     find_images,
     missing_images,
@@ -77,6 +77,12 @@ class Scene:
     observations: Observations | None = None
     dropped_views: dict[str, str] = field(default_factory=dict)
     dropped_test_cameras: list[Camera] = field(default_factory=list)
+
+    @property
+    def calibrated_cameras(self) -> list[Camera]:
+        """Training and held-out cameras at their calibrated size, without dropped ones."""
+        both = (*self.original_train_cameras, *self.original_test_cameras)
+        return [camera for camera in both if camera.name not in self.dropped_views]
 
     @property
     def held_out_views(self) -> list[str]:
@@ -346,7 +352,7 @@ def _merge(
     stored: Sequence[StoredCamera], source: _Source | None, notify: Notify
 ) -> tuple[list[Camera], list[bool]]:
     """Cameras of cameras.json completed by the scene's own, and which of them the scene knows."""
-    find = _OwnCameras(source)
+    find = CamerasByName(*((source.train, source.test or []) if source else ([], [])))
     # A single camera has no extent; a world unit then stands in for it.
     limit = POSE_TOLERANCE * (camera_extent([entry.camera for entry in stored]) or 1.0)
     cameras, known, apart, centred = [], [], [], 0
@@ -392,38 +398,6 @@ def _photograph(camera: Camera) -> dict[str, Any]:
     """The fields of a camera that say where its picture is."""
     names = ("name", "image_path", "source_path", "lens", "mask_path")
     return {name: getattr(camera, name) for name in names}
-
-
-class _OwnCameras:
-    """Finds the scene's camera for a stored name, which may lack extension, dots or folder."""
-
-    def __init__(self, source: _Source | None) -> None:
-        self._exact: dict[str, Camera] = {}
-        self._loose: dict[str, list[Camera]] = {}
-        trained = {id(camera) for camera in source.train} if source else set()
-        for camera in source.cameras if source else ():
-            self._exact[camera.name] = camera
-            pure = PurePosixPath(camera.name)
-            keys = {_stem(camera.name), _stem(pure.name), pure.name.split(".")[0]}
-            # NeRF-synthetic train and test images share their names; stored ones mean training.
-            if id(camera) in trained:
-                for key in {key.lower() for key in keys}:
-                    self._loose.setdefault(key, []).append(camera)
-
-    def __call__(self, name: str) -> Camera | None:
-        if name in self._exact:
-            return self._exact[name]
-        for key in (name.lower(), _stem(name).lower()):
-            found = self._loose.get(key, [])
-            if len(found) == 1:
-                return found[0]
-        return None
-
-
-def _stem(name: str) -> str:
-    """The name without a known image extension."""
-    pure = PurePosixPath(name)
-    return pure.with_suffix("").as_posix() if pure.suffix.lower() in IMAGE_SUFFIXES else name
 
 
 def _same_pose(a: Camera, b: Camera, limit: float) -> bool:

@@ -53,6 +53,11 @@ def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None
     return torch.where(inside[..., None], _Exposed.apply(image, exposure), fixed)
 
 
+def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
+    """The inverse of :func:`exposed`, within 0 to 1: colours of the model. (H, W, 3), (2, 3)"""
+    return ((image - exposure[1]) / exposure[0].exp()).clamp(0, 1)
+
+
 def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Gain and offset per channel that bring an image closest to another, by least squares.
 

@@ -161,6 +161,11 @@ class Exposures:
         self.values -= self.values.mean(dim=0, dtype=torch.float64).to(self.values.dtype)
 
 
+def saved_exposures(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Exposures by name of photograph in what :meth:`Exposures.state` returned. (2, 3) each"""
+    return {name[len(KEY) :]: t[0] for name, t in state.items() if name.startswith(KEY)}
+
+
 def exposures_of(
     config: ExposureConfig,
     names: Sequence[str],

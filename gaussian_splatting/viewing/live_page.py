@@ -20,6 +20,7 @@ from gaussian_splatting.viewing.page_server import (
     address,
     follow_browsers,
     open_server,
+    selected_option,
     show_picture,
     stand_at,
 )
@@ -98,7 +99,7 @@ class TrainingPage:
 
         @choice.on_update
         def _(_: object) -> None:
-            self.shows = choice.value
+            self.shows = selected_option(choice)
             self.wishes.renew()
 
     def _add_cameras(self, cameras: Sequence[Camera]) -> None:

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import http
 import io
 import logging
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -20,11 +22,16 @@ from gaussian_splatting.viewing.browser_views import BrowserView, Wishes
 from gaussian_splatting.viewing.viewer_flags import LOCALHOST
 from sugar_utils.errors import UserError
 from sugar_utils.optional_packages import load_package
+from sugar_utils.schemas import FAR
 
 if TYPE_CHECKING:
     import viser
 
 _EVERYWHERE = ("0.0.0.0", "::", "")
+_LOCAL = (LOCALHOST, "127.0.0.1", "::1")
+_FOV, _MOST_PIXELS = (1e-3, 3.1), 1 << 20
+"""Fields of view in radians, and pixels a side, that a browser may have."""
+
 _FRUSTUM_COLOR = (90, 110, 140)
 
 
@@ -53,10 +60,39 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
     check_free(host, port, flag)
     # Its messages are for who writes programs with it.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), _same_origin_only(host):
         server = module.ViserServer(host=host, port=port, label=label, verbose=False)
     server.gui.configure_theme(control_width="large", show_share_button=False)
     return server
+
+
+@contextlib.contextmanager
+def _same_origin_only(host: str) -> Iterator[None]:
+    """Servers that start in this context answer requests of other origins with 403.
+
+    Browsers send the origin of the page that makes a request. It must be the ``Host`` of the
+    request. A server on a loopback address also requires a loopback name there, against DNS
+    rebinding.
+    """
+    server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
+    serve = server.serve
+
+    def guarded(*arguments: Any, process_request: Callable[..., Any], **how: Any) -> Any:
+        def process(connection: Any, request: Any) -> Any:
+            origin, asked = request.headers.get("Origin"), request.headers.get("Host", "")
+            own = urlsplit(origin or "").netloc == asked
+            loopback = host not in _LOCAL or urlsplit(f"//{asked}").hostname in _LOCAL
+            if origin is not None and not (own and loopback):
+                return connection.respond(http.HTTPStatus.FORBIDDEN, "foreign origin\n")
+            return process_request(connection, request)
+
+        return serve(*arguments, process_request=process, **how)
+
+    server.serve = guarded
+    try:
+        yield
+    finally:
+        server.serve = serve
 
 
 def address(host: str, port: int) -> str:
@@ -91,25 +127,41 @@ def check_free(host: str, port: int, flag: str) -> None:
 def follow_browsers(server: viser.ViserServer, wishes: Wishes) -> None:
     """Keep note of where all browsers look, and of which are there."""
 
+    def follow(number: int, camera: Any) -> None:
+        view = view_of(camera)
+        if view is not None:
+            wishes.looks(number, view)
+
     @server.on_client_connect
     def _(client: Any) -> None:
-        wishes.looks(client.client_id, view_of(client.camera))
-
-        @client.camera.on_update
-        def _(camera: Any) -> None:
-            wishes.looks(client.client_id, view_of(camera))
+        follow(client.client_id, client.camera)
+        client.camera.on_update(lambda camera: follow(client.client_id, camera))
 
     @server.on_client_disconnect
     def _(client: Any) -> None:
         wishes.leaves(client.client_id)
 
 
-def view_of(camera: Any) -> BrowserView:
-    """Where viser says that a browser looks from; its axes are those of COLMAP."""
-    return BrowserView(
-        np.array(camera.position), np.array(camera.wxyz), float(camera.fov),
-        max(1, int(camera.image_width)), max(1, int(camera.image_height)),
-    )  # fmt: skip
+def view_of(camera: Any) -> BrowserView | None:
+    """Where viser says that a browser looks from; its axes are those of COLMAP.
+
+    None where it says what no picture can be made from: browsers may send anything.
+    """
+    try:
+        position, wxyz = (np.array(part, float) for part in (camera.position, camera.wxyz))
+        size = camera.image_width, camera.image_height
+        view = BrowserView(position, wxyz, float(camera.fov), *(max(1, int(n)) for n in size))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if (position.shape, wxyz.shape) != ((3,), (4,)) or not _FOV[0] <= view.fov <= _FOV[1]:
+        return None
+    usable = (np.abs(position) <= FAR).all() and 1e-6 <= np.abs(wxyz).max() <= FAR
+    return view if usable and max(view.width, view.height) <= _MOST_PIXELS else None
+
+
+def selected_option(choice: Any) -> str:
+    """The selected option of a dropdown; the first one if a browser sent another text."""
+    return choice.value if choice.value in choice.options else choice.options[0]
 
 
 def show_picture(server: viser.ViserServer, client: int, picture: np.ndarray | None) -> None:

@@ -24,13 +24,18 @@ from sugar_utils.errors import UserError
 
 
 def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
-    """Read a cloud of Gaussians; those that are bound to a mesh become free ones.
+    """Read a cloud of Gaussians in a capture's axes: :func:`read_as_written`, turned if need be."""
+    cloud = read_as_written(path, notify)
+    return moved_cloud(cloud, GLB_AXES) if path.suffix.lower() in (".spz", ".glb") else cloud
+
+
+def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+    """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
         path: A PLY of Gaussians, compressed or not; an SPZ or ``.splat`` file; a GLB with
-            Gaussians, which are turned from its axes to a capture's; a ``.pt`` of any stage, or
-            the folder of its run; or the folder of a vanilla checkpoint, whose last iteration is
-            taken.
+            Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
+            checkpoint, whose last iteration is taken.
         notify: Told about what was dropped.
 
     Raises:
@@ -42,7 +47,7 @@ def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianClo
     if suffix == ".ply":
         return read_gaussian_ply(path, notify)
     if suffix == ".glb":
-        return moved_cloud(read_gltf_gaussians(path), GLB_AXES)
+        return read_gltf_gaussians(path)
     if suffix in (".spz", ".splat"):
         if not path.is_file():
             raise UserError(f"{path}: no such file; check the path")
@@ -79,6 +84,11 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
     Raises:
         UserError: It is missing, damaged, or another stage's.
     """
+    if path.is_file() and path.suffix.lower() != ".pt":
+        raise UserError(
+            f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "
+            "refinement, or the folder of its run"
+        )
     state, file = _state_of(path)
     try:
         return bound_cloud_from_state(state)

@@ -20,16 +20,19 @@ from sugar_utils.settings import add_flags, flag, from_args, parser_of
 PRINTED = ("stl", "3mf")
 GAUSSIANS = ("spz", "splat", "ply", "compressed.ply", "gltf")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
+MAX_LODS = 16
+"""The last of so many levels has one triangle where the first has a billion."""
+
 _flag = partial(flag, group="export")
 _PLACEMENT = {
     "orient": {
         "group": "export",
-        "help": "up: turn it upright, y up and standing on 0; needs -s",
+        "help": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
     },
     "scale_factor": {"group": "export", "help": "make it so many times as large"},
     "known_distance": {
         "group": "export",
-        "help": "make it metres: two photographs (needs -s) or two points x,y,z, and how many "
+        "help": "make it metres: two photographs or two points x,y,z of the capture, and how many "
         "metres lie between the cameras or points",
     },
 }
@@ -53,7 +56,10 @@ class ExportOptions:
         missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
     )  # fmt: skip
     output: Path | None = _flag(
-        None, "file to write; unset: output/exports/NAME.FORMAT", short="-o", parse=Path
+        None,
+        "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT",
+        short="-o",
+        parse=Path,
     )
     max_triangles: int | None = _flag(
         None, "leave so many triangles of the mesh; the picture is made anew for them",
@@ -77,8 +83,13 @@ class ExportOptions:
         "move along", parse=Path, idle="it is an error unless the result is a refined model",
     )  # fmt: skip
     scene_path: Path | None = _flag(
-        None, "scene folder, for its cameras", short="-s", parse=Path,
-        idle="without --orient up and --known_distance",
+        None, "scene folder, for its cameras; unset: the one that the result's own record names",
+        short="-s", parse=Path, idle="without --orient up and --known_distance",
+    )  # fmt: skip
+    checkpoint_path: Path | None = _flag(
+        None, "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
+        "another program moved; unset: that of the record, or the cameras of the scene",
+        short="-c", parse=Path, idle="without --orient up and --known_distance",
     )  # fmt: skip
     overwrite: bool = _flag(False, "replace a file that is there")
     placement: PlacementOptions = field(default_factory=PlacementOptions)
@@ -104,6 +115,11 @@ class ExportOptions:
         if self.to == "usdz":
             load_usd()
         of_meshes = {"max_triangles": None, "texture_size": None, "lods": 1}
+        if self.lods > MAX_LODS:
+            raise UserError(
+                f"--lods {self.lods}: no mesh has so many levels, each of a quarter of the "
+                f"triangles; use {MAX_LODS} or fewer"
+            )
         given = [name for name, default in of_meshes.items() if getattr(self, name) != default]
         if given and self.to in GAUSSIANS:
             raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
@@ -119,14 +135,17 @@ class ExportOptions:
 
     @property
     def target(self) -> Path:
-        """The file to write."""
-        if self.output is not None:
-            return self.output
-        name = self.result.resolve()
-        # The .pt of a run is called by an iteration; its folder says what it is.
-        stem = name.parent.name if name.suffix == ".pt" else name.name.split(".")[0]
+        """The file to write; the format's suffix is put behind a name that lacks it."""
         suffix = "gltf.glb" if self.to == "gltf" else self.to
-        return OUTPUT_ROOT / "exports" / f"{stem}.{suffix}"
+        output = self.output
+        if output is None:
+            name = self.result.resolve()
+            # The .pt of a run is called by an iteration; its folder says what it is.
+            stem = name.parent.name if name.suffix == ".pt" else name.name.split(".")[0]
+            return OUTPUT_ROOT / "exports" / f"{stem}.{suffix}"
+        if output.suffix.lower() == Path(f"a.{suffix}").suffix:
+            return output.with_suffix(output.suffix.lower())
+        return output if output.is_dir() else output.with_name(f"{output.name}.{suffix}")
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,38 +14,39 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.any_gaussians import (
     has_gaussians,
     read_any_gaussians,
+    read_as_written,
     read_bound_gaussians,
 )
 from sugar_extractors.export.compressed_ply import write_compressed_ply
 from sugar_extractors.export.draco_glb import write_draco_glb
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
 from sugar_extractors.export.fidelity import fidelity
-from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians, write_gltf_gaussians
+from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_3mf, write_stl
 from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.export.usdz_file import write_usdz
-from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.recorded_capture import capture_of, scene_of
+from sugar_extractors.texture.placed_export import moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
     TexturedMesh,
     mesh_files,
     read_textured_mesh,
     write_glb,
-    write_textured_mesh,
+    write_mesh_files,
 )
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
 from sugar_trainers.image_size import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, write_json_atomic
+from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.memory import format_bytes
 
 
@@ -76,49 +78,61 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
     target = options.target
     gaussians = options.to in GAUSSIANS
-    files = [
-        path
-        for one in options.targets
-        for path in ([one] if options.to != "obj" else mesh_files(one, glb=False))
-    ]
+    files = [path for one in options.targets for path in _files_of(one, options.to)]
     present = [path for path in files if path.exists()]
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
     check_writable(target.parent)
-    matrix = _export_gaussians(options, console) if gaussians else _export_mesh(options, console)
-    if options.placement.wanted:
-        meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
-        note = {"matrix": matrix.tolist(), "meaning": meaning}
-        write_json_atomic(target.with_name(f"{target.name}.json"), note)
+    note, binding = _beside(target, "json"), _beside(target, "binding.npz")
+    beside = [note] * options.placement.wanted + [binding] * (options.repose is not None)
+    with ExitStack() as stack:
+        # All of them appear together, when everything is written; the first file is the last one.
+        temporary = {p: stack.enter_context(atomic_path(p)) for p in (*files, *beside)}
+        matrix = (_export_gaussians if gaussians else _export_mesh)(options, temporary, console)
+        if note in temporary:
+            meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
+            write_json_atomic(temporary[note], {"matrix": matrix.tolist(), "meaning": meaning})
     console.info(f"{format_bytes(sum(path.stat().st_size for path in files))}: {target}")
     return target
 
 
-def _export_gaussians(options: ExportOptions, console: Console) -> np.ndarray:
-    cloud = _gaussians(options, console)
+def _files_of(target: Path, to: str) -> list[Path]:
+    """The files of a level of detail, the one that it is named after first."""
+    return mesh_files(target, glb=False)[::-1] if to == "obj" else [target]
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f"{target.name}.{ending}")
+
+
+TemporaryPaths = Mapping[Path, Path]
+"""For each file the path to write to."""
+
+
+def _export_gaussians(
+    options: ExportOptions, temporary: TemporaryPaths, console: Console
+) -> np.ndarray:
+    cloud = _gaussians(options, temporary, console)
     matrix = _matrix(options, cloud.means.double().numpy(), console)
     matrix = _axes(options.to, options.placement.orient == "up") @ matrix
     cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
-    order = _WRITERS[options.to](options.target, cloud)
-    # As the file has them, not turned back.
-    as_written = options.to == "gltf"
-    found = (
-        read_gltf_gaussians(options.target)
-        if as_written
-        else read_any_gaussians(options.target, console.info)
-    )
+    path = temporary[options.target]
+    order = _WRITERS[options.to](path, cloud)
+    found = read_as_written(path, console.info)
     if len(found) == len(cloud):
         rows = torch.from_numpy(order)
         console.info(f"{len(cloud):,} Gaussians; {fidelity(cloud.select(rows), found).line()}")
     return matrix
 
 
-def _gaussians(options: ExportOptions, console: Console) -> GaussianCloud:
+def _gaussians(
+    options: ExportOptions, temporary: TemporaryPaths, console: Console
+) -> GaussianCloud:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
         moved = reposed_cloud(bound, read_edited(options.repose, bound))
-        path = options.target.with_name(f"{options.target.name}.binding.npz")
-        write_binding(path, bound)
+        path = _beside(options.target, "binding.npz")
+        write_binding(temporary[path], bound)
         console.info(f"where each Gaussian sits on the mesh: {path}")
         return moved
     if not has_gaussians(options.result):
@@ -126,7 +140,7 @@ def _gaussians(options: ExportOptions, console: Console) -> GaussianCloud:
     return read_any_gaussians(options.result, console.info)
 
 
-def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
+def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Console) -> np.ndarray:
     """Returns the matrix from the capture to the file, whose format may want axes of its own."""
     if options.result.suffix.lower() != ".obj":
         raise UserError(
@@ -138,11 +152,18 @@ def _export_mesh(options: ExportOptions, console: Console) -> np.ndarray:
     upright = options.placement.orient == "up"
     if options.max_triangles is not None or options.texture_size is not None:
         mesh = simplified(mesh, options.max_triangles, options.texture_size)
+    most = (mesh.n_faces.bit_length() + 1) // 2
+    if options.lods > most:
+        raise UserError(
+            f"--lods {options.lods}: {mesh.n_faces:,} triangles have {most} levels, each of a "
+            f"quarter of the triangles; use --lods {most} or fewer"
+        )
     for level, path in enumerate(options.targets):
         if level:
             mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
         write = _write_draco if options.draco else _WRITE_MESH[options.to]
-        write(path, mesh, matrix, upright, console)
+        targets = {file: temporary[file] for file in _files_of(path, options.to)}
+        write(targets, mesh, matrix, upright, console)
         side = mesh.texture.shape[1]
         console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return _axes(options.to, upright) @ matrix
@@ -152,7 +173,7 @@ def _axes(to: str, upright: bool) -> np.ndarray:
     """From the axes of what was placed to those of a format. (4, 4)"""
     if to in PRINTED:
         return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
-    return GLB_AXES if to in ("glb", "usdz", "gltf") and not upright else np.eye(4)
+    return GLB_AXES if to in ("glb", "usdz", "gltf", "spz") and not upright else np.eye(4)
 
 
 def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
@@ -161,47 +182,52 @@ def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
 
 
 def _write_glb(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    write_glb(path, _moved(mesh, matrix), y_up=upright)
+    write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
 
 
 def _write_draco(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    error = write_draco_glb(path, _moved(mesh, matrix), y_up=upright)
+    ((path, written),) = targets.items()
+    error = write_draco_glb(written, _moved(mesh, matrix), y_up=upright)
     console.info(f"{path.name}: corners moved by at most {error:.2g} units")
 
 
 def _write_obj(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    write_textured_mesh(path, _moved(mesh, matrix), glb=False)
+    write_mesh_files(targets, _moved(mesh, matrix))
 
 
-MeshWriter = Callable[[Path, TexturedMesh, np.ndarray, bool, Console], None]
+MeshWriter = Callable[[TemporaryPaths, TexturedMesh, np.ndarray, bool, Console], None]
 
 
 def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
     """Writes the closed body of a mesh, and tells its size."""
 
     def write_body(
-        path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+        targets: TemporaryPaths,
+        mesh: TexturedMesh,
+        matrix: np.ndarray,
+        upright: bool,
+        console: Console,
     ) -> None:
         body = closed_body(shape_of(_moved(mesh, _axes(PRINTED[0], upright) @ matrix)))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
         gaps = open_edge_share(body)
         opened = f"{gaps:.2%} of its edges are open: mend it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        write(path, body)
+        write(*targets.values(), body)
 
     return write_body
 
 
 def _write_usdz(
-    path: Path, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
+    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
-    write_usdz(path, _moved(mesh, _axes("usdz", upright) @ matrix))
+    write_usdz(*targets.values(), _moved(mesh, _axes("usdz", upright) @ matrix))
 
 
 _WRITE_MESH: dict[str, MeshWriter] = {
@@ -215,17 +241,14 @@ _WRITE_MESH: dict[str, MeshWriter] = {
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
     """From the world of the capture to that of the file. (4, 4) float64"""
-    if options.scene_path is None:
-        if _needs_cameras(options.placement):
-            raise UserError(
-                "--orient up, and photographs of --known_distance, need -s/--scene_path"
-            )
+    if not options.placement.needs_cameras:
         return placement([], np.zeros((0, 3)), points, options.placement)
-    scene = load_scene(options.scene_path, size_rule=SugarSize(), notify=console.info)
-    cameras: list[Camera] = [*scene.original_train_cameras, *scene.original_test_cameras]
+    capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
+    if capture.scene is None:
+        raise UserError(
+            "--orient up, and --known_distance where it is not by points x,y,z, need "
+            "-s/--scene_path"
+        )
+    scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
+    cameras: list[Camera] = scene.calibrated_cameras
     return placement(cameras, scene.points, points, options.placement)
-
-
-def _needs_cameras(options: PlacementOptions) -> bool:
-    names = (options.known_distance or ())[:2]
-    return options.orient == "up" or any(text.count(",") != 2 for text in names)

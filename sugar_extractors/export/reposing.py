@@ -99,6 +99,8 @@ def _turned_colors(sh_rest: Tensor, turns: Tensor, per_triangle: int) -> Tensor:
     rest = sh_rest.double().reshape(len(turns), per_triangle, n_bands, 3)
     one = torch.eye(3, dtype=turns.dtype, device=turns.device)
     moved = (turns - one).abs().amax(dim=(1, 2)) > _STILL
+    # A triangle without area has no frame that colours could turn with.
+    moved &= torch.linalg.det(turns) > 0.5
     for rows in moved.nonzero()[:, 0].split(_PART):
         bands = sh_rotation(turns[rows].cpu().numpy())[:, None, :n_bands, :n_bands].to(rest)
         rest[rows] = bands @ rest[rows]

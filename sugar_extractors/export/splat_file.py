@@ -54,7 +54,8 @@ def read_splat(path: Path) -> GaussianCloud:
     if not content or len(content) % ROW.itemsize:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
     rows = np.frombuffer(content, ROW)
-    if not (np.isfinite(rows["mean"]).all() and (rows["scale"] > 0).all()):
+    finite = all(np.isfinite(rows[name]).all() for name in ("mean", "scale"))
+    if not (finite and (rows["scale"] > 0).all()):
         raise UserError(f"{path}: holds numbers that make no sense; export it again")
     quats = (rows["rotation"].astype(float) - 128) / 128
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)

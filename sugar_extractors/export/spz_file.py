@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.packing import (
     cloud_of,
     columns,
@@ -25,7 +24,6 @@ from sugar_extractors.export.packing import (
     sigmoid,
     smallest_three,
 )
-from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -41,6 +39,10 @@ _XYZW = [1, 2, 3, 0]
 def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
     """Write an SPZ file, complete or not at all.
 
+    Args:
+        path: File to write.
+        cloud: In the axes of the format.
+
     Returns:
         Rows of the cloud in the order of the file: their own. (N,)
 
@@ -55,7 +57,7 @@ def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
 def spz_content(cloud: GaussianCloud) -> bytes:
     """What an SPZ file holds before it is compressed."""
-    values = columns(moved_cloud(cloud, GLB_AXES))
+    values = columns(cloud)
     means = values["means"]
     reach = max(float(np.abs(means).max(initial=0.0)), 1e-9)
     # As many bits behind the point as the farthest one leaves room for.
@@ -96,7 +98,7 @@ def _packed_harmonics(sh_rest: np.ndarray) -> np.ndarray:
 
 
 def read_spz(path: Path) -> GaussianCloud:
-    """Read an SPZ file of version 2 or 3.
+    """Read an SPZ file of version 2 or 3: Gaussians in the axes of the format.
 
     Raises:
         UserError: It is missing or damaged, or of another version.
@@ -117,7 +119,7 @@ def read_spz(path: Path) -> GaussianCloud:
         data = data[n * width :]
     positions, alphas, colors, scales, rotations, harmonics = parts
     quats = _quats(rotations)
-    cloud = cloud_of(
+    return cloud_of(
         _fixed_point(positions) / (1 << fraction_bits),
         quats[:, [3, 0, 1, 2]],
         scales / 16 - 10,
@@ -125,7 +127,6 @@ def read_spz(path: Path) -> GaussianCloud:
         (colors / 255 - 0.5) / _COLOR_SCALE,
         ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3),
     )
-    return moved_cloud(cloud, GLB_AXES)
 
 
 def _fixed_point(data: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ def load_usd() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    names = ("Gf", "Sdf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt")
+    names = ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt")
     modules = ("pxr", *(f"pxr.{name}" for name in names))
     return load_package("--to usdz", "usd-core", *modules, instead="use --to glb")[0]
 
@@ -37,15 +37,22 @@ def write_usdz(path: Path, mesh: TexturedMesh) -> None:
         UserError: usd-core is not installed, or the file cannot be written.
     """
     usd = load_usd()
-    with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
-        (Path(folder) / "texture.png").write_bytes(png_bytes(mesh.texture))
-        scene = Path(folder) / "mesh.usdc"
-        _write_scene(usd, scene, mesh)
-        # The package decides by the suffix what it is, and the temporary file has none.
-        package = Path(folder) / "package.usdz"
-        if not usd.UsdUtils.CreateNewUsdzPackage(str(scene), str(package)):
-            raise UserError(f"{path}: usd-core could not make the package; use --to glb")
-        temporary.write_bytes(package.read_bytes())
+    try:
+        with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
+            (Path(folder) / "texture.png").write_bytes(png_bytes(mesh.texture))
+            scene = Path(folder) / "mesh.usdc"
+            _write_scene(usd, scene, mesh)
+            # The package decides by the suffix what it is, and the temporary file has none.
+            package = Path(folder) / "package.usdz"
+            if not usd.UsdUtils.CreateNewUsdzPackage(str(scene), str(package)):
+                raise UserError(f"{path}: usd-core could not make the package; use --to glb")
+            temporary.write_bytes(package.read_bytes())
+    except (OSError, usd.Tf.ErrorException) as error:
+        # USD lists errors as "Error in 'function' at line N in file F : 'reason'".
+        reason = str(error).split(" : ", 1)[-1].splitlines()[0].strip(" '")
+        raise UserError(
+            f"cannot write {path}: {reason}; free some space, also in {tempfile.gettempdir()}"
+        ) from error
 
 
 def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:

@@ -60,7 +60,7 @@ def _obj_mesh(path: Path) -> TriangleMesh:
                     faces.append((a, b, c))
         points = np.array(vertices, dtype=np.float64).reshape(-1, 3)
         rows = np.array(faces, dtype=np.int64).reshape(-1, 3)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: damaged, or not an OBJ of triangles ({error})") from error
     # Rows count from 1, or backwards from the last vertex.
     rows = np.where(rows > 0, rows - 1, rows + len(points))

@@ -32,10 +32,12 @@ from sugar_extractors.texture.textured_mesh_io import (
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
+from sugar_utils.schemas import FAR
 from sugar_utils.settings import flag
 
 ORIENTATIONS = ("none", "up")
 _LOWEST = 0.01
+_SCALES = 1e-6, 1e6
 _flag = partial(flag, group="texture")
 
 
@@ -59,6 +61,8 @@ class PlacementOptions:
     def __post_init__(self) -> None:
         if self.scale_factor is not None and self.known_distance is not None:
             raise UserError("--scale_factor and --known_distance both give a scale; leave one out")
+        if self.scale_factor is not None:
+            _checked_scale(self.scale_factor, f"--scale_factor {self.scale_factor:g}")
         if self.known_distance is not None:
             _metres(self.known_distance[2])
 
@@ -67,6 +71,12 @@ class PlacementOptions:
         """Whether there is anything to write."""
         scaled = self.scale_factor is not None or self.known_distance is not None
         return scaled or self.orient != "none"
+
+    @property
+    def needs_cameras(self) -> bool:
+        """Whether it takes the cameras of a capture to place anything."""
+        places = (self.known_distance or ())[:2]
+        return self.orient == "up" or any(point_of(text) is None for text in places)
 
 
 def placed_path(obj_path: Path) -> Path:
@@ -101,7 +111,7 @@ def write_placed(
         UserError: A photograph is unknown, the distance is nothing, or a file cannot be written.
     """
     mesh = read_textured_mesh(obj_path)
-    cameras = [*scene.original_train_cameras, *scene.original_test_cameras]
+    cameras = scene.calibrated_cameras
     vertices = mesh.vertices.numpy().astype(np.float64)
     matrix = placement(cameras, scene.points, vertices, options)
     target = placed_path(obj_path)
@@ -154,7 +164,8 @@ def placement(
         (4, 4) float64, to be multiplied with columns (x, y, z, 1).
 
     Raises:
-        UserError: A photograph is unknown, or the known distance is nothing in the capture.
+        UserError: A photograph is unknown, the known distance is nothing in the capture, or the
+            copy would be larger than files can hold.
     """
     matrix = np.eye(4)
     if options.orient == "up":
@@ -165,6 +176,9 @@ def placement(
         base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])
         matrix[:3, :3], matrix[:3, 3] = rotation, -base
     matrix[:3] *= scale_of(cameras, options)
+    reach = np.abs(moved_points(vertices, matrix)).max(initial=0)
+    if options.wanted and reach > FAR:
+        raise UserError(f"the copy would reach {reach:.2g} units far; choose a smaller scale")
     return matrix
 
 
@@ -179,10 +193,20 @@ def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
     if options.known_distance is None:
         return 1.0
     a, b, metres = options.known_distance
-    distance = float(np.linalg.norm(_place_of(a, cameras) - _place_of(b, cameras)))
+    with np.errstate(over="ignore"):
+        distance = float(np.linalg.norm(_place_of(a, cameras) - _place_of(b, cameras)))
     if not distance > 0:
         raise UserError(f"--known_distance {a} {b}: both are the same place; name two others")
-    return _metres(metres) / distance
+    return _checked_scale(_metres(metres) / distance, f"--known_distance {a} {b} {metres}")
+
+
+def _checked_scale(scale: float, given: str) -> float:
+    if not _SCALES[0] <= scale <= _SCALES[1]:
+        raise UserError(
+            f"{given}: makes it {scale:.3g} times as large; it must be {_SCALES[0]:g} to "
+            f"{_SCALES[1]:g} times"
+        )
+    return scale
 
 
 def _metres(text: str) -> float:
@@ -206,20 +230,21 @@ def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
         UserError: One does not.
     """
     for text in (options.known_distance or ())[:2]:
-        if _point_of(text) is None:
+        if point_of(text) is None:
             _photograph_of(text, names)
 
 
 def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
     """A point ``x,y,z``, or where a photograph was taken. (3,)"""
-    point = _point_of(text)
+    point = point_of(text)
     if point is not None:
         return point
     by_name = {camera.name: camera for camera in cameras}
     return by_name[_photograph_of(text, list(by_name))].center
 
 
-def _point_of(text: str) -> np.ndarray | None:
+def point_of(text: str) -> np.ndarray | None:
+    """A point ``x,y,z`` of the capture, (3,); None for any other text."""
     try:
         point = np.array([float(part) for part in text.strip("()").split(",")])
     except ValueError:
@@ -230,9 +255,10 @@ def _point_of(text: str) -> np.ndarray | None:
 def _photograph_of(text: str, names: Sequence[str]) -> str:
     name = text if text in names else NameIndex(names).find(text)
     if name is None:
+        example = f" (as {names[0]})" if names else ""
         raise UserError(
-            f"--known_distance {text}: neither a photograph that has a place (as {names[0]}) nor a "
-            "point x,y,z"
+            f"--known_distance {text}: neither a photograph that has a place{example} nor a point "
+            "x,y,z"
         )
     return name
 

@@ -320,7 +320,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
         ) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, OverflowError, SyntaxError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"

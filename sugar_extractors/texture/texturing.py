@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,16 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import eroded
+from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, read_exposures
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.rendering import render_view
+from gaussian_splatting.losses.exposure import unexposed
+from gaussian_splatting.optim.learned_exposure import saved_exposures
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
@@ -100,7 +105,7 @@ class TextureOptions(CaptureOptions):
     )  # fmt: skip
     texture_source: str = _flag(
         "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
-        "photographs", choices=SOURCES,
+        "photographs, learned exposures taken out", choices=SOURCES,
     )  # fmt: skip
     baking: BakingConfig = BakingConfig()
     postprocess_mesh: bool = _flag(False, "peel border triangles of low density off")
@@ -187,18 +192,20 @@ def extract_textured_mesh(
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     model = refined_file(options.refined_model_path)
-    _, scene = load_views(
+    checkpoint, scene = load_views(
         options,
         console.info,
         white_background=options.white_background,
         seed=options.random_seed,
         require_images=options.texture_source == "photos",
     )
-    identity = Identity(options.identity(), options.inputs(scene), options.sources())
+    exposures, known = _exposures(options, model, checkpoint, console)
+    inputs = {**options.inputs(scene), **known}
+    identity = Identity(options.identity(), inputs, options.sources())
     # Read before the output's folder is touched, unless there is a result that makes it needless.
     cloud = None if options.obj_path.exists() else _read_model(options, model, console)
     # Photographs that are named wrong are told of before the work.
-    scale_of([*scene.original_train_cameras, *scene.original_test_cameras], options.placement)
+    scale_of(scene.calibrated_cameras, options.placement)
     with alone_with(options.obj_path, OUTPUT_FLAG):
         files = mesh_files(options.obj_path, options.export_glb)
         if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
@@ -208,7 +215,7 @@ def extract_textured_mesh(
             cloud = cloud or _read_model(options, model, console)
             with shared_or_own_store(images, options.white_background) as store:
                 cloud = cloud.to(options.compute.device)
-                _texture(options, identity, cloud, scene, store, console)
+                _texture(options, identity, cloud, scene, store, exposures, console)
         if options.placement.wanted:
 
             def gaussians() -> GaussianCloud:
@@ -274,19 +281,40 @@ def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewS
     return render
 
 
-def photo_source(images: ImageStore, device: torch.device) -> ViewSource:
-    """The photographs, where their masks count."""
+def photo_source(
+    images: ImageStore, device: torch.device, exposures: Mapping[str, Tensor]
+) -> ViewSource:
+    """The photographs, where their masks count; those with an exposure get the model's colours."""
 
     def read(camera: Camera) -> Tensor:
         image = upload(images.get(camera), device)
         counted = is_counted(image)
         colors = image[..., :3].float() / 255
+        if camera.name in exposures:
+            colors = unexposed(colors, exposures[camera.name].to(device))
         if counted is None:
             return colors
         # A pixel on the outline shows what is behind it, too.
         return torch.cat([colors, eroded(counted, 1)[..., None].float()], dim=2)
 
     return read
+
+
+def _exposures(
+    options: TextureOptions, model: Path, checkpoint: ReferenceCheckpoint, console: Console
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Exposures of the refinement, else of the checkpoint, by name; and the digest of their file.
+
+    None for renders, whose colours are the model's.
+    """
+    if options.texture_source != "photos":
+        return {}, {}
+    found = saved_exposures((load_payload(model).get("resume") or {}).get("stage", {}))
+    path = model if found else checkpoint.ply_path.with_name(EXPOSURE_FILE)
+    found = found or read_exposures(path, console.info)
+    if found:
+        console.info(f"exposures of {path} are taken out of the photographs")
+    return found, {"exposures": file_digest(path)} if found else {}
 
 
 def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundCloud:
@@ -344,6 +372,7 @@ def _texture(
     cloud: BoundCloud,
     scene: Scene,
     images: ImageStore,
+    exposures: Mapping[str, Tensor],
     console: Console,
 ) -> None:
     device = cloud.vertices.device
@@ -352,7 +381,7 @@ def _texture(
     atlas = make_atlas(options.texture_atlas, cloud.vertices, cloud.faces, options.square_size)
     unwrapped = time.monotonic()
     if options.texture_source == "photos":
-        source = photo_source(images, device)
+        source = photo_source(images, device, exposures)
     else:
         source = render_source(cloud.activate(), options.white_background)
     baked = _bake(options, cloud, atlas, scene.train_cameras, source, console)

@@ -18,6 +18,8 @@ _QUALITY = "18"
 """Constant rate factor of H.264: what the eye does not tell from the original."""
 
 _BITS_PER_PIXEL = 4
+_SIDES = (2, 16_384)
+"""Least and most pixels a side that libx264 takes."""
 
 
 def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:
@@ -30,13 +32,25 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: i
         frames_per_second: How fast they are shown.
 
     Raises:
-        UserError: There are none, or the file cannot be written.
+        UserError: There are none, the codec cannot take them, or the file cannot be written.
     """
+    try:
+        _encode(path, pictures, frames_per_second)
+    except av.FFmpegError as error:
+        if isinstance(error, OSError):
+            raise
+        raise UserError(
+            f"{path}: the codec failed ({error}); name a folder as --output for PNG files"
+        ) from error
+
+
+def _encode(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     stream = None
     with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
         for picture in pictures:
             if stream is None:
+                _check_size(path, *picture.shape[:2])
                 stream = container.add_stream(codec, rate=frames_per_second)
                 stream.height, stream.width = (side // 2 * 2 for side in picture.shape[:2])
                 stream.pix_fmt = "yuv420p"
@@ -50,6 +64,15 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: i
         if stream is None:
             raise UserError(f"{path}: no pictures to make a video of")
         container.mux(stream.encode())
+
+
+def _check_size(path: Path, height: int, width: int) -> None:
+    if not _SIDES[0] <= min(height, width) <= max(height, width) <= _SIDES[1]:
+        raise UserError(
+            f"{path}: a video has {_SIDES[0]} to {_SIDES[1]:,} pixels a side, not {width:,} x "
+            f"{height:,}; show fewer results and maps side by side, set the size by "
+            "--resolution_factor, or name a folder as --output for PNG files"
+        )
 
 
 def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from sugar_utils.settings import flag, from_args, parser_of
 
 VIEWS = ("test", "train", "all")
 PATHS = ("turntable", "between")
+MAX_FPS = 1_000
 _flag = partial(flag, group="pictures")
 
 
@@ -67,7 +68,9 @@ class FilmOptions:
         1, "pass through every so manieth photograph only: calmer where they were taken in zigzag",
         parse=positive_int, idle="without --path between",
     )  # fmt: skip
-    fps: int = _flag(30, "pictures per second of a video", parse=positive_int)
+    fps: int = _flag(
+        30, f"pictures per second of a video, at most {MAX_FPS}", parse=positive_int,
+    )  # fmt: skip
     output: Path | None = _flag(
         None, "NAME.mp4 for a video, else a folder for PNG files; unset: a video of a path and PNG "
         "files of views, in output/renders/<scene>", short="-o", parse=Path,
@@ -77,6 +80,8 @@ class FilmOptions:
     compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
+        if self.fps > MAX_FPS:
+            raise UserError(f"--fps {self.fps}: no screen shows so many; use {MAX_FPS} or less")
         if self.path not in (*VIEWS, *PATHS) and not self.path.endswith(".json"):
             raise UserError(
                 f"--path {self.path}: choose one of {', '.join((*VIEWS, *PATHS))}, or NAME.json"

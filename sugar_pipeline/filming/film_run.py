@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint, read_cameras_json
-from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.data.reference_layout import read_cameras_json
+from gaussian_splatting.data.scene import Scene
+from sugar_extractors.recorded_capture import scene_of
 from sugar_pipeline.filming.camera_paths import between, turntable
 from sugar_pipeline.filming.film_files import VIDEO_SUFFIX, write_pictures, write_video
 from sugar_pipeline.filming.film_options import FilmOptions
@@ -22,7 +23,6 @@ from sugar_pipeline.filming.shown_models import (
     require_showable,
     shown,
 )
-from sugar_trainers.image_size import SugarSize
 from sugar_utils.console import Console, Progress
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
@@ -45,7 +45,7 @@ def film(options: FilmOptions, console: Console | None = None) -> Path:
         console.info(options.compute.device_reason)
     target = options.target
     _check_target(target)
-    scene = shown_scene(options.scene_path, options.checkpoint_path, options.size, console.info)
+    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
     cameras = film_cameras(scene, options)
     device = options.compute.device
     models = [open_model(p, options.white_background, device, console.info)
@@ -74,36 +74,6 @@ def _check_target(target: Path) -> None:
     check_writable(target.parent if is_video else target)
 
 
-def shown_scene(
-    scene_path: Path,
-    checkpoint_path: Path | None,
-    size: SugarSize,
-    notify: Callable[[str], None],
-) -> Scene:
-    """Cameras in the world of the results.
-
-    Args:
-        scene_path: Scene folder.
-        checkpoint_path: Whose cameras to take; None for those of the scene.
-        size: Of the pictures.
-        notify: Told what else the user should know.
-
-    Raises:
-        UserError: One of them is missing or damaged.
-    """
-    if checkpoint_path is None:
-        return load_scene(scene_path, size_rule=size, notify=notify)
-    checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)
-    return load_scene_for_checkpoint(
-        scene_path,
-        checkpoint,
-        size_rule=size,
-        images_dir=checkpoint.images_dir,
-        require_images=False,
-        notify=notify,
-    )
-
-
 def film_cameras(scene: Scene, options: FilmOptions) -> list[Camera]:
     """Where to look from.
 
@@ -121,7 +91,13 @@ def film_cameras(scene: Scene, options: FilmOptions) -> list[Camera]:
         return list(views[options.path])
     if options.path == "turntable":
         return turntable(both, scene.points, options.n_frames)
-    return between(both[:: options.every], options.n_frames)
+    passed = both[:: options.every]
+    if len(passed) < 2:
+        raise UserError(
+            f"--every {options.every}: leaves {len(passed)} of {len(both)} photographs, and a path "
+            f"passes through 2 or more; use --every {max(1, len(both) - 1)} or less"
+        )
+    return between(passed, options.n_frames)
 
 
 def _pictures(

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to look at in a file or a folder, and the capture that it was made of."""
+"""What there is to look at in a file or a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
-from sugar_extractors.results import note_path
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json
-from sugar_utils.schemas import FileName, conform
 
 VANILLA, COARSE, COARSE_MESH = "vanilla Gaussians", "coarse Gaussians", "coarse mesh"
 REFINED, TEXTURED = "refined Gaussians", "textured mesh"
@@ -126,56 +120,3 @@ def _stage_of_run(name: str) -> str | None:
     if name.startswith("sugarcoarse_"):
         return COARSE
     return VANILLA if name == CHECKPOINT_FOLDER else None
-
-
-class _Sources(msgspec.Struct):
-    """Where a run says that its inputs lay."""
-
-    scene: FileName | None = None
-    checkpoint: FileName | None = None
-
-
-@dataclass(frozen=True)
-class Capture:
-    """What results were made of.
-
-    Attributes:
-        scene: The scene folder.
-        checkpoint: The vanilla checkpoint whose cameras say where the world lies; None if the
-            scene's own do.
-    """
-
-    scene: Path
-    checkpoint: Path | None
-
-
-def capture_of(results: Sequence[FoundResult]) -> Capture | None:
-    """The capture by the records of the runs; None where no record leads to a folder that is there.
-
-    Raises:
-        UserError: A record is damaged.
-    """
-    for result in results:
-        for record in _records(result.path):
-            sources = _sources(record)
-            scene = None if sources.scene is None else Path(sources.scene)
-            if scene is None or not scene.is_dir():
-                continue
-            checkpoint = None if sources.checkpoint is None else Path(sources.checkpoint)
-            there = checkpoint is not None and (checkpoint / "cameras.json").is_file()
-            return Capture(scene, checkpoint if there else None)
-    return None
-
-
-def _records(path: Path) -> Iterator[Path]:
-    """Files in which a stage says what it read, if there are any."""
-    folder = path if path.is_dir() else path.parent
-    for file in (note_path(path), folder / "run.json", folder / CHECKPOINT_FOLDER / "run.json"):
-        if file.is_file():
-            yield file
-
-
-def _sources(record: Path) -> _Sources:
-    content: Any = read_json(record)
-    sources = content.get("sources") if isinstance(content, dict) else None
-    return conform(sources or {}, _Sources, f"{record}, sources", "pass the scene folder as -s")

@@ -189,8 +189,10 @@ class PathPanel:
         save.on_click(lambda event: self.save(event.client))
 
     def _add(self, client: Any) -> None:
-        self.views.append(view_of(client.camera).camera(_PATH_SIDE))
-        self._draw()
+        view = view_of(client.camera)
+        if view is not None:
+            self.views.append(view.camera(_PATH_SIDE))
+            self._draw()
 
     def _back(self) -> None:
         self.views = self.views[:-1]
@@ -209,7 +211,8 @@ class PathPanel:
     def save(self, client: Any) -> None:
         """Write the path, and offer it to the browser for download."""
         try:
-            write_path(self._file, self.views, int(self._frames.value))
+            frames = min(max(int(self._frames.value), 2), _MOST_FRAMES)
+            write_path(self._file, self.views, frames)
         except UserError as error:
             self.words.content = str(error)
             return

@@ -17,7 +17,12 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.viewing.browser_views import Wishes
-from gaussian_splatting.viewing.page_server import follow_browsers, look_through, show_picture
+from gaussian_splatting.viewing.page_server import (
+    follow_browsers,
+    look_through,
+    selected_option,
+    show_picture,
+)
 from sugar_pipeline.filming.shown_models import Result, ShownModel
 from sugar_pipeline.viewing.measured import hit
 from sugar_pipeline.viewing.own_pictures import (
@@ -288,23 +293,24 @@ class OwnPanel:
             self._words.content = text
 
     def _read(self, silent: bool = False) -> None:
-        several = self._layout.value != LAYOUTS[0]
+        layout, split = selected_option(self._layout), self._split.value
+        several = layout != LAYOUTS[0]
         for control in (self._right, self._right_kind):
             control.visible = several
-        self._split.visible = self._layout.value == LAYOUTS[2]
+        self._split.visible = layout == LAYOUTS[2]
         self.arrangement = None
         if self._on.value:
             self.arrangement = Arrangement(
                 self._shown(self._left, self._left_kind),
                 self._shown(self._right, self._right_kind),
-                self._layout.value,
-                self._split.value,
+                layout,
+                split if 0 <= split <= 1 else 0.5,
             )
         if not silent:
             self._changed()
 
     def _shown(self, title: Any, kind: Any) -> Shown:
         """What was chosen; Gaussians have no clay, their colours are shown."""
-        one = Shown(title.value, kind.value)
+        one = Shown(selected_option(title), selected_option(kind))
         possible = self._pictures.available(one.model)
         return one if one.picture in possible else replace(one, picture=possible[0])

@@ -24,12 +24,12 @@ from gaussian_splatting.viewing.page_server import (
     stand_at,
 )
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
+from sugar_extractors.recorded_capture import capture_of, scene_of
 from sugar_extractors.texture.placed_export import scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.filming.camera_paths import looked_at, looking
-from sugar_pipeline.filming.film_run import shown_scene
 from sugar_pipeline.filming.shown_models import Result, model_of, read_result
-from sugar_pipeline.viewing.found_results import FoundResult, capture_of, find_results
+from sugar_pipeline.viewing.found_results import FoundResult, find_results
 from sugar_pipeline.viewing.measured import box_around, inside
 from sugar_pipeline.viewing.view_options import ViewOptions
 from sugar_pipeline.viewing.view_page import Exhibit, Surroundings, ViewPage
@@ -78,16 +78,14 @@ def view(
 
 def _scene(options: ViewOptions, found: Sequence[FoundResult], console: Console) -> Scene | None:
     """The capture that was named, or that the records name."""
-    if options.scene_path is not None:
-        scene, checkpoint = options.scene_path, options.checkpoint_path
-    else:
-        capture = capture_of(found)
-        if capture is None:
-            console.info("no capture is known, so there are no cameras; name its folder with -s")
-            return None
+    paths = [one.path for one in found]
+    capture = capture_of(paths, options.scene_path, options.checkpoint_path)
+    if capture.scene is None:
+        console.info("no capture is known, so there are no cameras; name its folder with -s")
+        return None
+    if options.scene_path is None:
         console.info(f"the capture, by the records of the runs: {capture.scene}")
-        scene, checkpoint = capture.scene, options.checkpoint_path or capture.checkpoint
-    return shown_scene(scene, checkpoint, SugarSize(), console.info)
+    return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
 
 
 def _exhibit(one: FoundResult, options: ViewOptions, console: Console) -> Exhibit:
@@ -154,8 +152,7 @@ def surroundings(
     cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
     low, high = box_around(exhibits[-1].points)
     scaled = options.scale_factor is not None or options.known_distance is not None
-    names = (options.known_distance or ())[:2]
-    if not cameras and any(text.count(",") != 2 for text in names):
+    if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = scene.extent if scene is not None and scene.extent > 0 else None
     return Surroundings(

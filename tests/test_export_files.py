@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of exports: names that follow the format, and all of them or none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import export
+from gaussian_splatting.data.ply import write_gaussian_ply
+from sugar_extractors.export import export_run
+from sugar_extractors.export.any_gaussians import read_any_gaussians
+from sugar_extractors.export.splat_file import ROW, write_splat
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_utils.errors import UserError
+from tests.support.limits import largest_file
+from tests.support.mesh_scenes import sphere
+from tests.support.refined_models import refined_state, save_model
+from tests.support.tiny_scene import run_cli, tiny_cloud
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> SimpleNamespace:
+    root = tmp_path_factory.mktemp("inputs")
+    ball = sphere(rings=12)
+    mesh = TexturedMesh(
+        torch.from_numpy(ball.vertices).float(),
+        torch.from_numpy(ball.faces),
+        torch.rand(ball.n_faces, 3, 2, generator=torch.Generator().manual_seed(0)),
+        torch.full((256, 256, 3), 90).byte(),
+    )
+    write_textured_mesh(root / "ball.obj", mesh, glb=False)
+    write_gaussian_ply(root / "cloud.ply", tiny_cloud())
+    refined = save_model(root, refined_state(), "refined")
+    return SimpleNamespace(obj=root / "ball.obj", ply=root / "cloud.ply", refined=refined)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("to", "output", "written"),
+    [
+        ("spz", "scan", ["scan.spz"]),
+        ("splat", "scan.v2", ["scan.v2.splat"]),
+        ("ply", "scan", ["scan.ply"]),
+        ("compressed.ply", "scan", ["scan.compressed.ply"]),
+        ("compressed.ply", "scan.ply", ["scan.ply"]),
+        ("gltf", "scan", ["scan.gltf.glb"]),
+        ("gltf", "scan.glb", ["scan.glb"]),
+        ("glb", "scan", ["scan.glb"]),
+        ("stl", "scan.GLB", ["scan.GLB.stl", "scan.GLB.stl.json"]),
+        ("glb", "scan.GLB", ["scan.glb"]),
+        ("obj", "scan.mesh", ["scan.mesh.mtl", "scan.mesh.obj", "scan.mesh.png"]),
+    ],
+)
+def test_a_name_without_the_suffix_of_the_format_gets_it(
+    to, output, written, inputs, tmp_path, capsys
+):
+    source = inputs.obj if to in ("glb", "obj", "stl") else inputs.ply
+    words = ("--scale_factor", 1) if to == "stl" else ()
+    assert run_cli(export.main, source, "--to", to, "-o", tmp_path / output, *words) == 0
+    assert names(tmp_path) == written
+    told = capsys.readouterr().out
+    (named,) = (name for name in written if f"{tmp_path / name}\n" in told)
+    assert (tmp_path / named).is_file()
+    if source == inputs.ply:
+        assert len(read_any_gaussians(tmp_path / named, print)) == 200
+    # The same words mean the same file.
+    assert run_cli(export.main, source, "--to", to, "-o", tmp_path / output, *words) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [np.inf, np.nan, 0.0, -1.0])
+def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
+    number, inputs, tmp_path, capsys
+):
+    source, out = tmp_path / "cloud.splat", tmp_path / "out"
+    write_splat(source, tiny_cloud())
+    rows = np.fromfile(source, ROW)
+    rows["scale"][7, 1] = number
+    rows.tofile(source)
+    for to in ("gltf", "spz", "ply"):
+        assert run_cli(export.main, source, "--to", to, "-o", out / "a") == 2
+        assert f"error: {source}: holds numbers that make no sense" in capsys.readouterr().err
+    assert not out.exists() or names(out) == []
+
+
+def test_a_level_of_detail_that_cannot_be_made_leaves_none(inputs, tmp_path, capsys):
+    words = (inputs.obj, "--to", "glb", "-o", tmp_path / "a.glb")
+    assert run_cli(export.main, *words, "--lods", 9) == 2
+    error = capsys.readouterr().err
+    assert "triangles have 5 levels" in error
+    assert error.count("\n") == 1
+    assert names(tmp_path) == []
+    for name in ("a.glb", "a_lod1.glb"):
+        (tmp_path / name).write_text("mine")
+    # The picture is too small for the first level but one.
+    words = (*words, "--overwrite", "True", "--texture_size", 80)
+    assert run_cli(export.main, *words, "--lods", 3) == 2
+    assert "do not fit into a picture" in capsys.readouterr().err
+    assert names(tmp_path) == ["a.glb", "a_lod1.glb"]
+    assert {(tmp_path / name).read_text() for name in names(tmp_path)} == {"mine"}
+
+
+def test_absurdly_many_levels_are_refused_at_once(inputs, tmp_path, capsys):
+    words = (inputs.obj, "--to", "glb", "-o", tmp_path / "a.glb", "--lods", 1_000_000_000)
+    assert run_cli(export.main, *words) == 2
+    assert "use 16 or fewer" in capsys.readouterr().err
+    assert names(tmp_path) == []
+
+
+def test_an_export_that_fails_when_it_is_read_back_leaves_nothing(
+    inputs, tmp_path, monkeypatch, capsys
+):
+    def damaged(path, notify):
+        raise UserError(f"{path}: damaged; export it again")
+
+    monkeypatch.setattr(export_run, "read_as_written", damaged)
+    words = ("--to", "ply", "-o", tmp_path / "a.ply", "--repose", inputs.obj, "--scale_factor", 2)
+    assert run_cli(export.main, inputs.ply, "--to", "spz", "-o", tmp_path / "a.spz") == 2
+    assert f"error: {tmp_path / 'a.spz'}: damaged; export it again\n" in capsys.readouterr().err
+    assert run_cli(export.main, inputs.refined, *words) == 2
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no limit of the size of files")
+@pytest.mark.parametrize("to", ["glb", "obj", "usdz", "stl", "spz", "splat", "ply", "gltf"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(to, inputs, tmp_path, capsys):
+    if to == "usdz":
+        pytest.importorskip("pxr")
+    source = inputs.obj if to in ("glb", "obj", "usdz", "stl") else inputs.ply
+    words = ("--to", to, "-o", tmp_path / "a", "--scale_factor", 2)
+    with largest_file(1000):
+        assert run_cli(export.main, source, *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot write ")
+    assert error.count("\n") == 1
+    assert "tmp-" not in error
+    assert names(tmp_path) == []

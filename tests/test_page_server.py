@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The viewer's server: whom it serves, and what browsers may send."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from gaussian_splatting.viewing.browser_views import Wishes
+from gaussian_splatting.viewing.page_server import (
+    closing,
+    follow_browsers,
+    open_server,
+    view_of,
+)
+
+viser = pytest.importorskip("viser")
+client = pytest.importorskip("websockets.sync.client")
+exceptions = pytest.importorskip("websockets.exceptions")
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = probe.getsockname()[1]
+    with closing(open_server("127.0.0.1", number, "test")):
+        yield number
+
+
+def connect(port: int, origin: str | None):
+    protocol = f"viser-v{viser.__version__}"
+    return client.connect(f"ws://127.0.0.1:{port}", origin=origin, subprotocols=[protocol])
+
+
+@pytest.mark.parametrize("origin", ["http://127.0.0.1:{port}", None])
+def test_the_servers_own_page_and_other_programs_are_served(port, origin):
+    with connect(port, origin and origin.format(port=port)) as connection:
+        assert connection.recv(timeout=10)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "http://evil.example:{port}", "http://127.0.0.1:1", "null",
+     "http://127.0.0.1"],
+)  # fmt: skip
+def test_other_web_pages_get_403(port, origin):
+    with pytest.raises(exceptions.InvalidStatus) as refused:
+        connect(port, origin.format(port=port))
+    assert refused.value.response.status_code == 403
+
+
+def test_a_foreign_name_that_leads_to_this_machine_gets_403(port):
+    """As after DNS rebinding: page and server have one name, which is not this machine's."""
+    for name, status in (("evil.example", 403), ("localhost", 200)):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        place = f"{name}:{port}"
+        connection.request("GET", "/", headers={"Host": place, "Origin": f"http://{place}"})
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+def camera(**changes) -> SimpleNamespace:
+    usual = {
+        "position": (0.0, 0.0, 1.0), "wxyz": (1.0, 0.0, 0.0, 0.0), "fov": 0.8,
+        "image_width": 640, "image_height": 480,
+    }  # fmt: skip
+    return SimpleNamespace(**(usual | changes))
+
+
+NAN, INF = float("nan"), float("inf")
+WRONG = [
+    {"fov": 0.0}, {"fov": NAN}, {"fov": 4.0}, {"fov": -1.0}, {"fov": "wide"}, {"fov": None},
+    {"position": (NAN, 0, 0)}, {"position": (INF, 0, 0)}, {"position": (1e300, 0, 0)},
+    {"position": (0.0, 0.0)}, {"wxyz": (0.0, 0.0, 0.0, 0.0)}, {"wxyz": (NAN, 0, 0, 1)},
+    {"wxyz": (1e300, 0, 0, 0)}, {"image_width": INF}, {"image_height": 1 << 40},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_a_view_that_no_picture_can_be_made_from_is_passed_over(change):
+    assert view_of(camera(**change)) is None
+
+
+def test_a_view_of_no_pixels_is_one_of_a_few():
+    view = view_of(camera(image_width=0, image_height=0))
+    assert (view.width, view.height) == (1, 1)
+    assert view.camera(1280).width == 1
+
+
+def test_a_browser_that_sends_a_wrong_view_keeps_its_last_one():
+    callbacks = {}
+
+    class Camera(SimpleNamespace):
+        def on_update(self, call):
+            callbacks["camera"] = call
+
+    server = SimpleNamespace(
+        on_client_connect=lambda call: callbacks.update(connect=call),
+        on_client_disconnect=lambda call: callbacks.update(leave=call),
+    )
+    wishes = Wishes()
+    follow_browsers(server, wishes)
+    callbacks["connect"](SimpleNamespace(client_id=3, camera=Camera(**vars(camera()))))
+    callbacks["camera"](camera(fov=0.0))
+    assert wishes.due().camera.width > 0
+    assert wishes.due().view.fov == 0.8
