@@ -74,11 +74,12 @@ def remove_all_images(scene: Path, checkpoint: Path) -> None:
     shutil.rmtree(scene / "images")
 
 
-def crop_an_image(scene: Path, checkpoint: Path) -> None:
-    path = scene / "images" / "view_05.png"
-    with Image.open(path) as image:
-        cropped = image.crop((0, 0, 40, 48))
-    cropped.save(path)
+def crop_images(scene: Path, checkpoint: Path) -> None:
+    for number in range(4, 8):
+        path = scene / "images" / f"view_{number:02d}.png"
+        with Image.open(path) as image:
+            cropped = image.crop((0, 0, 40, 48))
+        cropped.save(path)
 
 
 def damage_an_image(scene: Path, checkpoint: Path) -> None:
@@ -166,7 +167,7 @@ def assert_nothing_written(root: Path) -> None:
 
 SHARED = [
     Mistake("missing scene", ("scene", "no such"), remove_scene),
-    Mistake("cropped image", ("view_05.png is 64 x 48 px", "40 x 48 px"), crop_an_image),
+    Mistake("cropped images", ("view_04.png is 64 x 48 px", "40 x 48 px"), crop_images),
     Mistake("missing images", ("2 of 10 images", "view_03.png, view_07.png"), remove_two_images),
     Mistake("damaged image", ("cannot read the image", "view_05.png"), damage_an_image),
     Mistake("file as output", ("cannot create the folder", "out"), file_instead_of_output),

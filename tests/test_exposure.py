@@ -300,7 +300,7 @@ def coarse(scene, checkpoint, output, *more):
     return run_cli(
         train.main, "-s", scene.root, "-c", checkpoint, "-i", 60, "-r", "dn_consistency",
         "--stop_after", "coarse", "--output_dir", output, "--schedule_scale", 0.002,
-        "--sdf_samples", 300, "--checkpoint_milestones", 10_000, *more,
+        "--sdf_samples", 300, "--checkpoint_milestones", 10_000, "--force", True, *more,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "textu
 STAGES_OF_FLAGS = {
     "vcmrt": "scene_path eval images resolution_factor img_resolution img_size_limit output_dir "
     "schedule_scale vanilla_iterations overwrite random_seed masks mask_mode "
-    "min_observations",
+    "min_observations keep_views",
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
@@ -48,7 +48,7 @@ STAGES_OF_FLAGS = {
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera masked_features extraction_size max_features matcher mapper "
-    "device gpu rasterizer neighbors stop_after export_obj gs_output_dir demo doctor",
+    "device gpu rasterizer neighbors stop_after force export_obj gs_output_dir demo doctor",
 }
 """Stages, by their initials, and the flags that change what they do."""
 

@@ -54,6 +54,7 @@ def scene_of(cameras: list[Camera]) -> Scene:
         object.__setattr__(scene, field.name, None)
     object.__setattr__(scene, "original_train_cameras", cameras)
     object.__setattr__(scene, "original_test_cameras", [])
+    object.__setattr__(scene, "dropped_views", {})
     object.__setattr__(scene, "points", np.zeros((0, 3)))
     return scene
 

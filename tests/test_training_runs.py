@@ -103,7 +103,8 @@ def short_vanilla(scene: TinyScene, output: Path, *flags: object) -> int:
 def short_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:
     return run_cli(
         train.main, "-s", scene.root, "-c", source, "-r", "density", "--stop_after", "coarse",
-        "--output_dir", output, "--schedule_scale", 0.0003, "--sdf_samples", 100, *flags,
+        "--output_dir", output, "--schedule_scale", 0.0003, "--sdf_samples", 100,
+        "--force", True, *flags,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.observations import KEEP_ALL, ViewOptions
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
@@ -65,6 +64,7 @@ class LoopConfig:
         export_iterations: When to write what other programs read, besides the last iteration.
         view_check_iterations: After which iterations training views that contradict the model are
             left out.
+        keep_views: Names of the views that never are.
     """
 
     first: int
@@ -77,6 +77,7 @@ class LoopConfig:
     test_iterations: tuple[int, ...] = ()
     export_iterations: tuple[int, ...] = ()
     view_check_iterations: tuple[int, ...] = ()
+    keep_views: tuple[str, ...] = ()
 
     def checkpoint_due(self, iteration: int) -> bool:
         """Whether a checkpoint follows this iteration."""
@@ -99,7 +100,6 @@ class Trainer:
         run: Where everything is written.
         console: Where everything is said.
         group: The processes that train together; all but the first only compute.
-        view_options: Views that are never left out.
         live: Shows the model while it trains; None shows it to nobody.
     """
 
@@ -112,12 +112,10 @@ class Trainer:
         run: RunDirectory,
         console: Console,
         group: ProcessGroup = ALONE,
-        view_options: ViewOptions = KEEP_ALL,
         live: LiveView | None = None,
     ) -> None:
         self._stage = stage
         self._scene = scene
-        self._view_options = view_options
         self._left_out: dict[str, str] = {}
         self._live = live or LiveView(None, console.warn)
         self._config = config
@@ -234,13 +232,13 @@ class Trainer:
 
     def _check_views(self, iteration: int) -> None:
         """Leave out training views that the model contradicts; all processes find the same."""
-        if iteration not in self._config.view_check_iterations or self._view_options.keeps_all:
+        if iteration not in self._config.view_check_iterations:
             return
         kept = [camera for camera in self._cameras if camera.name not in self._left_out]
         found = contradicting_views(
             self._stage, kept, self._images.shown, self._scene.white_background
         )
-        found = {n: why for n, why in found.items() if n not in self._view_options.keep_views}
+        found = {n: why for n, why in found.items() if n not in self._config.keep_views}
         found = self._group.broadcast(found)
         if not found:
             return

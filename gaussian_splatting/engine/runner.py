@@ -10,7 +10,6 @@ from typing import Generic, Protocol, TypeVar
 
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
-from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.kernel_compilation import compile_ahead
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
@@ -62,14 +61,12 @@ class StageOptions(Protocol):
     Attributes:
         config: What decides the optimisation.
         compute: Device and rendering backend.
-        view_options: Views that are never left out.
         run: Treatment of an occupied folder.
         notices: Lines to print at the start.
     """
 
     config: StageConfig
     compute: Compute
-    view_options: ViewOptions
     run: RunOptions
     notices: tuple[str, ...]
 
@@ -124,7 +121,6 @@ def run_stage(
                         run.directory,
                         console,
                         group,
-                        options.view_options,
                         live,
                     ).run(plan)
             if group.is_first:

@@ -234,6 +234,7 @@ def _size_rule(options: VanillaOptions) -> SizeRule:
 
 def _loop(options: VanillaOptions) -> LoopConfig:
     last = options.config.iterations
+    checks = round(VIEW_CHECK_SHARE * last), last
     return LoopConfig(
         first=1,
         last=last,
@@ -244,7 +245,8 @@ def _loop(options: VanillaOptions) -> LoopConfig:
         keep_checkpoints=options.run.keep_checkpoints,
         test_iterations=options.test_iterations,
         export_iterations=options.save_iterations,
-        view_check_iterations=(round(VIEW_CHECK_SHARE * last), last),
+        view_check_iterations=() if options.view_options.keeps_all else checks,
+        keep_views=options.view_options.keep_views,
     )
 
 

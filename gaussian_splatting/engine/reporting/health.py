@@ -26,7 +26,7 @@ MAX_REMOVED = 0.95
 MIN_COVERED = 0.02
 """Least share of the images that a mesh covers where there are no masks."""
 
-_POSES = "are poses and masks those of these images? python train.py --doctor shows more"
+_POSES = "python train.py --doctor -s SCENE checks them"
 
 
 class FailedResult(UserError):
