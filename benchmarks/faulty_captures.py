@@ -99,7 +99,7 @@ def train(program: Path, scene: Path, out: Path, args: argparse.Namespace) -> tu
     ]  # fmt: skip
     done = subprocess.run(command, cwd=program, capture_output=True, text=True)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    (out.parent / f"{out.name}.log").write_text("\n".join(lines), encoding="utf-8")
+    out.parent.with_suffix(".log").write_text("\n".join(lines), encoding="utf-8")
     return done.returncode, lines
 
 

@@ -30,6 +30,8 @@ class ViewMask:
         outline_error: Mean error of its outline as a share of the longest side of the image; 0 for
             masks that are as precise as can be measured.
         weight: Of its vote on where the object is, in [0, 1].
+        graded: Whether its values tell how certain each pixel is, as of
+            ``compositing.graded_mask``, and no transparency.
     """
 
     path: Path
@@ -38,11 +40,7 @@ class ViewMask:
     lens: str = ""
     outline_error: float = 0.0
     weight: float = 1.0
-
-    @property
-    def has_uncertain_outline(self) -> bool:
-        """Whether pixels near the outline count less; values are then no transparency."""
-        return self.outline_error > 0 and self.mode == "object" and not self.alpha
+    graded: bool = False
 
 
 @dataclass(frozen=True, eq=False)

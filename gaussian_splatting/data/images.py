@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
-from gaussian_splatting.data.compositing import composited, uncertain_outline
+from gaussian_splatting.data.compositing import composited
 from gaussian_splatting.data.lenses import lens_of, undistort_plane
 from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError
@@ -170,10 +170,7 @@ def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
     path, size, mask = camera.image_path, (camera.width, camera.height), camera.mask
     if mask is None:
         return decode_image(path, *size, white_background)
-    values = decode_mask(mask, *size)
-    if mask.has_uncertain_outline:
-        values = uncertain_outline(values, mask.outline_error)
-    values = values[..., None]
+    values = decode_mask(mask, *size)[..., None]
     colors = decode_image(path, *size, white_background and not mask.alpha)
     if mask.alpha:
         # Composited on black they were multiplied by alpha, which compositing does again.
@@ -420,7 +417,7 @@ class ImageStore:
         plain = torch.full(
             (3,), 255 if self._white_background else 0, dtype=torch.uint8, device="cpu"
         )
-        shown = composited(image, plain, uncertain=camera.mask.has_uncertain_outline)
+        shown = composited(image, plain, graded=camera.mask.graded)
         return torch.cat([shown, image[..., 3:]], dim=2)
 
     def prefetch(self, camera: Camera) -> None:

@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import COUNTS
 from gaussian_splatting.data.masks import overview
 
 TOLERANCE = 2
 """Pixels of the small masks by which a point may lie outside: poses are that wrong."""
 
-OUTLINE_ERRORS = 2.0
+OUTLINE_ERRORS = 1.0
 """The same in outline errors of the masks, where those are imprecise."""
 
 VOTES_SHARE = 0.1
@@ -161,11 +162,12 @@ def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> Vi
     seen = [camera for camera in cameras if _shows_object(camera)]
     views, distances = [], []
     for camera in seen:
-        mask = torch.from_numpy(overview(camera) > 0)
+        values = torch.from_numpy(overview(camera).copy())
+        mask = values >= COUNTS if camera.mask.graded else values > 0
         views.append(camera.resized(mask.shape[1], mask.shape[0]))
         distances.append(distance_outside(mask).to(device))
     side = max(max(view.width, view.height) for view in views)
-    error = max(camera.mask.outline_error for camera in seen)
+    error = max((c.mask.outline_error for c in seen if c.mask.weight > 0), default=0.0)
     tolerance = max(float(TOLERANCE), OUTLINE_ERRORS * error * side)
     weights = tuple(camera.mask.weight for camera in seen)
     return VisualHull(tuple(views), tuple(distances), tolerance, weights)

@@ -105,9 +105,9 @@ def on_background(
     if exposure is not None:
         shown = exposed(behind[None, None], exposure.detach())[0, 0]
         color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
-    if not camera.mask.has_uncertain_outline:
+    if not camera.mask.graded:
         return composited(photograph, color), behind
-    shown = composited(photograph, color, uncertain=True)
+    shown = composited(photograph, color, graded=True)
     return torch.cat([shown, certainty(photograph[..., 3:])], dim=-1), behind
 
 

@@ -115,7 +115,13 @@ def tiny_cameras(n: int = 10, zoom: int = 1) -> list[Camera]:
 
 def make_tiny_scene(root: Path, n_views: int = 10, n_points: int = 300, zoom: int = 1) -> TinyScene:
     """Write photographs and a binary COLMAP model with ``n_points`` points under ``root``."""
-    cloud, cameras = tiny_cloud(), tiny_cameras(n_views, zoom)
+    return write_scene(root, tiny_cloud(), tiny_cameras(n_views, zoom), n_points)
+
+
+def write_scene(
+    root: Path, cloud: GaussianCloud, cameras: list[Camera], n_points: int
+) -> TinyScene:
+    """The same of any Gaussians and cameras."""
     (root / "images").mkdir(parents=True)
     placed = []
     for camera in cameras:

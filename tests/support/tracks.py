@@ -3,10 +3,78 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pycolmap
+import torch
+from PIL import Image
+
+from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from tests.support.random_scenes import look_at
+from tests.support.tiny_scene import TinyScene, tiny_cloud, write_scene
+
+FACING = 0.3
+"""Least cosine between normal and view direction at which a point of the sphere is observed."""
+
+
+def make_observed_scene(root: Path, n_views: int = 24) -> TinyScene:
+    """An object beside the centre of its views, with masks and points observed where seen."""
+    cloud = tiny_cloud(400)
+    middle = torch.tensor([0.3, -0.2, 0.1])
+    # Dark enough not to clip when it is overexposed.
+    darker = (0.5 * (cloud.sh_dc * SH_C0 + 0.5) - 0.5) / SH_C0
+    means = cloud.means * torch.tensor([1.1, 0.9, 0.8]) + middle
+    cloud = replace(cloud, means=means, sh_dc=darker)
+    cameras = []
+    for k in range(n_views):
+        height = 0.05 + 0.8 * (k + 0.5) / n_views
+        radius, angle = 3.4 * math.sqrt(1 - height**2), 2.4 * k
+        center = (radius * math.cos(angle), radius * math.sin(angle), 3.4 * height)
+        cameras.append(
+            look_at(
+                center, width=256, height=192, focal=240.0, principal=(12.0, -8.0),
+                name=f"view_{k:02d}.png",
+            )
+        )  # fmt: skip
+    scene = write_scene(root, cloud, cameras, 600)
+    rng = np.random.default_rng(3)
+    pictures = {}
+    for view in scene.cameras:
+        # Sensor noise, without which smooth renders have no detail to lose.
+        clean = np.asarray(Image.open(view.image_path)).astype(float)
+        noisy = np.clip(clean + rng.normal(size=clean.shape) * 6 + 3, 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(view.image_path)
+        pictures[view.name] = noisy
+    colors: dict[int, list[np.ndarray]] = {}
+    folder = root / "sparse" / "0"
+    model = pycolmap.Reconstruction(folder)
+    for number, image in sorted(model.images.items()):
+        camera, pose = model.cameras[image.camera_id], image.cam_from_world()
+        for point in sorted(model.points3D):
+            xyz = model.points3D[point].xyz
+            away, normal = image.projection_center() - xyz, xyz - middle.numpy()
+            if normal @ away < FACING * np.linalg.norm(normal) * np.linalg.norm(away):
+                continue
+            pixel = camera.img_from_cam((pose * xyz)[None])[0] + rng.normal(size=2) * 0.3
+            image.points2D.append(pycolmap.Point2D(pixel))
+            element = pycolmap.TrackElement(number, len(image.points2D) - 1)
+            model.add_observation(point, element)
+            column, row = np.clip(pixel.astype(int), 0, (camera.width - 1, camera.height - 1))
+            colors.setdefault(point, []).append(pictures[image.name][row, column])
+    for point, seen in colors.items():
+        model.points3D[point].color = np.mean(seen, axis=0).astype(np.uint8)
+    model.write_binary(str(folder))
+    (root / "masks").mkdir()
+    for view in scene.cameras:
+        with torch.no_grad():
+            alpha = rasterize(cloud.activate(), view).alpha
+        mask = (alpha.numpy() >= 0.5).astype(np.uint8) * 255
+        Image.fromarray(mask).save(root / "masks" / view.name)
+    return scene
 
 
 def add_tracks(model_folder: Path, n_points: int, names: tuple[str, ...]) -> None:

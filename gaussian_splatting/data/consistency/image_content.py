@@ -36,6 +36,9 @@ MAX_STOPS, STOPS_SPREAD = 1.25, 5.0
 MIN_SHARPNESS = 0.5
 """Least sharpness, as a share of that of the median image."""
 
+MIN_MEDIAN_SHARPNESS = 0.25
+"""If the median image is below, the capture shows too little detail to tell."""
+
 MAX_SHARE = 0.25
 """If a check fails for more of the images, it is the check that does not apply."""
 
@@ -191,7 +194,10 @@ def _other_exposure(measured: dict[str, ImageStatistics]) -> dict[str, str]:
 
 
 def _blurred(measured: dict[str, ImageStatistics]) -> dict[str, str]:
-    limit = MIN_SHARPNESS * _median(m.sharpness for m in measured.values())
+    middle = _median(m.sharpness for m in measured.values())
+    if not middle >= MIN_MEDIAN_SHARPNESS:
+        return {}
+    limit = MIN_SHARPNESS * middle
     return {
         name: f"blurred, sharpness {m.sharpness:.2f}"
         for name, m in measured.items()

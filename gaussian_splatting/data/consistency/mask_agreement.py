@@ -2,8 +2,8 @@
 """Agreement of the masks of a capture with each other.
 
 For each view the visual hull of the other views is projected into it, and compared with its mask.
-A low intersection over union (IoU) means a wrong pose or a wrong mask; the mean distance of the two
-outlines tells how precise the masks of the whole capture are.
+A low intersection over union (IoU) means a wrong pose or a wrong mask. How far masks reach beyond
+the hull tells how precise the outlines of the whole capture are.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ N_VOXELS = 56
 OUTSIDE_SHARE = 0.15
 """Share of the views that may show a voxel outside of their masks."""
 
-VOXEL_ERROR = 0.45
-"""Mean distance of the outlines of exact masks from those of the hull, in voxels."""
+EXACT, ERROR_FACTOR = 0.1, 2.5
+"""How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
+distance their outlines are off, because most errors stay within the hull."""
 
 IOU_GAP, IOU_SPREAD = 0.12, 6.0
 """How far below the median the IoU of a view may lie, and the same in standard deviations."""
@@ -52,9 +53,10 @@ class MaskAgreement:
     Attributes:
         iou: Intersection over union of each mask with the hull of the other views, by view.
         inconsistent: Views that disagree, by name, with the reason.
-        outline_error: Mean distance of the outlines of masks and hull, as a share of the longest
-            side of the images; 0 if it is below the resolution of the comparison.
-        silhouettes: Projected hulls of views without a mask. (H, W) bool, by name
+        outline_error: Mean error of the outlines of the masks, as a share of the longest side of
+            the images; 0 if it is below the resolution of the comparison.
+        silhouettes: Projected hulls of the views without a mask, and where outlines are off of all
+            views. (H, W) bool, by name
     """
 
     iou: dict[str, float]
@@ -97,11 +99,13 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
         if len(inconsistent) > MAX_SHARE * len(masked):
             return MaskAgreement(iou, {}, 0.0, {})
     hull = _Hull(voxels, [v for v in masked if v.camera.name not in inconsistent])
-    silhouettes = {
-        view.camera.name: hull.silhouette(view, pitch, False) for view in views if view.mask is None
-    }
     voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in masked]))
     error = _outline_error(outlines, inconsistent, voxel)
+    silhouettes = {
+        view.camera.name: hull.silhouette(view, pitch, False)
+        for view in views
+        if view.mask is None or error > 0
+    }
     return MaskAgreement(iou, inconsistent, error, silhouettes)
 
 
@@ -192,11 +196,14 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
 
 
 def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
-    """IoU of two masks, and the mean distance of their outlines in pixels."""
+    """IoU of a mask and the hull of the others, and how far it reaches beyond the hull in pixels.
+
+    A hull may be larger than the object, but no correct mask reaches beyond it.
+    """
     union = int((mask | silhouette).sum())
     both = int((mask & silhouette).sum())
     outline = int((mask & ~eroded(mask, 1)).sum())
-    return both / max(union, 1), (union - both) / max(outline, 1)
+    return both / max(union, 1), int((mask & ~silhouette).sum()) / max(outline, 1)
 
 
 def _outliers(iou: dict[str, float]) -> dict[str, str]:
@@ -214,7 +221,6 @@ def _outliers(iou: dict[str, float]) -> dict[str, str]:
 def _outline_error(
     outlines: dict[str, tuple[float, float]], inconsistent: dict[str, str], voxel: float
 ) -> float:
-    """Median distance of the outlines beyond what the voxels explain, as a share of the side."""
-    distances = [d for name, (_, d) in outlines.items() if name not in inconsistent]
-    error = float(np.median(distances)) ** 2 - (VOXEL_ERROR * voxel) ** 2
-    return round(math.sqrt(max(error, 0.0)) / SIDE, 4)
+    """Mean error of the outlines as a share of the longest side; 0 if they may be exact."""
+    beyond = float(np.median([d for name, (_, d) in outlines.items() if name not in inconsistent]))
+    return round(ERROR_FACTOR * beyond / SIDE, 4) if beyond > EXACT * voxel else 0.0

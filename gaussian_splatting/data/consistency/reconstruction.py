@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reprojection checks of a COLMAP model: wrong poses are estimated again, wrong points removed.
+"""Reprojection checks of a COLMAP model: wrong poses and points are estimated again.
 
 A pose or a point that was changed after the reconstruction no longer fits the keypoints that are
 stored with it. The keypoints of an image and the points that the other images agree on give its
-pose (PnP in RANSAC); a point that does not fit its own track has no use.
+pose (PnP in RANSAC). A point that does not fit its track is triangulated again, or removed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ POINT_WORSE, POINT_PIXELS = 10.0, 8.0
 """The same for the median error of a point over its track."""
 
 _MIN_INLIERS, _MIN_INLIER_SHARE = 12, 0.5
+_MIN_TRACK = 3
 _MAX_OBSERVATIONS = 1_000_000
 _NAMED = 5
 
@@ -34,7 +35,7 @@ def error_limit(errors: Any) -> float:
 
 
 def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
-    """Estimate the poses of images again that do not fit their keypoints, and drop such points.
+    """Estimate poses and points again that do not fit the keypoints.
 
     Args:
         model: ``pycolmap.Reconstruction``, changed in place. Very large ones are left as they are.
@@ -58,13 +59,12 @@ def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
             f"estimated the poses of {len(repaired)} of {len(medians)} images again, which did "
             f"not fit their keypoints: {', '.join(repaired[:_NAMED])}{more}"
         )
-    wrong = tracks.wrong_points()
-    for point in wrong:
-        model.delete_point3D(point)
+    wrong, limit = tracks.wrong_points()
     if wrong:
+        n, n_found = len(model.points3D), sum(tracks.triangulate(row, limit) for row in wrong)
         notify(
-            f"left out {len(wrong):,} of {len(wrong) + len(model.points3D):,} points of the "
-            "reconstruction that do not lie where the images observe them"
+            f"{len(wrong):,} of {n:,} points of the reconstruction do not lie where the images "
+            f"observe them; triangulated {n_found:,} again and left out {len(wrong) - n_found:,}"
         )
 
 
@@ -116,8 +116,8 @@ class _Tracks:
         frame.set_cam_from_world(image.camera_id, old)
         return False
 
-    def wrong_points(self) -> list[int]:
-        """Numbers of the points whose median error over their track is far above the others."""
+    def wrong_points(self) -> tuple[list[int], float]:
+        """Rows of the points whose median error is far above the others, and the limit."""
         rows = np.concatenate([rows for _, rows in self.images.values()])
         errors = np.concatenate([self.errors(i) for i in self.images])
         order = np.lexsort((errors, rows))
@@ -125,4 +125,30 @@ class _Tracks:
         present, first, count = np.unique(rows, return_index=True, return_counts=True)
         medians = errors[first + count // 2]
         limit = max(POINT_WORSE * float(np.median(medians)), POINT_PIXELS)
-        return self._ids[present[medians > limit]].tolist()
+        return present[medians > limit].tolist(), limit
+
+    def triangulate(self, row: int, limit: float) -> bool:
+        """Estimate a point from its track, or delete it; whether it was found."""
+        pycolmap = load_pycolmap()
+
+        number = int(self._ids[row])
+        keypoints, poses, cameras = [], [], []
+        for element in self._model.points3D[number].track.elements:
+            if element.image_id not in self.images:
+                continue
+            image = self._model.images[element.image_id]
+            keypoints.append(image.points2D[element.point2D_idx].xy)
+            poses.append(image.cam_from_world())
+            cameras.append(self._model.cameras[image.camera_id])
+        options = pycolmap.EstimateTriangulationOptions()
+        options.residual_type = pycolmap.TriangulationResidualType.REPROJECTION_ERROR
+        options.ransac.max_error = limit
+        options.ransac.random_seed = 0
+        found = None
+        if len(keypoints) >= _MIN_TRACK:
+            found = pycolmap.estimate_triangulation(np.array(keypoints), poses, cameras, options)
+        if found is None:
+            self._model.delete_point3D(number)
+            return False
+        self._model.points3D[number].xyz = found["xyz"]
+        return True

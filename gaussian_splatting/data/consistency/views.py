@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.colmap import cache_folder
+from gaussian_splatting.data.compositing import COUNTS, graded_mask
 from gaussian_splatting.data.consistency.image_content import inconsistent_images, wrong_shapes
-from gaussian_splatting.data.consistency.mask_agreement import SIDE, MaskAgreement, mask_agreement
+from gaussian_splatting.data.consistency.mask_agreement import MaskAgreement, mask_agreement
 from gaussian_splatting.data.images import fit_to_file
-from gaussian_splatting.data.masks import MaskOptions, is_all_black, with_masks
+from gaussian_splatting.data.masks import MaskOptions, is_all_black, overview, with_masks
 from gaussian_splatting.data.observations import (
     ALL_VIEWS,
     Observations,
@@ -33,8 +37,8 @@ from gaussian_splatting.data.observations import (
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 
-PREDICTED_ERROR = 2.0
-"""Outline error of predicted masks, in pixels of the comparison."""
+PREDICTED_MARGIN = 2
+"""Pixels of the comparison within which outlines of predicted masks are uncertain."""
 
 _NAMED = 5
 _KEPT = 16
@@ -179,28 +183,36 @@ def _with_agreement(
     if found.outline_error:
         notify(f"the outlines of the masks are off by {found.outline_error:.1%} of the image size; "
                "pixels near them count less")  # fmt: skip
-    if found.silhouettes:
-        notify(f"{len(found.silhouettes)} views get a mask from those of the others")
+    n_missing = sum(c.mask is None and c.name in found.silhouettes for c in cameras)
+    if n_missing:
+        notify(f"{n_missing} views get a mask from those of the others")
     middle = float(np.median(list(found.iou.values())))
     refined = []
     for camera in cameras:
-        mask = camera.mask
+        mask, silhouette = camera.mask, found.silhouettes.get(camera.name)
         if mask is not None:
             weight = round(min(1.0, found.iou.get(camera.name, middle) / middle), 2)
             mask = replace(mask, outline_error=found.outline_error, weight=weight)
-        elif camera.name in found.silhouettes:
-            path = _written(found.silhouettes[camera.name], cache_folder(root))
-            error = max(found.outline_error, PREDICTED_ERROR / SIDE)
-            mask = ViewMask(path, "object", outline_error=error, weight=0.0)
+        if silhouette is not None:
+            mask = _graded(camera, mask, silhouette, found.outline_error, cache_folder(root))
         refined.append(replace(camera, mask=mask))
     return refined, {**black, **found.inconsistent}
 
 
-def _written(silhouette: Tensor, folder: Path) -> Path:
-    """A predicted mask as a file; the name follows from the content."""
-    values = silhouette.numpy().astype(np.uint8) * 255
+def _graded(
+    camera: Camera, mask: ViewMask | None, silhouette: Tensor, error: float, folder: Path
+) -> ViewMask:
+    """The mask of a view, certain where it agrees with the hull of all; or the hull alone."""
+    if mask is None:
+        own, margin = silhouette, PREDICTED_MARGIN
+        mask = ViewMask(Path(), "object", weight=0.0)
+    else:
+        own = torch.from_numpy(overview(camera) >= COUNTS)
+        margin = math.ceil(error * max(own.shape))
+    resized = functional.interpolate(silhouette[None, None].float(), own.shape, mode="bilinear")
+    values = graded_mask(own, resized[0, 0] >= 0.5, margin).numpy()
     path = folder / f"mask-{hashlib.sha256(values.tobytes()).hexdigest()[:16]}.png"
     if not path.is_file():
         with atomic_path(path) as temporary:
             Image.fromarray(values).save(temporary, format="PNG")
-    return path
+    return replace(mask, path=path, alpha=False, lens="", graded=True)

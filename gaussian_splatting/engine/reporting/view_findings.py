@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import COUNTS, certainty
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, evaluate
+from gaussian_splatting.engine.reporting.image_metrics import psnr
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.losses.fog import fog_share
 from gaussian_splatting.rasterization import RenderOutput
@@ -51,8 +53,8 @@ class Findings:
             there are none of these.
         mask_iou: Intersection over union of the rendered opacity with the object masks of the
             measured views; None without such masks.
-        constant_psnr: PSNR of images of one colour, the best one for each measured view, of the
-            pixels that count.
+        certain_psnr: PSNR of the measured views, of the pixels that certainly count.
+        constant_psnr: The same of images of one colour, the best one for each view.
     """
 
     held_out: EvaluationResult | None
@@ -62,15 +64,13 @@ class Findings:
     posed: EvaluationResult | None = None
     with_dropped: EvaluationResult | None = None
     mask_iou: float | None = None
+    certain_psnr: float | None = None
     constant_psnr: float | None = None
 
     def health(self) -> dict[str, float]:
         """Figures that tell whether the run failed, as of ``health.problem_of``."""
-        measured = self.held_out or self.training
-        if measured is None:
-            return {}
         values = {
-            "psnr": measured.counted.get("psnr", _best_known(measured)),
+            "psnr": self.certain_psnr,
             "constant_psnr": self.constant_psnr,
             "mask_iou": self.mask_iou,
             "gap": self.gap,
@@ -206,6 +206,7 @@ def find(
     """
     foggy: list[float] = []
     overlap: list[float] = []
+    inside: list[float] = []
     constant: list[float] = []
 
     def render_held_out(camera: Camera) -> Tensor:
@@ -226,12 +227,22 @@ def find(
         return stage.render(camera, geometry=False).image
 
     def look(camera: Camera, output: RenderOutput) -> None:
-        photograph = load_image(camera)
-        counted = is_counted(photograph)
-        constant.append(constant_psnr(photograph[..., :3], counted))
+        photograph = load_image(camera).cpu()
+        counted, certain = is_counted(photograph), None
+        if camera.mask is not None and camera.mask.graded:
+            certain = certainty(photograph[..., 3]) >= COUNTS
+        chosen = counted if certain is None else counted & certain
+        if chosen is None or bool(chosen.any()):
+            weights = None if chosen is None else chosen.double()
+            image = output.image.detach().cpu()
+            inside.append(min(100.0, psnr(image, photograph[..., :3], weights)))
+            constant.append(constant_psnr(photograph[..., :3], chosen))
         if counted is not None and camera.mask is not None and camera.mask.mode == "object":
-            solid, mask = output.alpha.cpu() >= SOLID, counted.cpu()
-            overlap.append(float((solid & mask).sum()) / max(1.0, float((solid | mask).sum())))
+            solid = output.alpha.detach().cpu() >= SOLID
+            both, either = solid & counted, solid | counted
+            if certain is not None:
+                both, either = both & certain, either & certain
+            overlap.append(float(both.sum()) / max(1.0, float(either.sum())))
 
     exposures, held_out = stage.exposures, None
     fitted = exposures is not None
@@ -256,7 +267,8 @@ def find(
         posed,
         with_dropped,
         sum(overlap) / len(overlap) if overlap else None,
-        min(100.0, sum(constant) / len(constant)),
+        sum(inside) / len(inside) if inside else None,
+        sum(constant) / len(constant) if constant else None,
     )
 
 

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views that contradict the rest of a capture are named and left out, and no others are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+import pytest
+import torch
+from PIL import Image
+
+from gaussian_splatting.data.consistency.image_content import inconsistent_images
+from gaussian_splatting.data.consistency.mask_agreement import mask_agreement
+from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
+from gaussian_splatting.data.image_sizes import VanillaSize
+from gaussian_splatting.data.masks import MaskOptions, overview
+from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.reference_layout import (
+    load_reference_checkpoint,
+    write_cameras_json,
+    write_cfg_args,
+    write_point_cloud,
+)
+from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
+from sugar_utils.errors import UserError
+from tests.support.faulty_captures import changed_image, copy_scene, faults, view_names
+from tests.support.tiny_scene import tiny_cloud
+from tests.support.tracks import make_observed_scene
+
+SPOILT = "view_05.png"
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory) -> Path:
+    """A good capture with tracks and masks, and an image of another place beside it."""
+    root = make_observed_scene(tmp_path_factory.mktemp("observed") / "scene").root
+    rng = np.random.default_rng(9)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8))
+    coarse.resize((256, 192), Image.Resampling.BICUBIC).save(root.parent / "elsewhere.png")
+    return root
+
+
+def load(root: Path, *keep: str, eval_split: bool = False) -> tuple[Scene, list[str]]:
+    lines: list[str] = []
+    scene = load_scene(
+        root, size_rule=VanillaSize(), masks=MaskOptions(), eval_split=eval_split,
+        view_options=ViewOptions(keep_views=keep), notify=lines.append,
+    )  # fmt: skip
+    return scene, lines
+
+
+def named(lines: list[str], root: Path) -> set[str]:
+    told = [line for line in lines if "left out" in line or "estimated the poses" in line]
+    return {name for name in view_names(root) if any(name in line for line in told)}
+
+
+@pytest.mark.parametrize("name", faults(Path()))
+def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name):
+    root = copy_scene(capture, tmp_path / "scene")
+    fault = faults(capture.parent / "elsewhere.png")[name]
+    spoilt = fault(root, [SPOILT], np.random.default_rng(0))
+    scene, lines = load(root)
+    assert named(lines, root) == spoilt
+    assert set(scene.dropped_views) <= spoilt
+    assert all(camera.name not in scene.dropped_views for camera in scene.train_cameras)
+
+
+def test_a_good_capture_stays_as_it_is(capture):
+    scene, lines = load(capture)
+    assert scene.dropped_views == {}
+    assert not [line for line in lines if "left out" in line or "estimated" in line]
+    model = pycolmap.Reconstruction(capture / "sparse" / "0")
+    before = {i: np.array(model.images[i].cam_from_world().matrix()) for i in model.images}
+    repair_reconstruction(model, pytest.fail)
+    assert all(np.array_equal(before[i], model.images[i].cam_from_world().matrix()) for i in before)
+    assert all(camera.mask.outline_error == 0 for camera in scene.train_cameras)
+
+
+def test_a_turned_pose_is_estimated_again(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    faults(Path())["pose turned by 20 degrees"](root, [SPOILT], np.random.default_rng(0))
+    good, turned = (
+        next(c for c in load(path)[0].train_cameras if c.name == SPOILT) for path in (capture, root)
+    )
+    assert np.abs(good.rotation - turned.rotation).max() < 5e-3
+    assert np.abs(good.center - turned.center).max() < 2e-2
+
+
+def test_views_that_are_asked_for_are_kept(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    faults(Path())["image black"](root, [SPOILT], np.random.default_rng(0))
+    assert SPOILT in load(root)[0].dropped_views
+    for keep in (SPOILT, "all"):
+        scene, lines = load(root, keep)
+        assert scene.dropped_views == {}
+        assert SPOILT in [camera.name for camera in scene.train_cameras]
+        assert named(lines, root) == set()
+    with pytest.raises(UserError, match="--keep_views view_99.png: no view has this name"):
+        load(root, "view_99.png")
+
+
+def test_a_check_that_most_views_fail_is_not_applied(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    blurred = changed_image(lambda image: Image.new("RGB", image.size, (90, 90, 90)))
+    blurred(root, view_names(root)[:15], np.random.default_rng(0))
+    scene, _ = load(root)
+    assert scene.dropped_views == {}
+
+
+def test_copies_leave_the_image_that_fits_its_points(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    shutil.copy(root / "images" / "view_06.png", root / "images" / SPOILT)
+    scene, _ = load(root)
+    assert list(scene.dropped_views) == [SPOILT]
+    assert inconsistent_images([], None) == {}
+
+
+def test_missing_masks_are_predicted_from_the_others(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    faults(Path())["half of the masks missing"](root, [SPOILT], np.random.default_rng(0))
+    (root / "undistorted_cache").mkdir(exist_ok=True)
+    scene, lines = load(root)
+    assert any("views get a mask from those of the others" in line for line in lines)
+    full = {camera.name: camera for camera in load(capture)[0].train_cameras}
+    for camera in scene.train_cameras[1::2]:
+        assert camera.mask.weight == 0
+        assert camera.mask.graded
+        predicted, mask = (
+            torch.from_numpy(overview(c) >= 128) for c in (camera, full[camera.name])
+        )
+        iou = float((predicted & mask).sum()) / float((predicted | mask).sum())
+        assert iou > 0.85
+    assert all(camera.mask.weight > 0.8 for camera in scene.train_cameras[::2])
+
+
+def test_outlines_that_are_off_are_measured(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    faults(Path())["outlines off by 2 %"](root, [SPOILT], np.random.default_rng(0))
+    scene, lines = load(root)
+    error = scene.train_cameras[0].mask.outline_error
+    assert 0.003 < error < 0.03
+    assert any("outlines of the masks are off" in line for line in lines)
+    exact = mask_agreement(load(capture)[0].train_cameras, scene.points)
+    assert exact.outline_error == 0
+    assert exact.inconsistent == {}
+    assert mask_agreement(scene.train_cameras[:4], scene.points) is None
+
+
+def test_held_out_views_are_those_of_the_whole_capture_in_all_stages(capture, tmp_path):
+    """One dropped view must not shift which views are held out."""
+    root = copy_scene(capture, tmp_path / "scene")
+    faults(Path())["image black"](root, ["view_03.png"], np.random.default_rng(0))
+    scene, _ = load(root, eval_split=True)
+    assert scene.held_out_views == ["view_00.png", "view_08.png", "view_16.png"]
+    assert list(scene.dropped_views) == ["view_03.png"]
+    checkpoint = tmp_path / "model"
+    write_cfg_args(checkpoint, source_path=root, eval_split=True)
+    write_cameras_json(checkpoint, scene.original_train_cameras, scene.original_test_cameras)
+    write_point_cloud(checkpoint, 7, tiny_cloud())
+    for recorded in (True, False):
+        record = checkpoint / "checkpoints" / "run.json"
+        record.unlink(missing_ok=True)
+        if recorded:
+            record.parent.mkdir()
+            record.write_text(json.dumps({"status": "finished", **scene.record()}))
+        read = load_reference_checkpoint(checkpoint, 7)
+        later = load_scene_for_checkpoint(
+            root, read, size_rule=VanillaSize(), masks=MaskOptions(), view_options=ViewOptions(),
+            notify=lambda line: None,
+        )  # fmt: skip
+        assert later.held_out_views == scene.held_out_views
+        assert later.dropped_views == scene.dropped_views
+        assert [c.name for c in later.train_cameras] == [c.name for c in scene.train_cameras]
+
+
+def test_later_stages_leave_out_what_training_left_out(capture, tmp_path):
+    scene, _ = load(capture, eval_split=True)
+    checkpoint = tmp_path / "model"
+    write_cameras_json(checkpoint, scene.original_train_cameras, scene.original_test_cameras)
+    write_point_cloud(checkpoint, 7, tiny_cloud())
+    (checkpoint / "checkpoints").mkdir()
+    views = {"held_out_views": ["view_02.png"], "dropped_views": {"view_04.png": "why"}}
+    (checkpoint / "checkpoints" / "run.json").write_text(json.dumps(views))
+    later = load_scene_for_checkpoint(
+        capture, load_reference_checkpoint(checkpoint, 7), size_rule=VanillaSize(),
+        masks=MaskOptions(), view_options=ViewOptions(), notify=lambda line: None,
+    )  # fmt: skip
+    assert [camera.name for camera in later.test_cameras] == ["view_02.png"]
+    assert later.dropped_views == {"view_04.png": "why"}
+    assert len(later.train_cameras) == 22
+
+
+def test_held_out_views_that_contradict_the_rest_are_measured_apart(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    faults(Path())["image black"](root, ["view_08.png"], np.random.default_rng(0))
+    scene, _ = load(root, eval_split=True)
+    assert scene.held_out_views == ["view_00.png", "view_08.png", "view_16.png"]
+    assert [camera.name for camera in scene.test_cameras] == ["view_00.png", "view_16.png"]
+    assert [camera.name for camera in scene.dropped_test_cameras] == ["view_08.png"]
