@@ -84,7 +84,7 @@ class PipelineFlags:
     force: bool = _pipeline(
         False,
         "go on after a stage whose result is a failure (worse than one constant colour, or "
-        "masks that are not filled), which otherwise ends the pipeline with exit code 4",
+        "masks that are not filled), which otherwise ends the pipeline with exit code 5",
     )
     export_obj: bool = _pipeline(True, "bake a texture and write OBJ and GLB", short="-t")
     surface_level: float = _mesh(

@@ -124,7 +124,7 @@ def coarse(ruined, output, *flags) -> int:
 
 
 def test_a_pipeline_stops_after_a_failed_stage_and_goes_on_when_told_to(ruined, tmp_path, capsys):
-    assert coarse(ruined, tmp_path) == 4
+    assert coarse(ruined, tmp_path) == 5
     said = capsys.readouterr()
     assert "failed: coarse SuGaR, dn_consistency: renders are worse than" in said.err
     assert "--force True goes on" in said.err

@@ -40,6 +40,9 @@ from sugar_utils.files import atomic_path
 PREDICTED_MARGIN = 2
 """Pixels of the comparison within which outlines of predicted masks are uncertain."""
 
+MARGIN = 0.5
+"""The same of masks whose outlines are off, in their errors: most of it is where they differ."""
+
 _NAMED = 5
 _KEPT = 16
 
@@ -208,7 +211,7 @@ def _graded(
         mask = ViewMask(Path(), "object", weight=0.0)
     else:
         own = torch.from_numpy(overview(camera) >= COUNTS)
-        margin = math.ceil(error * max(own.shape))
+        margin = math.ceil(MARGIN * error * max(own.shape))
     resized = functional.interpolate(silhouette[None, None].float(), own.shape, mode="bilinear")
     values = graded_mask(own, resized[0, 0] >= 0.5, margin).numpy()
     path = folder / f"mask-{hashlib.sha256(values.tobytes()).hexdigest()[:16]}.png"

@@ -32,7 +32,7 @@ _POSES = "python train.py --doctor -s SCENE checks them"
 class FailedResult(UserError):
     """A stage finished, but its result is not usable; the next stages would waste their time."""
 
-    exit_code = 4
+    exit_code = 5
     label = "failed"
 
 
