@@ -22,7 +22,7 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
-from gaussian_splatting.data.scene import load_scene_for_checkpoint
+from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.rendering import plain_background, render_view
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from sugar_extractors.export.any_gaussians import read_bound_gaussians
@@ -53,7 +53,7 @@ SH_DEGREE = 3
 PAPER_ITERATION = 30_000
 _flag = partial(flag, group="metrics")
 
-Scores = dict[str, float | None]
+Scores = dict[str, float | list[str] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,9 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
 
     Returns:
         The JSON file: scene name to model to ``ssim``, ``psnr`` and ``lpips`` (null without its
-        weights), with masks also ``psnr_counted`` and ``ssim_counted``, of what they count.
+        weights), with masks also ``psnr_counted`` and ``ssim_counted``, of what they count; where
+        held-out views were left out also their names as ``dropped_views``, and
+        ``psnr_with_dropped_views``.
 
     Raises:
         UserError: A model is missing or damaged.
@@ -196,7 +198,9 @@ def _measure_scene(
         for key, render in _models(options, scene_path, checkpoint_path, console):
             fitted = options.exposure_compensation
             rows[key] = _score(render, scene.test_cameras, images, perceptual, fitted)
-            shown = "  ".join(f"{n} {v:.4f}" for n, v in rows[key].items() if v is not None)
+            rows[key] |= _with_dropped(render, scene, images)
+            figures = {n: v for n, v in rows[key].items() if isinstance(v, float)}
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
             console.info(f"{scene_name(scene_path)} {key}: {shown}")
     if checkpoint.settings.get("eval") is False:
         # The layout of the file is the original's and has no place for it.
@@ -237,6 +241,16 @@ def _models(
         cloud = read_bound_gaussians(path).to(device)
         models.append((options.key, _gaussian_render(cloud.activate(), options)))
     return models
+
+
+def _with_dropped(render: Callable[[Camera], Tensor], scene: Scene, images: ImageStore) -> Scores:
+    """PSNR with the held-out views that contradict the rest, and their names; empty without."""
+    dropped = scene.dropped_test_cameras
+    if not dropped:
+        return {}
+    found = evaluate(render, [*scene.test_cameras, *dropped], images.shown)
+    names = [camera.name for camera in dropped]
+    return {"psnr_with_dropped_views": found.psnr, "dropped_views": names}
 
 
 def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[[Camera], Tensor]:

@@ -27,6 +27,8 @@ from gaussian_splatting.posing.convert_options import (
 )
 from gaussian_splatting.posing.convert_run import convert
 from gaussian_splatting.posing.features import create_database, extract_features
+from gaussian_splatting.posing.matching import verified_matches
+from gaussian_splatting.posing.pair_errors import contradicting_pairs
 from gaussian_splatting.posing.photographs import (
     described_photographs,
 )
@@ -442,3 +444,18 @@ def test_flags_of_the_original_are_accepted(tmp_path):
         convert_options(convert_parser(None).parse_args([]))
     with pytest.raises(UserError, match="--camera FISH is unknown; choose one of"):
         create_database(tmp_path / "a.db", [], "FISH")
+
+
+def test_a_pose_that_contradicts_its_matches_is_named(converted):
+    model = pycolmap.Reconstruction(converted / "distorted" / "sparse" / "0")
+    database = converted / "distorted" / "database.db"
+    names = sorted(path.name for path in (converted / "input").iterdir())
+    matches = verified_matches(database)
+    assert contradicting_pairs(model, database, names, matches) == {}
+    image = next(image for image in model.images.values() if image.name == names[3])
+    turn = pycolmap.Rigid3d(pycolmap.Rotation3d([0, np.sin(0.1), 0, np.cos(0.1)]), np.zeros(3))
+    image.frame.set_cam_from_world(image.camera_id, turn * image.cam_from_world())
+    found = contradicting_pairs(model, database, names, matches)
+    assert list(found) == [names[3]]
+    wrong, n = found[names[3]]
+    assert 1 < wrong <= n

@@ -62,6 +62,14 @@ def test_the_verdict_follows_from_the_evidence():
     assert "do not zoom" in verdict_of(evidence(error=3.0)).advice[0]
 
 
+def test_photographs_whose_matches_contradict_their_poses_are_named_first():
+    told = verdict_of(evidence(contradicting={"04": (5, 6)}, error=3.0))
+    assert (
+        told.advice[0] == "remove or retake 04 (5 of 6 pairs), whose matches contradict their poses"
+    )
+    assert "remove or retake 04" in told.line(evidence())
+
+
 def test_each_photograph_that_is_left_out_has_its_own_reason():
     sharp, features = [0.6] * 20, [2000] * 20
     sharp[3], features[6] = 0.2, 50

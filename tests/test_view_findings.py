@@ -99,6 +99,23 @@ def test_without_tracks_nothing_is_said_about_fog():
     assert "fog share" not in found.record()
 
 
+def test_held_out_views_that_contradict_the_rest_are_measured_beside_the_others():
+    cameras = tiny_cameras(6)
+    black = torch.zeros(48, 64, 3, dtype=torch.uint8)
+    white = torch.full_like(black, 255)
+
+    def image_of(camera):
+        return white if camera.name == cameras[1].name else black
+
+    found = find(Wall(1.0), cameras[:1], cameras[2:], image_of, None, cameras[1:2])
+    alone = find(Wall(1.0), cameras[:1], cameras[2:], image_of)
+    assert found.held_out == alone.held_out
+    assert [view.name for view in found.with_dropped.per_view] == [c.name for c in cameras[:2]]
+    assert "held-out PSNR with dropped views" in found.record() or found.with_dropped.psnr > 1e3
+    assert any("2 held-out views with those that contradict" in line for line in found.lines(""))
+    assert alone.with_dropped is None
+
+
 def test_a_large_gap_is_named_with_advice():
     assert Findings(scores(25.0), scores(27.0)).advice() is None
     assert Findings(None, scores(27.0)).advice() is None

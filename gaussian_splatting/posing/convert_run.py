@@ -28,6 +28,7 @@ from gaussian_splatting.posing.flat_scene import (
 )
 from gaussian_splatting.posing.mapping import Models, read_models
 from gaussian_splatting.posing.matching import verified_matches
+from gaussian_splatting.posing.pair_errors import contradicting_pairs
 from gaussian_splatting.posing.photographs import (
     Photograph,
     described_photographs,
@@ -278,6 +279,10 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
         return evidence
     model = found.models.largest
     shared, spread = model_facts(model)
+    contradicting = {}
+    if found.attempt is not None:
+        with database_errors(found.attempt.database):
+            contradicting = contradicting_pairs(model, found.attempt.database, names, matches)
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
     scale = min(1.0, work.options.posing.extraction_size / longest)
     return replace(
@@ -287,6 +292,7 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
         error=model.compute_mean_reprojection_error() * scale,
         shared=shared,
         spread=spread,
+        contradicting=contradicting,
     )
 
 

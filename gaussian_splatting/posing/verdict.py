@@ -52,6 +52,7 @@ class Evidence:
         shared: For each photograph of the largest model most points that it shares with another.
         spread: Extent of its camera path in median distances to the points.
         masked: Whether features were looked for only where masks count.
+        contradicting: Photographs most of whose pairs contradict their poses: how many of how many.
     """
 
     names: Sequence[str]
@@ -65,6 +66,7 @@ class Evidence:
     shared: Mapping[str, int] | None = None
     spread: float = 1.0
     masked: bool = False
+    contradicting: Mapping[str, tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,11 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
     advice = []
     if evidence.masked and len(registered) < USABLE_SHARE * len(evidence.names):
         advice.append(_LESS_MASKED)
+    if evidence.contradicting:
+        named = [
+            f"{name} ({wrong} of {n} pairs)" for name, (wrong, n) in evidence.contradicting.items()
+        ]
+        advice.append(f"remove or retake {shortened(named)}, whose matches contradict their poses")
     if evidence.spread < NARROW:
         advice.append("the camera hardly moved: walk around the object, do not turn on the spot")
     gaps = [_gap_text(evidence.names, run) for run in _gaps(evidence.names, registered)]
