@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,26 +15,27 @@ OUTLINE = (255, 0, 200)
 _ROWS = 64
 
 
-def graded_mask(mask: Tensor, consensus: Tensor, margin: int) -> Tensor:
-    """A mask whose values say where it is certain.
+def graded_mask(mask: np.ndarray, band: float) -> np.ndarray:
+    """A mask whose values rise from 0 to 255 across its outline.
 
     Args:
-        mask: Where the object is. (H, W) bool
-        consensus: The same as the masks of the other views have it. (H, W) bool
-        margin: Distance in pixels from both outlines from which a pixel is certain.
+        mask: (H, W) bool
+        band: Distance in pixels from the outline from which a pixel is certain, on either side.
 
     Returns:
-        255 where both are certain of the object, 0 where both are certain of the background; else
-        ``COUNTS`` inside of the mask and one less outside. (H, W) uint8
+        At least ``COUNTS`` where the mask is. (H, W) uint8
     """
-    inside = eroded(mask & consensus, margin)
-    outside = ~dilated(mask | consensus, margin)
-    values = torch.where(mask, COUNTS, COUNTS - 1)
-    return values.masked_fill(inside, 255).masked_fill(outside, 0).to(torch.uint8)
+    # Here and not above: it takes a tenth of the time in which a command starts.
+    from scipy.ndimage import distance_transform_edt
+
+    if mask.all() or not mask.any():
+        return mask.astype(np.uint8) * 255
+    distance = distance_transform_edt(mask) - distance_transform_edt(~mask)
+    return np.rint(127.5 + 127.5 * np.clip(distance / max(band, 1.0), -1, 1)).astype(np.uint8)
 
 
 def certainty(mask: Tensor) -> Tensor:
-    """Weights of pixels from a graded mask: 255 where it is certain, near 0 elsewhere.
+    """Weights of pixels from a graded mask: 255 where it is certain, 0 at its outline.
 
     Args:
         mask: As of :func:`graded_mask`. (H, W, 1) uint8

@@ -55,8 +55,7 @@ class MaskAgreement:
         inconsistent: Views that disagree, by name, with the reason.
         outline_error: Mean error of the outlines of the masks, as a share of the longest side of
             the images; 0 if it is below the resolution of the comparison.
-        silhouettes: Projected hulls of the views without a mask, and where outlines are off of all
-            views. (H, W) bool, by name
+        silhouettes: Projected hulls of the views without a mask. (H, W) bool, by name
     """
 
     iou: dict[str, float]
@@ -102,9 +101,7 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
     voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in masked]))
     error = _outline_error(outlines, inconsistent, voxel)
     silhouettes = {
-        view.camera.name: hull.silhouette(view, pitch, False)
-        for view in views
-        if view.mask is None or error > 0
+        view.camera.name: hull.silhouette(view, pitch, False) for view in views if view.mask is None
     }
     return MaskAgreement(iou, inconsistent, error, silhouettes)
 

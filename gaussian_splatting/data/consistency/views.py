@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.colmap import cache_folder
@@ -37,11 +34,11 @@ from gaussian_splatting.data.observations import (
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 
-PREDICTED_MARGIN = 2
+PREDICTED_BAND = 3.0
 """Pixels of the comparison within which outlines of predicted masks are uncertain."""
 
-MARGIN = 0.5
-"""The same of masks whose outlines are off, in their errors: most of it is where they differ."""
+BAND = 0.8
+"""The same of masks whose outlines are off, in their errors."""
 
 _NAMED = 5
 _KEPT = 16
@@ -196,24 +193,23 @@ def _with_agreement(
         if mask is not None:
             weight = round(min(1.0, found.iou.get(camera.name, middle) / middle), 2)
             mask = replace(mask, outline_error=found.outline_error, weight=weight)
-        if silhouette is not None:
+        if silhouette is not None or (mask is not None and found.outline_error):
             mask = _graded(camera, mask, silhouette, found.outline_error, cache_folder(root))
         refined.append(replace(camera, mask=mask))
     return refined, {**black, **found.inconsistent}
 
 
 def _graded(
-    camera: Camera, mask: ViewMask | None, silhouette: Tensor, error: float, folder: Path
+    camera: Camera, mask: ViewMask | None, silhouette: Tensor | None, error: float, folder: Path
 ) -> ViewMask:
-    """The mask of a view, certain where it agrees with the hull of all; or the hull alone."""
+    """The mask of a view, or the hull of the others in its place, uncertain near its outline."""
     if mask is None:
-        own, margin = silhouette, PREDICTED_MARGIN
+        own, band = silhouette.numpy(), PREDICTED_BAND
         mask = ViewMask(Path(), "object", weight=0.0)
     else:
-        own = torch.from_numpy(overview(camera) >= COUNTS)
-        margin = math.ceil(MARGIN * error * max(own.shape))
-    resized = functional.interpolate(silhouette[None, None].float(), own.shape, mode="bilinear")
-    values = graded_mask(own, resized[0, 0] >= 0.5, margin).numpy()
+        own = overview(camera) >= COUNTS
+        band = BAND * error * max(own.shape)
+    values = graded_mask(own, band)
     path = folder / f"mask-{hashlib.sha256(values.tobytes()).hexdigest()[:16]}.png"
     if not path.is_file():
         with atomic_path(path) as temporary:

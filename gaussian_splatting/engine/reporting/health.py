@@ -11,8 +11,9 @@ from typing import Any
 
 from sugar_utils.errors import UserError
 
-MIN_GAIN = 0.0
-"""Decibels by which a model must be better than one constant colour for each image."""
+MIN_GAIN = -2.0
+"""Decibels that a model must have beyond one constant colour for each image. Objects of nearly one
+colour behind imprecise masks come close to it, and failures lie far below."""
 
 MIN_MASK_IOU = 0.6
 """Least intersection over union of rendered opacity, or of a mesh, with the masks."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import COUNTS, certainty
+from gaussian_splatting.data.compositing import certainty
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, evaluate
@@ -230,7 +230,7 @@ def find(
         photograph = load_image(camera).cpu()
         counted, certain = is_counted(photograph), None
         if camera.mask is not None and camera.mask.graded:
-            certain = certainty(photograph[..., 3]) >= COUNTS
+            certain = certainty(photograph[..., 3]) == 255
         chosen = counted if certain is None else counted & certain
         if chosen is None or bool(chosen.any()):
             weights = None if chosen is None else chosen.double()
