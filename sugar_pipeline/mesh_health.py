@@ -39,8 +39,8 @@ def mesh_health(
         ``psnr`` and ``constant_psnr`` of the covered pixels.
     """
     chosen = cameras[:: -(-len(cameras) // N_VIEWS)]
-    vertices = torch.as_tensor(mesh.vertices).float().cpu()
-    faces = torch.as_tensor(mesh.faces).cpu()
+    vertices = torch.as_tensor(mesh.vertices, dtype=torch.float32, device="cpu")
+    faces = torch.as_tensor(mesh.faces, device="cpu")
     textured = mesh.to("cpu") if isinstance(mesh, TexturedMesh) else None
     figures: dict[str, list[float]] = {}
     for camera in chosen:

@@ -93,7 +93,7 @@ def pipeline(setup: Setup) -> Iterator[Finding]:
     if setup.quick:
         words = (
             "--schedule_scale 0.002 --sdf_samples 500 --surface_points 4000 --poisson_depth 5 "
-            "-v 500 -f 5000"
+            "-v 500 -f 5000 --force True"
         )
     for extractor in ("poisson", "tsdf"):
         flags = ["-s", str(_scene(setup)), "-c", str(vanilla), "-i", str(n), *words.split()]

@@ -62,6 +62,7 @@ SHORT = (
     "-r", "density", "--schedule_scale", "0.0003", "--sdf_samples", "50", "-v", "100",
     "--surface_points", "400", "--poisson_depth", "4", "--background_mesh", "False",
     "--square_size", "6", "--meshing_backend", "pycolmap", "--poisson_threads", "1",
+    "--force", "True",
 )  # fmt: skip
 """The solver's threads would be missing in a forked child, which would wait for them."""
 
@@ -98,7 +99,7 @@ _INPUTS = ("-s", "scene", "-c", "vanilla")
 _COARSE = (
     *_INPUTS, "-r", "density", "--stop_after", "coarse", "--schedule_scale", "0.0005",
     "--sdf_samples", "50", "--checkpoint_interval", "4000", "--checkpoint_milestones", "[]",
-    "--keep_checkpoints", "9",
+    "--keep_checkpoints", "9", "--force", "True",
 )  # fmt: skip
 _SINGLE = (*_INPUTS, "--schedule_scale", "0.0005", "--sdf_samples", "50")
 _RESUMED = (
