@@ -24,8 +24,9 @@ from sugar_utils.files import file_digest
 LONGEST_SIDE = 640
 """Size in pixels at which images are compared."""
 
-MIN_CORRELATION, CORRELATION_GAP = 0.5, 0.25
-"""An image is inconsistent below the first, if it also lies so far below the median image."""
+MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
+"""An image is inconsistent below the first, if it also lies so far below the median image, and so
+many standard deviations."""
 
 MIN_MEDIAN_CORRELATION = 0.6
 """If the median image is below, the colours of the points tell nothing."""
@@ -174,7 +175,9 @@ def _compare(image: np.ndarray, points: np.ndarray) -> tuple[float, float]:
 
 
 def _uncorrelated(measured: dict[str, ImageStatistics]) -> dict[str, str]:
-    limit = _median(m.correlation for m in measured.values()) - CORRELATION_GAP
+    middle = _median(m.correlation for m in measured.values())
+    spread = 1.4826 * _median(abs(m.correlation - middle) for m in measured.values())
+    limit = middle - max(CORRELATION_GAP, CORRELATION_SPREAD * spread)
     return {
         name: f"its colours do not match the points it observes, correlation {m.correlation:.2f}"
         for name, m in measured.items()
