@@ -94,10 +94,13 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
             for view in masked
         }
         iou = {name: found for name, (found, _) in outlines.items()}
-        inconsistent = _outliers(iou)
+        before, inconsistent = inconsistent, _outliers(iou)
+        if inconsistent.keys() == before.keys():
+            break
         if len(inconsistent) > MAX_SHARE * len(masked):
             return MaskAgreement(iou, {}, 0.0, {})
-    hull = _Hull(voxels, [v for v in masked if v.camera.name not in inconsistent])
+    if inconsistent.keys() != before.keys():
+        hull = _Hull(voxels, [v for v in masked if v.camera.name not in inconsistent])
     voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in masked]))
     error = _outline_error(outlines, inconsistent, voxel)
     silhouettes = {

@@ -186,7 +186,8 @@ def _with_agreement(
     n_missing = sum(c.mask is None and c.name in found.silhouettes for c in cameras)
     if n_missing:
         notify(f"{n_missing} views get a mask from those of the others")
-    middle = float(np.median(list(found.iou.values())))
+    # Masks that agree nowhere have a median of 0.
+    middle = max(float(np.median(list(found.iou.values()))), 1e-6)
     refined = []
     for camera in cameras:
         mask, silhouette = camera.mask, found.silhouettes.get(camera.name)

@@ -21,9 +21,6 @@ MIN_MASK_IOU = 0.6
 MAX_GAP = 12.0
 """Decibels by which training views may be better than held-out ones."""
 
-MAX_REMOVED = 0.95
-"""Share of the points inside of their own masks that the hull of all masks may remove."""
-
 MIN_COVERED = 0.02
 """Least share of the images that a mesh covers where there are no masks."""
 
@@ -42,7 +39,7 @@ def problem_of(figures: Mapping[str, Any]) -> str | None:
 
     Args:
         figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),
-            ``gap``, ``mask_iou``, ``removed_share`` and ``covered_share``.
+            ``gap``, ``mask_iou`` and ``covered_share``.
 
     Returns:
         The line; None for a result within all limits.
@@ -65,12 +62,6 @@ def problem_of(figures: Mapping[str, Any]) -> str | None:
         return (
             f"training views are {gap:.1f} dB better than held-out ones: each image is explained "
             f"by itself; {_POSES}"
-        )
-    removed = figures.get("removed_share")
-    if removed is not None and removed > MAX_REMOVED:
-        return (
-            f"the masks remove {removed:.0%} of the points that their own images see inside of "
-            "them: masks contradict each other; check them, or pass --mask_mode ignore"
         )
     covered = figures.get("covered_share")
     if covered is not None and covered < MIN_COVERED:
