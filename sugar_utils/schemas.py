@@ -54,6 +54,7 @@ class RunRecord(msgspec.Struct):
     obsolete: list[FileName] | None = None
     held_out_views: list[FileName] | None = None
     dropped_views: dict[FileName, str] | None = None
+    object_masks: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")] | None = None
 
 
 class Figures(msgspec.Struct):

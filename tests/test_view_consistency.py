@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pycolmap
 import pytest
-import torch
 from PIL import Image
 
 from gaussian_splatting.data.consistency.image_content import inconsistent_images
 from gaussian_splatting.data.consistency.mask_agreement import mask_agreement
 from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
 from gaussian_splatting.data.image_sizes import VanillaSize
-from gaussian_splatting.data.masks import MaskOptions, overview
+from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
@@ -117,24 +116,6 @@ def test_copies_leave_the_image_that_fits_its_points(capture, tmp_path):
     scene, _ = load(root)
     assert list(scene.dropped_views) == [SPOILT]
     assert inconsistent_images([], None) == {}
-
-
-def test_missing_masks_are_predicted_from_the_others(capture, tmp_path):
-    root = copy_scene(capture, tmp_path / "scene")
-    faults(Path())["half of the masks missing"](root, [SPOILT], np.random.default_rng(0))
-    (root / "undistorted_cache").mkdir(exist_ok=True)
-    scene, lines = load(root)
-    assert any("views get a mask from those of the others" in line for line in lines)
-    full = {camera.name: camera for camera in load(capture)[0].train_cameras}
-    for camera in scene.train_cameras[1::2]:
-        assert camera.mask.weight == 0
-        assert camera.mask.graded
-        predicted, mask = (
-            torch.from_numpy(overview(c) >= 128) for c in (camera, full[camera.name])
-        )
-        iou = float((predicted & mask).sum()) / float((predicted | mask).sum())
-        assert iou > 0.85
-    assert all(camera.mask.weight > 0.8 for camera in scene.train_cameras[::2])
 
 
 def test_outlines_that_are_off_are_measured(capture, tmp_path):

@@ -30,8 +30,6 @@ class ViewMask:
         outline_error: Mean error of its outline as a share of the longest side of the image; 0 for
             masks that are as precise as can be measured.
         weight: Of its vote on where the object is, in [0, 1].
-        graded: Whether its values tell how certain each pixel is, as of
-            ``compositing.graded_mask``, and no transparency.
     """
 
     path: Path
@@ -40,7 +38,6 @@ class ViewMask:
     lens: str = ""
     outline_error: float = 0.0
     weight: float = 1.0
-    graded: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +98,11 @@ class Camera:
             cx=self.cx * sx,
             cy=self.cy * sy,
         )
+
+    def reduced(self, longest_side: int) -> Camera:
+        """The same view with at most this many pixels along its longest side."""
+        scale = min(1.0, longest_side / max(self.width, self.height))
+        return self.resized(*(max(1, round(side * scale)) for side in (self.width, self.height)))
 
 
 def middle_of(cameras: Sequence[Camera]) -> np.ndarray:

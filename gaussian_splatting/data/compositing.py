@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,50 +14,16 @@ OUTLINE = (255, 0, 200)
 _ROWS = 64
 
 
-def graded_mask(mask: np.ndarray, band: float) -> np.ndarray:
-    """A mask whose values rise from 0 to 255 across its outline.
-
-    Args:
-        mask: (H, W) bool
-        band: Distance in pixels from the outline from which a pixel is certain, on either side.
-
-    Returns:
-        At least ``COUNTS`` where the mask is. (H, W) uint8
-    """
-    # Here and not above: it takes a tenth of the time in which a command starts.
-    from scipy.ndimage import distance_transform_edt
-
-    if mask.all() or not mask.any():
-        return mask.astype(np.uint8) * 255
-    distance = distance_transform_edt(mask) - distance_transform_edt(~mask)
-    return np.rint(127.5 + 127.5 * np.clip(distance / max(band, 1.0), -1, 1)).astype(np.uint8)
-
-
-def certainty(mask: Tensor) -> Tensor:
-    """Weights of pixels from a graded mask: 255 where it is certain, 0 at its outline.
-
-    Args:
-        mask: As of :func:`graded_mask`. (H, W, 1) uint8
-
-    Returns:
-        (H, W, 1) uint8
-    """
-    return (2 * mask.to(torch.int16) - 255).abs().to(torch.uint8)
-
-
-def composited(photograph: Tensor, color: Tensor, *, graded: bool = False) -> Tensor:
+def composited(photograph: Tensor, color: Tensor) -> Tensor:
     """The object of a photograph on a plain background, rounded to 8 bits.
 
     Args:
         photograph: Colours and mask. (H, W, 4) uint8
         color: The background. (3,) uint8
-        graded: The values of the mask are no transparency, see :func:`graded_mask`.
 
     Returns:
         (H, W, 3) uint8
     """
-    if graded:
-        return torch.where(photograph[..., 3:] >= COUNTS, photograph[..., :3], color)
     result = torch.empty_like(photograph[..., :3])
     # Some rows at a time: wider numbers of the whole image would take four times its bytes.
     for first in range(0, photograph.shape[0], _ROWS):

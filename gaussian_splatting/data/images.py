@@ -417,8 +417,7 @@ class ImageStore:
         plain = torch.full(
             (3,), 255 if self._white_background else 0, dtype=torch.uint8, device="cpu"
         )
-        shown = composited(image, plain, graded=camera.mask.graded)
-        return torch.cat([shown, image[..., 3:]], dim=2)
+        return torch.cat([composited(image, plain), image[..., 3:]], dim=2)
 
     def prefetch(self, camera: Camera) -> None:
         """Start decoding the photograph of a camera; errors surface when it is asked for."""

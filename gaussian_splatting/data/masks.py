@@ -141,13 +141,12 @@ def overview(camera: Camera) -> np.ndarray:
     Raises:
         UserError: The file cannot be read.
     """
-    scale = min(1.0, OVERVIEW_SIDE / max(camera.width, camera.height))
-    width, height = (max(1, round(side * scale)) for side in (camera.width, camera.height))
+    small = camera.reduced(OVERVIEW_SIDE)
     try:
         status = camera.mask.path.stat()
     except OSError as error:
         raise UserError(f"cannot read the mask {camera.mask.path}: {error.strerror}") from error
-    return _overview(camera.mask, width, height, (status.st_mtime_ns, status.st_size))
+    return _overview(camera.mask, small.width, small.height, (status.st_mtime_ns, status.st_size))
 
 
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
@@ -156,6 +155,23 @@ def _overview(mask: ViewMask, width: int, height: int, version: Any) -> np.ndarr
     values = decode_mask(mask, width, height)
     values.setflags(write=False)
     return values
+
+
+def object_mask_path(folder: Path, name: str) -> Path:
+    """File of the estimated mask of a view."""
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    return folder.joinpath(*(part for part in parts if part not in ("/", ".."))).with_name(
+        f"{PurePosixPath(parts[-1]).name}.png"
+    )
+
+
+def with_object_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
+    """The cameras with the estimated masks that a folder holds in place of their own."""
+    paths = [object_mask_path(folder, camera.name) for camera in cameras]
+    return [
+        replace(c, mask=ViewMask(path, "object")) if path.is_file() else c
+        for c, path in zip(cameras, paths, strict=True)
+    ]
 
 
 _Found = tuple[str, list["ViewMask | None"]]

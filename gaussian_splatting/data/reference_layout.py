@@ -40,6 +40,8 @@ from sugar_utils.schemas import (
 )
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
+OBJECT_MASKS = "object_masks"
+"""Folder of estimated masks in a checkpoint folder."""
 """Folder of the vanilla stage's resumable checkpoints, and the record of a run."""
 
 _CLOUD_NAME = "point_cloud.ply"
@@ -74,6 +76,7 @@ class ReferenceCheckpoint:
         settings: What ``cfg_args`` says; empty without that file.
         held_out_views: Names of the views that its training held out; None if it kept no record.
         dropped_views: Views that its training left out, by name, with the reason; likewise.
+        object_masks: Folder of the masks that its training estimated; None if it did not.
     """
 
     root: Path
@@ -83,6 +86,7 @@ class ReferenceCheckpoint:
     settings: dict[str, Any] = field(default_factory=dict)
     held_out_views: frozenset[str] | None = None
     dropped_views: dict[str, str] | None = None
+    object_masks: Path | None = None
 
     @property
     def images_dir(self) -> str:
@@ -210,17 +214,23 @@ def load_reference_checkpoint(
         iteration=found,
         cameras=read_cameras_json(cameras_path) if cameras_path.is_file() else None,
         settings=_read_settings(root / "cfg_args", notify),
-        **_recorded_views(root / CHECKPOINT_FOLDER / RUN_FILE),
+        **_recorded_views(root),
     )
 
 
-def _recorded_views(path: Path) -> dict[str, Any]:
-    """Views that the training of a checkpoint held out and left out, where it recorded them."""
+def _recorded_views(root: Path) -> dict[str, Any]:
+    """What the training of a checkpoint recorded of its views."""
+    path = root / CHECKPOINT_FOLDER / RUN_FILE
     record = read_checked(path, RunRecord) if path.is_file() else {}
     held_out, dropped = record.get("held_out_views"), record.get("dropped_views")
     if held_out is None or dropped is None:
         return {}
-    return {"held_out_views": frozenset(held_out), "dropped_views": dropped}
+    masks = record.get("object_masks")
+    return {
+        "held_out_views": frozenset(held_out),
+        "dropped_views": dropped,
+        "object_masks": None if masks is None else root / OBJECT_MASKS / masks,
+    }
 
 
 def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:

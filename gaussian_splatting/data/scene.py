@@ -61,6 +61,7 @@ class Scene:
         observations: Points that photographs observe; None where the reconstruction has no tracks.
         dropped_views: Views that contradict the others and are left out, by name, with the reason.
         dropped_test_cameras: Held-out cameras among them whose images can be compared.
+        object_masks: Name of the folder of estimated masks in the checkpoint; empty without.
     """
 
     root: Path
@@ -77,6 +78,7 @@ class Scene:
     observations: Observations | None = None
     dropped_views: dict[str, str] = field(default_factory=dict)
     dropped_test_cameras: list[Camera] = field(default_factory=list)
+    object_masks: str = ""
 
     @property
     def calibrated_cameras(self) -> list[Camera]:
@@ -91,10 +93,12 @@ class Scene:
 
     def record(self) -> dict[str, Any]:
         """Names of held-out and dropped views, for the record of a run."""
-        note = {"held_out_note": self.held_out_note} if self.held_out_note else {}
+        optional = {"held_out_note": self.held_out_note, "object_masks": self.object_masks}
         return {
-            "held_out_views": self.held_out_views, "dropped_views": self.dropped_views, **note
-        }  # fmt: skip
+            "held_out_views": self.held_out_views,
+            "dropped_views": self.dropped_views,
+            **{name: value for name, value in optional.items() if value},
+        }
 
 
 @dataclass(frozen=True)
@@ -240,7 +244,7 @@ def load_scene_for_checkpoint(
     merged = _Source(cameras, None, points, points_rgb, described, seen)
     scene = _finish(
         root, train, test, merged, size_rule, white_background, masks, view_options, notify,
-        checkpoint.dropped_views,
+        checkpoint.dropped_views, checkpoint.object_masks,
     )  # fmt: skip
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
@@ -433,6 +437,7 @@ def _finish(
     view_options: ViewOptions,
     notify: Notify,
     dropped: dict[str, str] | None = None,
+    object_masks: Path | None = None,
 ) -> Scene:
     """Check the views, and bring all cameras to their training size, with their masks."""
     checked = checked_views(
@@ -444,6 +449,7 @@ def _finish(
         options=view_options,
         notify=notify,
         known=dropped,
+        estimated=object_masks,
     )
     sized = {c.name: c.resized(*size_rule.target(c.width, c.height)) for c in checked.cameras}
     kept = {name: camera for name, camera in sized.items() if name not in checked.dropped}

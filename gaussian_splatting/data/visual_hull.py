@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import COUNTS
 from gaussian_splatting.data.masks import overview
 
 TOLERANCE = 2
@@ -162,8 +161,7 @@ def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> Vi
     seen = [camera for camera in cameras if _shows_object(camera)]
     views, distances = [], []
     for camera in seen:
-        values = torch.from_numpy(overview(camera).copy())
-        mask = values >= COUNTS if camera.mask.graded else values > 0
+        mask = torch.from_numpy(overview(camera) > 0)
         views.append(camera.resized(mask.shape[1], mask.shape[0]))
         distances.append(distance_outside(mask).to(device))
     side = max(max(view.width, view.height) for view in views)

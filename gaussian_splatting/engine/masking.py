@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import COUNTS, certainty, composited
+from gaussian_splatting.data.compositing import COUNTS, composited
 from gaussian_splatting.engine.strips import StripMaps
 from gaussian_splatting.losses.color_weights import weighted_color_loss
 from gaussian_splatting.losses.exposure import exposed
@@ -105,10 +105,7 @@ def on_background(
     if exposure is not None:
         shown = exposed(behind[None, None], exposure.detach())[0, 0]
         color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
-    if not camera.mask.graded:
-        return composited(photograph, color), behind
-    shown = composited(photograph, color, graded=True)
-    return torch.cat([shown, certainty(photograph[..., 3:])], dim=-1), behind
+    return composited(photograph, color), behind
 
 
 def _has_object_mask(photograph: Tensor, camera: Camera) -> bool:

@@ -43,9 +43,11 @@ from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import StageRun, run_stage
 from gaussian_splatting.engine.session import Notices, RunOptions
 from gaussian_splatting.far_shell import FarShell
+from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
+from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.footprints import N_MARKS
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
 from gaussian_splatting.vanilla.robust import limited_shell, opaque_shell, shell_of, with_shell
@@ -173,7 +175,40 @@ def _prepared(
         view_options=options.view_options,
         notify=notices,
     )
-    config = config.settled(shows_object(scene.train_cameras))
+    estimation = MaskEstimation(
+        options.model_path,
+        options.compute,
+        config.random_seed,
+        min(ITERATIONS, 2 * config.iterations),
+        partial(_train_whole, options),
+    )
+    scene = estimation(scene, notices)
+    return _stage_run(scene, options, notices)
+
+
+def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
+    """Train a short model of everything that the photographs of a scene show."""
+    config = options.config
+    whole = VanillaConfig(
+        preset="fast",
+        iterations=iterations,
+        densification=replace(
+            DensificationConfig(), max_gaussians=config.densification.max_gaussians
+        ),
+        exposure=config.exposure,
+        random_seed=config.random_seed,
+    )
+    short = replace(
+        options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
+        save_iterations=(), checkpoint_iterations=(), notices=(),
+    )  # fmt: skip
+    return run_stage(partial(_stage_run, scene), short)
+
+
+def _stage_run(
+    scene: Scene, options: VanillaOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    config = options.config.settled(shows_object(scene.train_cameras))
     options = replace(options, config=config)
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)

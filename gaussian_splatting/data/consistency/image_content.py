@@ -140,10 +140,7 @@ def _trusted(found: dict[str, str], n: int) -> dict[str, str]:
 
 
 def _measure(camera: Camera, observations: Observations | None) -> ImageStatistics:
-    scale = min(1.0, LONGEST_SIDE / max(camera.width, camera.height))
-    small = camera.resized(
-        max(1, round(camera.width * scale)), max(1, round(camera.height * scale))
-    )
+    small = camera.reduced(LONGEST_SIDE)
     with open_image(camera.image_path) as image:
         # JPEG files are decoded at a fraction of their size, which takes a fraction of the time.
         image.draft("RGB", (small.width, small.height))

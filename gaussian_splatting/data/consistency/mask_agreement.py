@@ -41,7 +41,10 @@ IOU_GAP, IOU_SPREAD = 0.12, 6.0
 MAX_SHARE = 0.34
 """If more views disagree, there is no majority to compare with."""
 
-_INSIDE_SHARE, _MIN_POINTS, _MIN_VIEWS = 0.7, 30, 6
+MIN_VIEWS = 6
+"""Fewer masks are not compared."""
+
+_INSIDE_SHARE, _MIN_POINTS = 0.7, 30
 _MARGIN = 0.15
 _ROUNDS = 2
 
@@ -55,71 +58,59 @@ class MaskAgreement:
         inconsistent: Views that disagree, by name, with the reason.
         outline_error: Mean error of the outlines of the masks, as a share of the longest side of
             the images; 0 if it is below the resolution of the comparison.
-        silhouettes: Projected hulls of the views without a mask. (H, W) bool, by name
     """
 
     iou: dict[str, float]
     inconsistent: dict[str, str]
     outline_error: float
-    silhouettes: dict[str, Tensor]
 
 
 def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreement | None:
     """Compare each mask with the visual hull of the others.
 
     Args:
-        cameras: Views at the size of their images; those with an object mask are compared, for
-            the others a silhouette is predicted.
+        cameras: Views with an object mask, at the size of their images.
         points: Points of the reconstruction, which tell where the object is. (P, 3) world units
 
     Returns:
         The agreement; None if there are too few masks, or too few points inside of them.
     """
     views = [_View(camera) for camera in cameras]
-    masked = [view for view in views if view.mask is not None]
-    if len(masked) < _MIN_VIEWS or len(points) < _MIN_POINTS:
+    if len(views) < MIN_VIEWS or len(points) < _MIN_POINTS:
         return None
-    grid = _grid_around_object(masked, torch.from_numpy(points))
+    grid = _grid_around_object(views, torch.from_numpy(points))
     if grid is None:
         return None
     voxels, pitch = grid
     inconsistent: dict[str, str] = {}
     for _ in range(_ROUNDS):
         # The second round is without the views that disagreed in the first.
-        hull = _Hull(voxels, [v for v in masked if v.camera.name not in inconsistent])
+        hull = _Hull(voxels, [v for v in views if v.camera.name not in inconsistent])
         outlines = {
             view.camera.name: _compare(
                 view.mask, hull.silhouette(view, pitch, view.camera.name not in inconsistent)
             )
-            for view in masked
+            for view in views
         }
         iou = {name: found for name, (found, _) in outlines.items()}
         before, inconsistent = inconsistent, _outliers(iou)
         if inconsistent.keys() == before.keys():
             break
-        if len(inconsistent) > MAX_SHARE * len(masked):
-            return MaskAgreement(iou, {}, 0.0, {})
-    if inconsistent.keys() != before.keys():
-        hull = _Hull(voxels, [v for v in masked if v.camera.name not in inconsistent])
-    voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in masked]))
+        if len(inconsistent) > MAX_SHARE * len(views):
+            return MaskAgreement(iou, {}, 0.0)
+    voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in views]))
     error = _outline_error(outlines, inconsistent, voxel)
-    silhouettes = {
-        view.camera.name: hull.silhouette(view, pitch, False) for view in views if view.mask is None
-    }
-    return MaskAgreement(iou, inconsistent, error, silhouettes)
+    return MaskAgreement(iou, inconsistent, error)
 
 
 class _View:
-    """A camera at the size of its small mask, and the mask. (H, W) bool or None"""
+    """A camera at the size of its small mask, and the mask. (H, W) bool"""
 
     def __init__(self, camera: Camera) -> None:
-        scale = min(1.0, SIDE / max(camera.width, camera.height))
-        size = [max(1, round(side * scale)) for side in (camera.height, camera.width)]
-        self.camera = camera.resized(size[1], size[0])
-        self.mask: Tensor | None = None
-        if camera.mask is not None and camera.mask.mode == "object":
-            values = torch.from_numpy(overview(camera).copy())[None, None].float()
-            self.mask = functional.interpolate(values, size, mode="area")[0, 0] >= COUNTS
+        self.camera = camera.reduced(SIDE)
+        values = torch.from_numpy(overview(camera).copy())[None, None].float()
+        size = self.camera.height, self.camera.width
+        self.mask = functional.interpolate(values, size, mode="area")[0, 0] >= COUNTS
 
     def pixels(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Flat index of the pixel of each point, and whether the view shows it. (N,), (N,)"""

@@ -15,16 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera, ViewMask
-from gaussian_splatting.data.colmap import cache_folder
-from gaussian_splatting.data.compositing import COUNTS, graded_mask
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.consistency.image_content import inconsistent_images, wrong_shapes
 from gaussian_splatting.data.consistency.mask_agreement import MaskAgreement, mask_agreement
 from gaussian_splatting.data.images import fit_to_file
-from gaussian_splatting.data.masks import MaskOptions, is_all_black, overview, with_masks
+from gaussian_splatting.data.masks import MaskOptions, is_all_black, with_masks, with_object_masks
 from gaussian_splatting.data.observations import (
     ALL_VIEWS,
     Observations,
@@ -32,13 +28,6 @@ from gaussian_splatting.data.observations import (
     hardly_known,
 )
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
-
-PREDICTED_BAND = 3.0
-"""Pixels of the comparison within which outlines of predicted masks are uncertain."""
-
-BAND = 0.8
-"""The same of masks whose outlines are off, in their errors."""
 
 _NAMED = 5
 _KEPT = 16
@@ -71,6 +60,7 @@ def checked_views(
     options: ViewOptions,
     notify: Notify,
     known: dict[str, str] | None = None,
+    estimated: Path | None = None,
 ) -> CheckedViews:
     """Find the masks of the views of a capture, and check the views against each other.
 
@@ -83,6 +73,7 @@ def checked_views(
         options: Which views to keep in any case.
         notify: Is told about masks and about views that are left out.
         known: Views that an earlier stage left out; None looks for some.
+        estimated: Folder of masks that an earlier stage estimated, which replace the given ones.
 
     Raises:
         UserError: Images or masks cannot be used, or a name in ``--keep_views`` is unknown.
@@ -94,13 +85,16 @@ def checked_views(
     unusable = wrong_shapes(cameras)
     fitted = [fit_to_file(camera) for camera in cameras if camera.name not in unusable]
     masked = with_masks(fitted, root, masks, notify)
+    if estimated is not None and any(camera.mask is not None for camera in masked):
+        masked = with_object_masks(masked, estimated)
+        notify(f"masks that the checkpoint's training estimated: {estimated}")
     if known is not None:
         found = {**known, **unusable}
-        masked, _ = _with_agreement(masked, found, points, root)
+        masked, _ = _with_agreement(masked, found, points)
     else:
         found = {**hardly_known(observations, options), **unusable}
         found = {**_image_checks(_Inputs.of(masked, found, observations)), **found}
-        masked, contradictions = _with_agreement(masked, found, points, root, notify)
+        masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}
     dropped = {c.name: found[c.name] for c in cameras if c.name in found}
     dropped = {n: why for n, why in dropped.items() if n in unusable or n not in options.keep_views}
@@ -163,14 +157,14 @@ def _image_checks(inputs: _Inputs) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _agreement(inputs: _Inputs) -> MaskAgreement | None:
-    return mask_agreement(inputs.cameras, inputs.data)
+    shown = [c for c in inputs.cameras if c.mask is not None and c.mask.mode == "object"]
+    return mask_agreement(shown, inputs.data)
 
 
 def _with_agreement(
     cameras: Sequence[Camera],
     dropped: Collection[str],
     points: np.ndarray,
-    root: Path,
     notify: Notify = lambda line: None,
 ) -> tuple[list[Camera], dict[str, str]]:
     """The cameras with what the comparison of their masks tells, and views that contradict."""
@@ -181,38 +175,14 @@ def _with_agreement(
     if found is None:
         return list(cameras), black
     if found.outline_error:
-        notify(f"the outlines of the masks are off by {found.outline_error:.1%} of the image size; "
-               "pixels near them count less")  # fmt: skip
-    n_missing = sum(c.mask is None and c.name in found.silhouettes for c in cameras)
-    if n_missing:
-        notify(f"{n_missing} views get a mask from those of the others")
+        notify(f"the outlines of the masks are off by {found.outline_error:.1%} of the image size")
     # Masks that agree nowhere have a median of 0.
     middle = max(float(np.median(list(found.iou.values()))), 1e-6)
-    refined = []
+    weighted = []
     for camera in cameras:
-        mask, silhouette = camera.mask, found.silhouettes.get(camera.name)
+        mask = camera.mask
         if mask is not None:
             weight = round(min(1.0, found.iou.get(camera.name, middle) / middle), 2)
             mask = replace(mask, outline_error=found.outline_error, weight=weight)
-        if silhouette is not None or (mask is not None and found.outline_error):
-            mask = _graded(camera, mask, silhouette, found.outline_error, cache_folder(root))
-        refined.append(replace(camera, mask=mask))
-    return refined, {**black, **found.inconsistent}
-
-
-def _graded(
-    camera: Camera, mask: ViewMask | None, silhouette: Tensor | None, error: float, folder: Path
-) -> ViewMask:
-    """The mask of a view, or the hull of the others in its place, uncertain near its outline."""
-    if mask is None:
-        own, band = silhouette.numpy(), PREDICTED_BAND
-        mask = ViewMask(Path(), "object", weight=0.0)
-    else:
-        own = overview(camera) >= COUNTS
-        band = BAND * error * max(own.shape)
-    values = graded_mask(own, band)
-    path = folder / f"mask-{hashlib.sha256(values.tobytes()).hexdigest()[:16]}.png"
-    if not path.is_file():
-        with atomic_path(path) as temporary:
-            Image.fromarray(values).save(temporary, format="PNG")
-    return replace(mask, path=path, alpha=False, lens="", graded=True)
+        weighted.append(replace(camera, mask=mask))
+    return weighted, {**black, **found.inconsistent}

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import certainty
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, evaluate
@@ -53,7 +52,7 @@ class Findings:
             there are none of these.
         mask_iou: Intersection over union of the rendered opacity with the object masks of the
             measured views; None without such masks.
-        certain_psnr: PSNR of the measured views, of the pixels that certainly count.
+        counted_psnr: PSNR of the measured views, of the pixels that count.
         constant_psnr: The same of images of one colour, the best one for each view.
     """
 
@@ -64,13 +63,13 @@ class Findings:
     posed: EvaluationResult | None = None
     with_dropped: EvaluationResult | None = None
     mask_iou: float | None = None
-    certain_psnr: float | None = None
+    counted_psnr: float | None = None
     constant_psnr: float | None = None
 
     def health(self) -> dict[str, float]:
         """Figures that tell whether the run failed, as of ``health.problem_of``."""
         values = {
-            "psnr": self.certain_psnr,
+            "psnr": self.counted_psnr,
             "constant_psnr": self.constant_psnr,
             "mask_iou": self.mask_iou,
             "gap": self.gap,
@@ -228,21 +227,16 @@ def find(
 
     def look(camera: Camera, output: RenderOutput) -> None:
         photograph = load_image(camera).cpu()
-        counted, certain = is_counted(photograph), None
-        if camera.mask is not None and camera.mask.graded:
-            certain = certainty(photograph[..., 3]) == 255
-        chosen = counted if certain is None else counted & certain
-        if chosen is None or bool(chosen.any()):
-            weights = None if chosen is None else chosen.double()
+        counted = is_counted(photograph)
+        if counted is None or bool(counted.any()):
+            weights = None if counted is None else counted.double()
             image = output.image.detach().cpu()
             inside.append(min(100.0, psnr(image, photograph[..., :3], weights)))
-            constant.append(constant_psnr(photograph[..., :3], chosen))
+            constant.append(constant_psnr(photograph[..., :3], counted))
         if counted is not None and camera.mask is not None and camera.mask.mode == "object":
             solid = output.alpha.detach().cpu() >= SOLID
-            both, either = solid & counted, solid | counted
-            if certain is not None:
-                both, either = both & certain, either & certain
-            overlap.append(float(both.sum()) / max(1.0, float(either.sum())))
+            either = int((solid | counted).sum())
+            overlap.append(int((solid & counted).sum()) / max(1, either))
 
     exposures, held_out = stage.exposures, None
     fitted = exposures is not None

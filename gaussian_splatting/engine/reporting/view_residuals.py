@@ -81,11 +81,10 @@ def contradicting_views(
 
 def smaller(camera: Camera, image: Tensor) -> tuple[Camera, Tensor]:
     """A view and its image, at most ``SIDE`` pixels long. (H, W, C) uint8"""
-    scale = min(1.0, SIDE / max(camera.width, camera.height))
-    height, width = (max(1, round(scale * side)) for side in (camera.height, camera.width))
+    small = camera.reduced(SIDE)
     values = image.permute(2, 0, 1)[None].float()
-    small = functional.interpolate(values, (height, width), mode="area")[0].permute(1, 2, 0)
-    return camera.resized(width, height), small.round().to(torch.uint8)
+    values = functional.interpolate(values, (small.height, small.width), mode="area")[0]
+    return small, values.permute(1, 2, 0).round().to(torch.uint8)
 
 
 def _decibels(stage: Stage, camera: Camera, image: Tensor) -> float:

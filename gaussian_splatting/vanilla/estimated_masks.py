@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates the masks of a capture before the vanilla stage, where the given ones are imprecise or
+missing. They are written into the checkpoint folder, where later stages find them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.compositing import COUNTS
+from gaussian_splatting.data.masks import (
+    OVERVIEW_SIDE,
+    object_mask_path,
+    overview,
+    with_object_masks,
+)
+from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.data.reference_layout import OBJECT_MASKS
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.identity import points_digest, scene_inputs
+from gaussian_splatting.vanilla.object_masks import object_shares, render_mask
+from sugar_utils.files import atomic_path, write_json_atomic
+
+ITERATIONS = 700
+"""Iterations of the model of the whole scene at most."""
+
+MIN_IOU = 0.7
+"""Least median intersection over union of estimated and given masks. Below, the model could not
+separate the object, and the given masks stay."""
+
+MIN_MASKS = 6
+"""Fewer masks do not tell what the object is in other views."""
+
+_RECORD = "estimate.json"
+
+Train = Callable[[Scene, Path, int], Path]
+Notify = Callable[[str], None]
+
+
+def needs_masks(cameras: Sequence[Camera]) -> bool:
+    """Whether masks show an object, and some are imprecise or missing."""
+    shown = [c.mask for c in cameras if c.mask is not None and c.mask.mode == "object"]
+    incomplete = any(c.mask is None for c in cameras)
+    return len(shown) >= MIN_MASKS and (incomplete or any(m.outline_error > 0 for m in shown))
+
+
+@dataclass(frozen=True)
+class MaskEstimation:
+    """Where and with what masks are estimated.
+
+    Attributes:
+        model_path: Checkpoint folder.
+        compute: Device and rendering backend.
+        seed: Of the run.
+        iterations: Length of the training on whole photographs.
+        train: Trains a scene into a folder for so many iterations, and returns the PLY.
+    """
+
+    model_path: Path
+    compute: Compute
+    seed: int
+    iterations: int
+    train: Train
+
+    def __call__(self, scene: Scene, notify: Notify) -> Scene:
+        """The scene with estimated masks, if it needs them and they agree with the given ones.
+
+        Raises:
+            UserError: A mask cannot be read, or nothing can be written.
+        """
+        if not needs_masks(scene.train_cameras):
+            return scene
+        inputs = [scene_inputs(scene), points_digest(scene), self.seed, self.iterations]
+        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+        folder = self.model_path / OBJECT_MASKS / key
+        group = self.compute.group
+        if not group.broadcast((folder / _RECORD).is_file()):
+            model = folder / "model"
+            ply = self.train(whole_scene(scene), model, self.iterations)
+            cloud = read_gaussian_ply(ply, notify).to(self.compute.device).activate()
+            iou = self._write(cloud, scene, folder)
+            if group.is_first:
+                write_json_atomic(folder / _RECORD, {"median_iou": iou})
+                shutil.rmtree(model, ignore_errors=True)
+            group.broadcast(True)
+        iou = json.loads((folder / _RECORD).read_text(encoding="utf-8"))["median_iou"]
+        if iou < MIN_IOU:
+            notify(f"note: masks could not be estimated (IoU {iou:.2f} with the given ones)")
+            return scene
+        notify(f"masks estimated from all views (IoU {iou:.2f} with the given ones): {folder}")
+        return replace(
+            scene,
+            train_cameras=with_object_masks(scene.train_cameras, folder),
+            test_cameras=with_object_masks(scene.test_cameras, folder),
+            dropped_test_cameras=with_object_masks(scene.dropped_test_cameras, folder),
+            object_masks=key,
+        )
+
+    def _write(self, gaussians: Gaussians, scene: Scene, folder: Path) -> float:
+        """Write the masks of all views that need one; their median IoU with the given ones."""
+        rasterizer = self.compute.rasterizer
+        views = [
+            (camera.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(camera).copy()))
+            for camera in scene.train_cameras
+            if camera.mask is not None
+        ]
+        shares = object_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
+        iou = [
+            _iou(render_mask(gaussians, shares, camera, rasterizer=rasterizer), mask.numpy())
+            for camera, mask in views
+        ]
+        for camera in (*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras):
+            if camera.mask is None or camera.mask.outline_error > 0:
+                size = camera.width, camera.height
+                small = camera.reduced(OVERVIEW_SIDE)
+                values = render_mask(gaussians, shares, small, size, rasterizer)
+                if self.compute.group.is_first:
+                    _save(values, object_mask_path(folder, camera.name))
+        return float(np.median(iou))
+
+
+def whole_scene(scene: Scene) -> Scene:
+    """A scene for a model of everything: no masks, small images, nothing held out to measure."""
+    cameras = [replace(camera.reduced(OVERVIEW_SIDE), mask=None) for camera in scene.train_cameras]
+    return replace(scene, train_cameras=cameras, test_cameras=[], dropped_test_cameras=[])
+
+
+def _save(values: np.ndarray, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as temporary:
+        Image.fromarray(values).save(temporary, format="PNG")
+
+
+def _iou(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a >= COUNTS, b >= COUNTS
+    return int((a & b).sum()) / max(int((a | b).sum()), 1)
