@@ -119,8 +119,7 @@ def read_colmap(
     Raises:
         UserError: The model is damaged or photographs are missing.
     """
-    reconstruction = _load(folder)
-    poses = _poses(reconstruction, folder)
+    reconstruction, poses = _checked(folder)
     if repair:
         repair_reconstruction(reconstruction, notify)
         poses = _poses(reconstruction, folder)
@@ -143,6 +142,20 @@ def read_colmap(
     points, points_rgb = _points(reconstruction, folder)
     observed = _observations(reconstruction)
     return ColmapModel(cameras, points, points_rgb, len(distorted), observed)
+
+
+def read_reconstruction(folder: Path) -> Any:
+    """pycolmap's reconstruction of a folder.
+
+    Raises:
+        UserError: The model is damaged, or has no images with a valid pose and lens.
+    """
+    return _checked(folder)[0]
+
+
+def _checked(folder: Path) -> tuple[Any, list[tuple[str, Any, np.ndarray, np.ndarray]]]:
+    reconstruction = _load(folder)
+    return reconstruction, _poses(reconstruction, folder)
 
 
 def _load(folder: Path) -> Any:
