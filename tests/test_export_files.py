@@ -77,6 +77,16 @@ def test_a_name_without_the_suffix_of_the_format_gets_it(
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("output", [".", "..", "...", "/", "folder"])
+def test_a_folder_is_no_file_to_write(output, inputs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "here" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for source, to in ((inputs.ply, "spz"), (inputs.obj, "obj"), (inputs.obj, "glb")):
+        assert run_cli(export.main, source, "--to", to, "-o", output, "--overwrite", True) == 2
+        assert capsys.readouterr().err.endswith(" is a folder; name the file to write\n")
+    assert names(tmp_path) == ["here"]
+
+
 @pytest.mark.parametrize("number", [np.inf, np.nan, 0.0, -1.0])
 def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
     number, inputs, tmp_path, capsys
