@@ -5,6 +5,7 @@
 
     room/      photographs and their conversion        path.json    cameras of a path
     exports/   Gaussians and a mesh in every format that is read again
+    new0/      exports that others may replace
 """
 
 from __future__ import annotations
@@ -131,6 +132,9 @@ def write_inputs(root: Path, run: Callable[[Command], None]) -> None:
         result = _TEXTURED if name == "mesh.glb" else "cloud.ply"
         flags = (result, "--to", to, "-o", f"exports/{name}")
         run(Command(f"export {name}", "export.py", export.main, flags, ()))
+    for flags in ((_REFINED, "--to", "ply"), (_TEXTURED, "--to", "obj", "--texture_size", "31")):
+        old = (*flags, "-o", "new0/result")
+        run(Command("export", "export.py", export.main, old, ()))
 
 
 def _forget_model(record: Path) -> None:
