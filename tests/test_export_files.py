@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +101,17 @@ def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
         assert run_cli(export.main, source, "--to", to, "-o", out / "a") == 2
         assert f"error: {source}: holds numbers that make no sense" in capsys.readouterr().err
     assert not out.exists() or names(out) == []
+
+
+def test_a_glb_of_brackets_without_end_is_one_line(tmp_path, capsys):
+    source, text = tmp_path / "deep.glb", b'{"KHR_gaussian_splatting": ' + b"[" * 100_000
+    head = struct.pack("<4sIII4s", b"glTF", 2, 20 + len(text), len(text), b"JSON")
+    source.write_bytes(head + text)
+    assert run_cli(export.main, source, "--to", "spz", "-o", tmp_path / "a") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {source}: ")
+    assert error.count("\n") == 1
+    assert names(tmp_path) == ["deep.glb"]
 
 
 def test_a_level_of_detail_that_cannot_be_made_leaves_none(inputs, tmp_path, capsys):

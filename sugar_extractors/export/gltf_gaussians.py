@@ -170,7 +170,7 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         position, scale = read["POSITION"], read[f"{EXTENSION}:SCALE"]
         rotation, opacity = read[f"{EXTENSION}:ROTATION"], read[f"{EXTENSION}:OPACITY"][:, 0]
         color = read[f"{EXTENSION}:SH_DEGREE_0_COEF_0"]
-    except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
+    except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
     finite = all(np.isfinite(values).all() for values in (position, rotation, color, *rest))
     inside = ((opacity >= 0) & (opacity <= 1)).all() and (scale > 0).all()
