@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaussian_splatting.data.colmap import read_reconstruction
+from gaussian_splatting.data.colmap_files import write_model
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 
@@ -89,8 +90,7 @@ def map_photographs(
     for number, model in enumerate(found):
         for image in model.images.values():
             image.name = names[image.image_id - 1]
-        (fresh / str(number)).mkdir()
-        model.write_binary(str(fresh / str(number)))
+        write_model(model, fresh / str(number))
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return _models(found)
