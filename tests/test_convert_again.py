@@ -13,9 +13,11 @@ import pycolmap
 import pytest
 from PIL import Image
 
+from gaussian_splatting.data.colmap_files import write_model
 from gaussian_splatting.posing import attempts, convert_run
 from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
 from gaussian_splatting.posing.convert_run import convert
+from gaussian_splatting.posing.features import database_errors
 from gaussian_splatting.posing.matching import verified_matches
 from gaussian_splatting.posing.pair_errors import contradicting_pairs
 from gaussian_splatting.posing.scene_folder import needs_cameras
@@ -129,6 +131,27 @@ def test_matches_of_features_that_are_not_there_are_a_damaged_database(converted
     names = [f"IMG {k}.png" for k in range(1, 8)]
     with pytest.raises(UserError, match=r"database\.db: damaged, the matches of IMG 1\.png and"):
         contradicting_pairs(model, path, names, verified_matches(path))
+
+
+def test_errors_of_the_database_are_told_from_our_own(tmp_path):
+    path = tmp_path / "database.db"
+    with (
+        pytest.raises(UserError, match="cannot go on with .*remove the file"),
+        database_errors(path),
+    ):
+        raise ValueError("[types.cc:48] Check failed: scale >= 0.0 (-3 vs. 0)")
+    with pytest.raises(ValueError, match="^ours$"), database_errors(path):
+        raise ValueError("ours")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of the size of files")
+def test_a_model_that_is_cut_off_while_it_is_written_is_an_error(converted, tmp_path):
+    model = pycolmap.Reconstruction(str(converted / "sparse" / "0"))
+    with largest_file(20_000), pytest.raises(UserError, match=r"cannot write .*cut off; free some"):
+        write_model(model, tmp_path / "0")
+    write_model(model, tmp_path / "0")
+    for path in (converted / "sparse" / "0").iterdir():
+        assert (tmp_path / "0" / path.name).read_bytes() == path.read_bytes()
 
 
 def assert_same_model(root: Path, expected: Path) -> None:
