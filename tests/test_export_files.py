@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from pathlib import Path
@@ -112,6 +113,25 @@ def test_a_glb_of_brackets_without_end_is_one_line(tmp_path, capsys):
     assert error.startswith(f"error: {source}: ")
     assert error.count("\n") == 1
     assert names(tmp_path) == ["deep.glb"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [((4, "type"), "SCALAR"), ((3, "type"), "VEC3"), ((0, "count"), 7), ((9, "count"), 0)],
+)
+def test_a_gltf_whose_attributes_do_not_fit_is_damaged(place, value, inputs, tmp_path, capsys):
+    source = tmp_path / "cloud.glb"
+    assert run_cli(export.main, inputs.ply, "--to", "gltf", "-o", source) == 0
+    data = source.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 12)
+    content = json.loads(data[20 : 20 + length])
+    content["accessors"][place[0]][place[1]] = value
+    text = json.dumps(content).encode()
+    head = struct.pack("<I4s", len(text), b"JSON") + text + data[20 + length :]
+    source.write_bytes(struct.pack("<4sII", b"glTF", 2, 12 + len(head)) + head)
+    capsys.readouterr()
+    assert run_cli(export.main, source, "--to", "spz", "-o", tmp_path / "a") == 2
+    assert "have other types or lengths than Gaussians have" in capsys.readouterr().err
 
 
 def test_a_level_of_detail_that_cannot_be_made_leaves_none(inputs, tmp_path, capsys):
