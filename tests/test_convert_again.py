@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -12,9 +13,13 @@ import pycolmap
 import pytest
 from PIL import Image
 
+from gaussian_splatting.data.colmap_files import write_model
 from gaussian_splatting.posing import attempts, convert_run
 from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
 from gaussian_splatting.posing.convert_run import convert
+from gaussian_splatting.posing.features import database_errors
+from gaussian_splatting.posing.matching import verified_matches
+from gaussian_splatting.posing.pair_errors import contradicting_pairs
 from gaussian_splatting.posing.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -80,6 +85,73 @@ def test_flat_copies_of_another_lens_are_not_kept_after_a_kill(converted, tmp_pa
     shutil.copytree(converted / "distorted" / "sparse" / "0", folder)
     convert(options, Console.silent())
     assert_same_model(root, converted)
+
+
+def test_models_that_are_damaged_or_of_other_sizes_are_refused(converted, tmp_path):
+    root = tmp_path / "scene"
+    shutil.copytree(converted / "input", root / "input")
+    shutil.copytree(converted / "distorted" / "sparse", root / "distorted" / "sparse")
+    options = ConvertOptions(root, skip_matching=True)
+    folder = root / "distorted" / "sparse" / "0"
+    model = pycolmap.Reconstruction(str(folder))
+    for lens in model.cameras.values():
+        lens.rescale(2.0)
+    model.write_binary(str(folder))
+    with pytest.raises(UserError, match=f"of {2 * WIDTH} x {2 * HEIGHT} px, but .* is {WIDTH} x"):
+        convert(options, Console.silent())
+    cameras = folder / "cameras.bin"
+    cameras.write_bytes(cameras.read_bytes()[:-3])
+    with pytest.raises(UserError, match="cameras.bin: truncated"):
+        convert(options, Console.silent())
+    assert not (root / "images").exists()
+
+
+def test_a_damaged_model_of_an_earlier_call_is_made_again(converted, tmp_path):
+    root = tmp_path / "scene"
+    shutil.copytree(converted, root)
+    record = root / "distorted" / "convert.json"
+    noted = json.loads(record.read_text(encoding="utf-8"))
+    record.write_text(json.dumps({**noted, "finished": ""}), encoding="utf-8")
+    images = root / "distorted" / "sparse" / "0" / "images.bin"
+    images.write_bytes(images.read_bytes()[:-3])
+    convert(ConvertOptions(root, posing=SMALL), Console.silent())
+    assert_same_model(root, converted)
+
+
+def test_matches_of_features_that_are_not_there_are_a_damaged_database(converted, tmp_path):
+    path = tmp_path / "database.db"
+    shutil.copy(converted / "distorted" / "database.db", path)
+    with pycolmap.Database.open(str(path)) as database:
+        geometry = database.read_two_view_geometry(1, 2)
+        rows = geometry.inlier_matches.copy()
+        rows[0, 0] = 1 << 29
+        geometry.inlier_matches = rows
+        database.update_two_view_geometry(1, 2, geometry)
+    model = pycolmap.Reconstruction(str(converted / "distorted" / "sparse" / "0"))
+    names = [f"IMG {k}.png" for k in range(1, 8)]
+    with pytest.raises(UserError, match=r"database\.db: damaged, the matches of IMG 1\.png and"):
+        contradicting_pairs(model, path, names, verified_matches(path))
+
+
+def test_errors_of_the_database_are_told_from_our_own(tmp_path):
+    path = tmp_path / "database.db"
+    with (
+        pytest.raises(UserError, match="cannot go on with .*remove the file"),
+        database_errors(path),
+    ):
+        raise ValueError("[types.cc:48] Check failed: scale >= 0.0 (-3 vs. 0)")
+    with pytest.raises(ValueError, match="^ours$"), database_errors(path):
+        raise ValueError("ours")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of the size of files")
+def test_a_model_that_is_cut_off_while_it_is_written_is_an_error(converted, tmp_path):
+    model = pycolmap.Reconstruction(str(converted / "sparse" / "0"))
+    with largest_file(20_000), pytest.raises(UserError, match=r"cannot write .*cut off; free some"):
+        write_model(model, tmp_path / "0")
+    write_model(model, tmp_path / "0")
+    for path in (converted / "sparse" / "0").iterdir():
+        assert (tmp_path / "0" / path.name).read_bytes() == path.read_bytes()
 
 
 def assert_same_model(root: Path, expected: Path) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +79,16 @@ def test_a_name_without_the_suffix_of_the_format_gets_it(
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("output", [".", "..", "...", "/", "folder"])
+def test_a_folder_is_no_file_to_write(output, inputs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "here" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for source, to in ((inputs.ply, "spz"), (inputs.obj, "obj"), (inputs.obj, "glb")):
+        assert run_cli(export.main, source, "--to", to, "-o", output, "--overwrite", True) == 2
+        assert capsys.readouterr().err.endswith(" is a folder; name the file to write\n")
+    assert names(tmp_path) == ["here"]
+
+
 @pytest.mark.parametrize("number", [np.inf, np.nan, 0.0, -1.0])
 def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
     number, inputs, tmp_path, capsys
@@ -90,6 +102,36 @@ def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
         assert run_cli(export.main, source, "--to", to, "-o", out / "a") == 2
         assert f"error: {source}: holds numbers that make no sense" in capsys.readouterr().err
     assert not out.exists() or names(out) == []
+
+
+def test_a_glb_of_brackets_without_end_is_one_line(tmp_path, capsys):
+    source, text = tmp_path / "deep.glb", b'{"KHR_gaussian_splatting": ' + b"[" * 100_000
+    head = struct.pack("<4sIII4s", b"glTF", 2, 20 + len(text), len(text), b"JSON")
+    source.write_bytes(head + text)
+    assert run_cli(export.main, source, "--to", "spz", "-o", tmp_path / "a") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {source}: ")
+    assert error.count("\n") == 1
+    assert names(tmp_path) == ["deep.glb"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [((4, "type"), "SCALAR"), ((3, "type"), "VEC3"), ((0, "count"), 7), ((9, "count"), 0)],
+)
+def test_a_gltf_whose_attributes_do_not_fit_is_damaged(place, value, inputs, tmp_path, capsys):
+    source = tmp_path / "cloud.glb"
+    assert run_cli(export.main, inputs.ply, "--to", "gltf", "-o", source) == 0
+    data = source.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 12)
+    content = json.loads(data[20 : 20 + length])
+    content["accessors"][place[0]][place[1]] = value
+    text = json.dumps(content).encode()
+    head = struct.pack("<I4s", len(text), b"JSON") + text + data[20 + length :]
+    source.write_bytes(struct.pack("<4sII", b"glTF", 2, 12 + len(head)) + head)
+    capsys.readouterr()
+    assert run_cli(export.main, source, "--to", "spz", "-o", tmp_path / "a") == 2
+    assert "have other types or lengths than Gaussians have" in capsys.readouterr().err
 
 
 def test_a_level_of_detail_that_cannot_be_made_leaves_none(inputs, tmp_path, capsys):

@@ -19,6 +19,8 @@ from sugar_pipeline.filming import film_files
 from sugar_pipeline.filming.camera_paths import between, looked_at, turntable
 from sugar_pipeline.filming.film_files import write_video
 from sugar_pipeline.filming.shown_models import ShownModel, far_depth, open_model, shown
+from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
@@ -166,7 +168,11 @@ def test_the_same_call_gives_the_same_bytes(inputs, tmp_path):
 
 def test_what_cannot_be_shown_is_one_line(inputs, tmp_path, capsys):
     (tmp_path / "note.txt").write_text("")
+    mesh = icosahedron()
+    empty = tmp_path / "empty.ply"
+    write_mesh_ply(empty, TriangleMesh(mesh.vertices, mesh.faces[:0], mesh.colors))
     cases = [
+        ((empty, "--show", "normal"), tmp_path / "a.mp4", "has no triangles to show"),
         ((tmp_path / "gone.ply",), tmp_path / "a.mp4", "no such file"),
         ((tmp_path / "note.txt",), tmp_path / "a.mp4", "cannot be shown"),
         ((inputs["ply"], "--show", "clay"), tmp_path / "a.mp4", "has no mesh"),
@@ -178,7 +184,7 @@ def test_what_cannot_be_shown_is_one_line(inputs, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["note.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.ply", "note.txt"]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (20_000, 4), (3, 20_000), (16_386, 2)])

@@ -66,6 +66,25 @@ class Outcome:
     stacks: str = ""
 
 
+@dataclass(frozen=True)
+class Command:
+    """An entry point with flags that work on the untouched world.
+
+    Attributes:
+        name: In reports.
+        script: As its users call it.
+        main: Its function.
+        flags: Relative to the root of the world.
+        needs: Parts of the world that it reads.
+    """
+
+    name: str
+    script: str
+    main: Main
+    flags: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
 def run_child(
     main: Main,
     words: Sequence[str],

@@ -27,6 +27,7 @@ from benchmarks.robustness.faults_hooks import ERRORS, Events, Happening, doing,
 from benchmarks.robustness.fuzz_world import COMMANDS, RUNS, copy_parts, words_of
 
 STARTS = ("fresh", "half", "replace")
+_NEW = ("fresh", "replace")
 _SIZE, _PRINTED = 64 << 20, 32 << 10
 
 
@@ -52,6 +53,8 @@ class Scenario:
     def words(self, root: Path) -> list[str]:
         """Its flags."""
         words = words_of(COMMANDS[self.command], root)
+        if self.command.startswith("export"):
+            return [*words, "--overwrite", "True"]
         if self.start != "replace":
             return words
         other = ["--random_seed", "5"] if self.command != "texture" else ["--square_size", "7"]
@@ -77,6 +80,11 @@ SCENARIOS = (
     Scenario("mesh", "new", "replace"),
     Scenario("texture", "new", "fresh"),
     Scenario("texture", "new", "replace"),
+    *(Scenario(f"export {name}", "new", start) for name in ("placed", "obj") for start in _NEW),
+    Scenario("export glb", "new", "fresh"),
+    Scenario("render model", "new", "fresh"),
+    Scenario("render video", "new", "fresh"),
+    Scenario("convert", "room", "half"),
 )
 
 

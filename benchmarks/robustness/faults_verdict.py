@@ -10,13 +10,19 @@ from PIL import Image
 
 from benchmarks.robustness.child import Outcome
 from benchmarks.robustness.faults_cases import Disturbance, Scenario, Undisturbed
-from benchmarks.robustness.fuzz_verdict import REFUSED, STOPPED, look_at_texts, wrong_in
+from benchmarks.robustness.fuzz_verdict import (
+    NOT_RESULTS,
+    REFUSED,
+    STOPPED,
+    look_at_texts,
+    wrong_in,
+)
 from gaussian_splatting.engine.checkpoint import load_payload
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import assert_same_bits
 
 FAULTS = ("traceback", "hang", "crash", "noise", "torn", "lost", "again", "differs", "leftover")
-_JOURNALS = ("log.txt", "report.html", "run.json")
+_JOURNALS = ("log.txt", "report.html", "run.json", "convert.html")
 
 
 def judge_disturbed(
@@ -92,7 +98,7 @@ def _results(folder: Path) -> list[Path]:
     return [
         path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and ".tmp-" not in path.name and "tensorboard" not in path.parts
+        if path.is_file() and ".tmp-" not in path.name and not NOT_RESULTS & set(path.parts)
     ]
 
 
@@ -115,7 +121,10 @@ def _lost(
     """What was there before and has no successor."""
     now = {path.relative_to(folder).as_posix(): path for path in _results(folder)}
     checkpoints = [name for name in before if name.endswith(".pt")]
-    if scenario.start == "half":
+    taken = [name for name in before if name.startswith("input/")]
+    if any(name not in now or before[name] != now[name].read_bytes() for name in taken):
+        return "a photograph as it was taken"
+    if scenario.start == "half" and checkpoints:
         newest = max(int(Path(name).stem) for name in checkpoints)
         found = [int(path.stem) for name, path in now.items() if name.endswith(".pt")]
         return "" if found and max(found) >= newest else f"checkpoint {newest} and later ones"

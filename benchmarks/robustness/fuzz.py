@@ -40,7 +40,7 @@ from sugar_utils.flags import positive_float
 from sugar_utils.frame import run_main
 
 INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", "mesh.ply",
-          "scenes.json")  # fmt: skip
+          "scenes.json", "exports", "path.json")  # fmt: skip
 _LENGTHY_SECONDS = 4.0
 
 

@@ -13,11 +13,15 @@ import pycolmap
 
 from benchmarks.robustness.fuzz_mutations import MANY_DIGITS, NUMBERS
 from benchmarks.robustness.fuzz_world import COMMANDS, Command, words_of
+from gaussian_splatting.posing.convert_options import convert_parser
 from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
+from sugar_extractors.export.export_options import export_parser
 from sugar_extractors.mesh.mesh_options import mesh_parser
 from sugar_extractors.texture.texture_options import texture_parser
+from sugar_pipeline.filming.film_options import film_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
+from sugar_pipeline.viewing.view_options import view_parser
 from sugar_trainers.coarse_options import coarse_parser
 from sugar_trainers.refine_options import refine_parser
 
@@ -31,11 +35,17 @@ _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "train_full_pipeline.py": lambda: full_parser(None),
     "train_coarse_density.py": lambda: coarse_parser(None),
     "train_coarse_sdf.py": lambda: coarse_parser(None),
+    "gaussian_splatting/convert.py": lambda: convert_parser(None),
+    "export.py": lambda: export_parser(None),
+    "render.py": lambda: film_parser(None),
+    "view.py": lambda: view_parser(None),
 }
 FLAG_COMMANDS = (
     "vanilla", "vanilla eval", "vanilla points", "vanilla nerf", "coarse", "doctor", "refine",
     "mesh", "texture", "metrics", "metrics texture", "resume vanilla", "resume coarse", "full",
-    "full", "coarse density", "coarse sdf",
+    "full", "coarse density", "coarse sdf", "convert", "convert given", "export placed",
+    "export glb", "export cloud", "render model", "render video", "render textured", "view model",
+    "view textured",
 )  # fmt: skip
 _LEFT_OUT = {"--demo", "--help"}
 """The demo trains for minutes."""
@@ -58,6 +68,7 @@ _OUTPUTS = (
 )  # fmt: skip
 _OUTPUT_FLAGS = {
     *("--output_dir", "--gs_output_dir", "--model_path", "--mesh_output_dir", "--ply_output_dir"),
+    *("--output", "--path_file"),
 }
 
 NAMES = (
@@ -75,7 +86,7 @@ def spoil_flags(root: Path, draw: Random) -> tuple[Command, list[str], bool]:
     actions = [
         action
         for action in _PARSERS[command.script]()._actions
-        if not _LEFT_OUT & set(action.option_strings)
+        if action.option_strings and not _LEFT_OUT & set(action.option_strings)
     ]
     lengthy = False
     for _ in range(draw.choice((1, 1, 1, 2, 3))):

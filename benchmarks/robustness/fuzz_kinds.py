@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from benchmarks.robustness.fuzz_mutations import (
 from benchmarks.robustness.fuzz_payloads import spoil_payload
 from benchmarks.robustness.fuzz_photos import spoil_photo
 from benchmarks.robustness.fuzz_world import COMMANDS, RUNS, Command, run_folder, words_of
+from benchmarks.robustness.tool_commands import EXPORTS
 
 Spoil = Callable[[Path, Random], str]
 SameBits = Literal["never", "always", "fallback"]
@@ -102,6 +104,20 @@ def _ply(path: Path, draw: Random) -> str:
     return f"{path.name}: header"
 
 
+def _glb(path: Path, draw: Random) -> str:
+    """Of a GLB the first chunk is JSON, which tells how the rest is read."""
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 12)
+    if draw.random() < 0.4:
+        return _bytes(path, draw)
+    text = mutate_json(data[20 : 20 + length].decode("utf-8"), draw)
+    chunk = text.encode("utf-8", "surrogatepass")
+    chunk += b" " * (-len(chunk) % 4)
+    rest = struct.pack("<I", len(chunk)) + b"JSON" + chunk + data[20 + length :]
+    path.write_bytes(data[:8] + struct.pack("<I", 12 + len(rest)) + rest)
+    return f"{path.name}: JSON of the GLB"
+
+
 def _cfg_args(path: Path, draw: Random) -> str:
     if draw.random() < 0.4:
         return _text(path, draw)
@@ -120,20 +136,28 @@ def _cfg_args(path: Path, draw: Random) -> str:
 
 
 def _by_suffix(path: Path, draw: Random) -> str:
-    spoil = {".json": _json, ".ply": _ply, ".png": _bytes}.get(path.suffix, _text)
+    by_suffix = {".json": _json, ".ply": _ply, ".obj": _text, ".mtl": _text, ".glb": _glb}
+    spoil = by_suffix.get(path.suffix, _bytes)
     return spoil(path, draw)
 
 
-_SCENE = ("vanilla", "vanilla", "vanilla eval", "doctor", "coarse")
+_SCENE = ("vanilla", "vanilla", "vanilla eval", "doctor", "coarse", "render capture", "view model")
+_CHECKPOINT = ("coarse", "doctor", "metrics", "export placed")
 _RUN_FILES = tuple((f"{folder}/**/[0-9]*.pt", (name,)) for folder, name in RUNS.items())
 _RECORDS = tuple((f"{folder}/**/run.json", (name,)) for folder, name in RUNS.items())
-_REFINED = ("metrics", "metrics", "metrics", "texture", "pipeline")
+_REFINED = (
+    "metrics", "metrics", "texture", "pipeline", "export spz", "export placed", "render model",
+    "view model",
+)  # fmt: skip
 _REFINED_FILE = ("out/refined/**/[0-9]*.pt", _REFINED)
 # Meshing takes longest.
 _MODELS = (("out/coarse/**/[0-9]*.pt", ("mesh",)), _REFINED_FILE, _REFINED_FILE)
+_TEXTURED_READERS = (
+    "metrics texture", "export glb", "export obj", "export stl", "export usdz", "render textured",
+    "view textured",
+)  # fmt: skip
 _TEXTURED = tuple(
-    (f"out/refined_mesh/**/sugar*.{suffix}", ("metrics texture",))
-    for suffix in ("obj", "mtl", "png")
+    (f"out/refined_mesh/**/sugar*.{suffix}", _TEXTURED_READERS) for suffix in ("obj", "mtl", "png")
 )
 
 KINDS: dict[str, Kind] = {
@@ -158,22 +182,43 @@ KINDS: dict[str, Kind] = {
         _ply,
         (
             ("vanilla/point_cloud/*/*.ply", ("coarse", "doctor")),
-            ("cloud.ply", ("vanilla cloud",)),
+            ("cloud.ply", ("vanilla cloud", "export cloud", "render video", "view cloud")),
         ),
     ),
     "points ply": Kind(
         _ply, (("points.ply", ("vanilla points",)), ("ngp/points.ply", ("vanilla ngp",)))
     ),
-    "mesh ply": Kind(_ply, (("mesh.ply", ("refine",)),)),
+    "mesh ply": Kind(_ply, (("mesh.ply", ("refine", "render mesh", "view cloud")),)),
+    "exported": Kind(
+        _by_suffix,
+        tuple(
+            (f"exports/{name}", tuple(f"{tool} {name}" for tool in tools))
+            for name in EXPORTS
+            for tools in [("view",) if name == "mesh.glb" else ("view", "export", "render")]
+        ),
+    ),
+    "camera path": Kind(_json, (("path.json", ("render path",)),)),
+    "converted photo": Kind(spoil_photo, (("room/input/*", ("convert",)),)),
+    "conversion": Kind(
+        _by_suffix,
+        (
+            ("room/distorted/*.*", ("convert", "convert", "convert given")),
+            ("room/distorted/sparse/0/*.bin", ("convert", "convert given")),
+        ),
+    ),
     "result ply": Kind(_ply, (("out/coarse_mesh/**/*.ply", ("pipeline",)),)),
     "checkpoint bytes": Kind(_bytes, _RUN_FILES, "always"),
     "checkpoint crafted": Kind(spoil_payload, _RUN_FILES, "fallback"),
     "model bytes": Kind(_bytes, _MODELS),
     "model crafted": Kind(spoil_payload, _MODELS),
-    "cameras json": Kind(_json, (("vanilla/cameras.json", ("coarse", "doctor", "metrics")),)),
-    "cfg_args": Kind(_cfg_args, (("vanilla/cfg_args", ("coarse", "doctor", "metrics")),)),
+    "cameras json": Kind(
+        _json, (("vanilla/cameras.json", (*_CHECKPOINT, "render capture", "view model")),)
+    ),
+    "cfg_args": Kind(_cfg_args, (("vanilla/cfg_args", _CHECKPOINT),)),
     "exposures json": Kind(_json, (("vanilla/point_cloud/*/exposure.json", ("coarse exposed",)),)),
-    "run json": Kind(_json, (*_RECORDS, ("out/**/run.json", ("pipeline",)))),
+    "run json": Kind(
+        _json, (*_RECORDS, ("out/**/run.json", ("pipeline", "export placed", "view output")))
+    ),
     "note json": Kind(
         _json,
         (
@@ -201,7 +246,8 @@ def parts_of(kind: str) -> tuple[str, ...]:
     """Parts of the world that cases of a kind may need; those that cost little are always there."""
     if kind in ("flags", "in place"):
         return ("scene", "nerf", "ngp", "text", "vanilla", "out", "v", "c", "r", "points.ply",
-                "cloud.ply", "mesh.ply", "scenes.json", "masks")  # fmt: skip
+                "cloud.ply", "mesh.ply", "scenes.json", "masks", "room", "exports",
+                "path.json")  # fmt: skip
     if kind == "names":
         return ("scene", "vanilla")
     return tuple(dict.fromkeys(p for name in KINDS[kind].commands for p in COMMANDS[name].needs))

@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from plyfile import PlyData
 
 from benchmarks.robustness.child import Outcome
+from gaussian_splatting.data.colmap import read_reconstruction
+from sugar_extractors.export.any_gaussians import read_as_written
 from tests.support.tiny_scene import assert_same_bits
 
 REFUSED = {2: "error: ", 3: "error: ", 4: "error: "}
@@ -30,8 +33,11 @@ _NOISE = re.compile(
 _LAST_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit|Warning)\b(: |$)")
 _WARNING_LINE = re.compile(r"^warning: .*\n", re.MULTILINE)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_JOURNALS = {"log.txt", "run.json", "report.html"}
+_JOURNALS = {"log.txt", "run.json", "report.html", "convert.html"}
 """What a run may change although it fails: where it notes that it was tried."""
+
+NOT_RESULTS = {"tensorboard", "distorted"}
+"""Folders of events, and of what ``convert.py`` makes on the way."""
 
 _FALLBACK = "the checkpoint before it is tried"
 _BIG = 1 << 20
@@ -184,7 +190,7 @@ def _look_for_losses(
     for path, state in case.before.items():
         parts = Path(path).parts
         is_input = parts[0] in case.inputs
-        journal = Path(path).name in _JOURNALS or "tensorboard" in parts
+        journal = Path(path).name in _JOURNALS or NOT_RESULTS & set(parts)
         if after.get(path) != state and (is_input or (end != "accepted" and not journal)):
             lost.append(f"{path} {'changed' if path in after else 'is gone'}")
     if lost:
@@ -223,6 +229,18 @@ def wrong_in(path: Path) -> str:
             return _wrong_columns(PlyData.read(str(path)))
         if path.suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        if path.suffix in (".spz", ".splat") or path.name.endswith(".gltf.glb"):
+            cloud = read_as_written(path, lambda line: None)
+            return (
+                ""
+                if all(values.isfinite().all() for values in vars(cloud).values())
+                else "not finite"
+            )
+        if path.name == "cameras.bin":
+            read_reconstruction(path.parent)
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                image.load()
         if path.suffix == ".obj" and re.search(
             r"\b(nan|inf)\b", path.read_text(encoding="utf-8"), re.IGNORECASE
         ):

@@ -8,7 +8,7 @@
     vanilla/  checkpoint of a vanilla trainer                    *.ply, scenes.json
     masks/    of the photographs of scene/
     v/ c/ r/  runs of each stage that were killed half-way       v0/ c0/ r0/ the same, not killed
-    out/      everything that the whole pipeline makes
+    out/      everything that the whole pipeline makes           and those of tool_commands.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import sugar_utils  # noqa: F401  before torch
@@ -40,7 +39,8 @@ import train_coarse_density
 import train_coarse_sdf
 import train_full_pipeline
 import train_refined
-from benchmarks.robustness.child import Limits, Main, Outcome, run_child
+from benchmarks.robustness.child import Command, Limits, Outcome, run_child
+from benchmarks.robustness.tool_commands import TOOLS, load_servers, write_inputs
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
 from gaussian_splatting.data.image_sizes import VanillaSize
@@ -69,25 +69,6 @@ SHORT = (
 ITERATIONS, INTERVAL = 6, 2
 _VIEWS, _POINTS = 4, 60
 _SIDE, _MANY_POINTS, _OPAQUE = 96, 500, 3.0
-
-
-@dataclass(frozen=True)
-class Command:
-    """An entry point with flags that work on the untouched world.
-
-    Attributes:
-        name: In reports.
-        script: As its users call it.
-        main: Its function.
-        flags: Relative to the root of the world.
-        needs: Parts of the world that it reads.
-    """
-
-    name: str
-    script: str
-    main: Main
-    flags: tuple[str, ...]
-    needs: tuple[str, ...]
 
 
 def _vanilla(name: str, scene: str, *more: str, needs: tuple[str, ...] = ()) -> Command:
@@ -204,6 +185,7 @@ COMMANDS = {
              "--output_dir", "out", "--use_uv_texture", "True"),
             ("scene", "vanilla", "out", "scenes.json"),
         ),
+        *TOOLS,
     )
 }  # fmt: skip
 """By name."""
@@ -220,6 +202,7 @@ def words_of(command: Command, root: Path) -> list[str]:
         name: next((root / "out" / name / "scene").glob("sugar*/")).name
         for name in ("coarse", "refined")
     }
+    found["textured"] = next((root / "out" / "refined_mesh" / "scene").glob("sugar*.obj")).name
     return [flag.format(**found) for flag in command.flags]
 
 
@@ -240,8 +223,9 @@ def warm_up(root: Path) -> None:
     torch.set_num_threads(1)
     _decimate_in_one_thread()
     make_world(root, run=_run_here)
+    load_servers()
     for name, command in COMMANDS.items():
-        if name not in RUNS.values():
+        if name not in RUNS.values() and command.script != "view.py":
             shutil.rmtree(root / "new", ignore_errors=True)
             _run_here(command, root)
 
@@ -307,6 +291,7 @@ def make_world(root: Path, run: Callable[[Command, Path], None], scene: Path | N
         run(COMMANDS[name], root)
         shutil.copytree(root / folder, root / f"{folder}0")
         kill_half_way(root / folder)
+    write_inputs(root, lambda command: run(command, root))
 
 
 def run_folder(folder: Path) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 import os
 import shutil
 import struct
@@ -24,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.colmap_files import PARTS, check_binary
 from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
 from gaussian_splatting.data.images import (
     ImageFolder,
@@ -42,7 +42,6 @@ from sugar_utils.files import atomic_path, check_writable, file_digest, require_
 from sugar_utils.schemas import FAR
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
-_PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 _CACHE_FOLDER = "undistorted_cache"
 _FIT_POINTS = 300
 """Observed points of an image whose reprojection is looked at."""
@@ -119,8 +118,7 @@ def read_colmap(
     Raises:
         UserError: The model is damaged or photographs are missing.
     """
-    reconstruction = _load(folder)
-    poses = _poses(reconstruction, folder)
+    reconstruction, poses = _checked(folder)
     if repair:
         repair_reconstruction(reconstruction, notify)
         poses = _poses(reconstruction, folder)
@@ -145,6 +143,20 @@ def read_colmap(
     return ColmapModel(cameras, points, points_rgb, len(distorted), observed)
 
 
+def read_reconstruction(folder: Path) -> Any:
+    """pycolmap's reconstruction of a folder.
+
+    Raises:
+        UserError: The model is damaged, or has no images with a valid pose and lens.
+    """
+    return _checked(folder)[0]
+
+
+def _checked(folder: Path) -> tuple[Any, list[tuple[str, Any, np.ndarray, np.ndarray]]]:
+    reconstruction = _load(folder)
+    return reconstruction, _poses(reconstruction, folder)
+
+
 def _load(folder: Path) -> Any:
     """Let pycolmap read the model, from a copy with no points where the points are missing."""
     pycolmap = load_pycolmap()
@@ -154,10 +166,10 @@ def _load(folder: Path) -> Any:
         raise UserError(
             f"{folder}: no COLMAP model; it needs cameras.bin and images.bin, or the same as .txt"
         )
-    for part in _PARTS:
+    for part in PARTS:
         require_regular_file(folder / f"{part}.{kind}", missing_ok=True)
     if kind == "bin":
-        for part in _PARTS:
+        for part in PARTS:
             check_binary(folder / f"{part}.bin", part)
     reconstruction = pycolmap.Reconstruction()
     read = reconstruction.read_binary if kind == "bin" else reconstruction.read_text
@@ -166,7 +178,7 @@ def _load(folder: Path) -> Any:
             read(str(folder))
         else:
             with tempfile.TemporaryDirectory() as copy:
-                for part in _PARTS:
+                for part in PARTS:
                     if (folder / f"{part}.{kind}").is_file():
                         shutil.copy(folder / f"{part}.{kind}", copy)
                 empty = struct.pack("<Q", 0) if kind == "bin" else b""
@@ -179,92 +191,6 @@ def _load(folder: Path) -> Any:
             "export it again"
         ) from error
     return reconstruction
-
-
-def check_binary(path: Path, part: str) -> None:
-    """Check that the counts in a binary COLMAP file agree with its length.
-
-    pycolmap does not notice the end of a file: it makes cameras of what was in memory before, or
-    never comes back. So the records are walked here first, which reads only their lengths.
-
-    Args:
-        path: The file; a missing one is left to the caller.
-        part: ``cameras``, ``images``, ``points3D``, ``rigs`` or ``frames``.
-
-    Raises:
-        UserError: The file is truncated or damaged.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8:
-            raise UserError(f"{path}: truncated ({size} bytes); export the model again")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            (count,) = struct.unpack_from("<Q", data, 0)
-            skip = {
-                "cameras": _skip_camera,
-                "images": _skip_image,
-                "points3D": _skip_point,
-                "rigs": _skip_rig,
-                "frames": _skip_frame,
-            }[part]
-            end = 8
-            record = 0
-            try:
-                while record < count and end <= size:
-                    end = skip(data, end)
-                    record += 1
-            except struct.error:
-                end = size + 1
-            except ValueError as error:
-                raise UserError(
-                    f"{path}: damaged at record {record + 1} of {count} ({error}); "
-                    "export the model again"
-                ) from error
-    if end != size:
-        what = "truncated" if end > size else f"{size - end} bytes too long"
-        raise UserError(
-            f"{path}: {what} (record {record} of {count}, {size} bytes); export the model again"
-        )
-
-
-def _skip_camera(data: mmap.mmap, at: int) -> int:
-    pycolmap = load_pycolmap()
-
-    (model,) = struct.unpack_from("<i", data, at + 4)
-    known = {int(m): m for m in pycolmap.CameraModelId.__members__.values()}
-    if model < 0 or model not in known:
-        raise ValueError(f"unknown camera model {model}")
-    n_params = len(pycolmap.Camera.create_from_model_id(1, known[model], 1.0, 2, 2).params)
-    return at + 24 + 8 * n_params
-
-
-def _skip_image(data: mmap.mmap, at: int) -> int:
-    name_end = data.find(b"\0", at + 64)
-    if name_end < 0:
-        raise ValueError("image name without an end")
-    (n_points,) = struct.unpack_from("<Q", data, name_end + 1)
-    return name_end + 9 + 24 * n_points
-
-
-def _skip_point(data: mmap.mmap, at: int) -> int:
-    (track_length,) = struct.unpack_from("<Q", data, at + 43)
-    return at + 51 + 8 * track_length
-
-
-def _skip_rig(data: mmap.mmap, at: int) -> int:
-    (n_sensors,) = struct.unpack_from("<I", data, at + 4)
-    at += 8 + (8 if n_sensors else 0)
-    for _ in range(n_sensors - 1):
-        has_pose = struct.unpack_from("<B", data, at + 8)[0]
-        at += 9 + (56 if has_pose else 0)
-    return at
-
-
-def _skip_frame(data: mmap.mmap, at: int) -> int:
-    (n_data,) = struct.unpack_from("<I", data, at + 64)
-    return at + 68 + 16 * n_data
 
 
 def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:

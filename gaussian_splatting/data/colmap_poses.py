@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.colmap_files import write_model
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
@@ -45,11 +46,10 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
     check_writable(target)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        reconstruction.write_binary(str(fresh))
+        write_model(reconstruction, fresh)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise UserError(
             f"{target}: cannot be written ({error}); free space or fix the permissions"
         ) from error

@@ -33,6 +33,7 @@ from gaussian_splatting.posing.scene_folder import digest, note
 from gaussian_splatting.posing.verdict import FINE_SHARE, NARROW, model_facts
 from gaussian_splatting.posing.work import Work
 from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,10 @@ def _match(attempt: Attempt) -> None:
 def _map(attempt: Attempt) -> Models:
     work, key, n = attempt.work, attempt.keys()["models"], len(attempt.photographs)
     if attempt.noted("models", key) and attempt.models.is_dir():
-        return read_models(attempt.models)
+        try:
+            return read_models(attempt.models)
+        except UserError as error:
+            work.console.info(f"placing photographs again: {error}")
     mapper = chosen_mapper(work.options.posing.mapper, n)
     if mapper == "global":
         work.console.info(f"placing {n} photographs at once, which shows no progress")

@@ -248,14 +248,28 @@ def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
     models = read_models(work.models) if work.models.is_dir() else Models(None, [])
     if models.largest is None:
         raise UserError(f"--skip_matching: no model in {work.models / '0'}; leave the flag out")
-    known = {photograph.name for photograph in photographs}
+    known = {photograph.name: photograph for photograph in photographs}
     missing = [name for name in models.registered[0] if name not in known]
     if missing:
         raise UserError(
             f"--skip_matching: {len(missing)} photographs of {work.models / '0'} are not in "
             f"{work.source.folder} ({missing[0]}, ...); put them there"
         )
+    _require_their_sizes(models.largest, known, work)
     return models
+
+
+def _require_their_sizes(model: Any, photographs: dict[str, Photograph], work: Work) -> None:
+    """Check that a model was made of photographs of these sizes."""
+    for number in model.reg_image_ids():
+        image = model.images[number]
+        lens, photograph = model.cameras[image.camera_id], photographs[image.name]
+        if (lens.width, lens.height) != (photograph.width, photograph.height):
+            raise UserError(
+                f"--skip_matching: {work.models / '0'} was made of photographs of {lens.width} x "
+                f"{lens.height} px, but {photograph.path} is {photograph.width} x "
+                f"{photograph.height} px when upright; use the photographs that it was made of"
+            )
 
 
 def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras) -> Evidence:

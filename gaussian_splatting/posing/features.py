@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,10 @@ def database_name(index: int) -> str:
     return f"{index + 1:06}"
 
 
+_OF_CPP = re.compile(r"\[\w+\.(cc|h):\d+\]")
+"""How messages of COLMAP's own checks begin."""
+
+
 @contextlib.contextmanager
 def database_errors(path: Path) -> Iterator[None]:
     """A context in which COLMAP uses a database.
@@ -50,7 +55,9 @@ def database_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:  # pycolmap raises what its C++ threw
+    except (RuntimeError, ValueError) as error:  # pycolmap raises what its C++ threw
+        if isinstance(error, ValueError) and not _OF_CPP.match(str(error)):
+            raise
         cause = str(error).rstrip(".")
         raise UserError(
             f"cannot go on with {path}: {cause}; free some space, and remove the file if that does "

@@ -13,6 +13,8 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.data.colmap import read_reconstruction
+from gaussian_splatting.data.colmap_files import write_model
 from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.lenses import undistort_plane
 from gaussian_splatting.posing.photographs import Photograph, output_names, read_upright
@@ -138,7 +140,7 @@ def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path
         folder: Has the flat photographs in ``images``; gets ``sparse/0``, complete or not at all.
     """
     pycolmap = load_pycolmap()
-    model = pycolmap.Reconstruction(str(source))
+    model = read_reconstruction(source)
     for image in model.images.values():
         lens = model.cameras[image.camera_id]
         if image.num_points2D() and not lens.is_undistorted():
@@ -152,8 +154,7 @@ def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path
     model.extract_colors_for_all_images(str(folder / "images"))
     target, fresh = folder / "sparse", folder / ".sparse.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    (fresh / "0").mkdir(parents=True)
-    model.write_binary(str(fresh / "0"))
+    write_model(model, fresh / "0")
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gaussian_splatting.data.colmap import read_reconstruction
+from gaussian_splatting.data.colmap_files import write_model
 from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 
@@ -88,8 +90,7 @@ def map_photographs(
     for number, model in enumerate(found):
         for image in model.images.values():
             image.name = names[image.image_id - 1]
-        (fresh / str(number)).mkdir()
-        model.write_binary(str(fresh / str(number)))
+        write_model(model, fresh / str(number))
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return _models(found)
@@ -99,16 +100,10 @@ def read_models(folder: Path) -> Models:
     """The models of an earlier call.
 
     Raises:
-        UserError: One cannot be read.
+        UserError: One is damaged.
     """
-    pycolmap = load_pycolmap()
-    found = []
-    for path in sorted(folder.glob("[0-9]*"), key=lambda p: (len(p.name), p.name)):
-        try:
-            found.append(pycolmap.Reconstruction(str(path)))
-        except Exception as error:  # pycolmap raises what its C++ threw
-            raise UserError(f"{path}: the model cannot be read ({error}); remove it") from error
-    return _models(found)
+    folders = sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
+    return _models([read_reconstruction(path) for path in folders])
 
 
 def _models(found: Sequence[Any]) -> Models:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.errors import UserError
 
 MAX_ERROR = 0.005
 """Median epipolar distance from which a pair contradicts its poses, as a share of the longest side
@@ -38,6 +39,9 @@ def contradicting_pairs(
 
     Returns:
         Name to the number of contradicting pairs and of all pairs of the image.
+
+    Raises:
+        UserError: The database is damaged.
     """
     pycolmap = load_pycolmap()
 
@@ -55,6 +59,11 @@ def contradicting_pairs(
                     camera = model.cameras[image.camera_id]
                     rays[k] = np.asarray(camera.cam_from_img(keypoints))
             rows = database.read_two_view_geometry(i + 1, j + 1).inlier_matches
+            if not len(rows) or (rows.max(axis=0) >= (len(rays[i]), len(rays[j]))).any():
+                raise UserError(
+                    f"{database_path}: damaged, the matches of {names[i]} and {names[j]} are of "
+                    "other features; remove it"
+                )
             camera = model.cameras[images[0].camera_id]
             scale = camera.mean_focal_length() / max(camera.width, camera.height)
             error = scale * _median_error(images, rays[i][rows[:, 0]], rays[j][rows[:, 1]])

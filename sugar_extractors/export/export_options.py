@@ -95,6 +95,10 @@ class ExportOptions:
     placement: PlacementOptions = field(default_factory=PlacementOptions)
 
     def __post_init__(self) -> None:
+        output = self.output
+        # A name of dots has no name that endings could be put behind.
+        if output is not None and (output.is_dir() or not output.name.strip(".")):
+            raise UserError(f"--output {output}: is a folder; name the file to write")
         if self.repose is not None and self.to not in GAUSSIANS:
             raise UserError(
                 f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
@@ -145,7 +149,7 @@ class ExportOptions:
             return OUTPUT_ROOT / "exports" / f"{stem}.{suffix}"
         if output.suffix.lower() == Path(f"a.{suffix}").suffix:
             return output.with_suffix(output.suffix.lower())
-        return output if output.is_dir() else output.with_name(f"{output.name}.{suffix}")
+        return output.with_name(f"{output.name}.{suffix}")
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:

@@ -168,16 +168,23 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
             for number in range(end - first)
         ]
         position, scale = read["POSITION"], read[f"{EXTENSION}:SCALE"]
-        rotation, opacity = read[f"{EXTENSION}:ROTATION"], read[f"{EXTENSION}:OPACITY"][:, 0]
+        rotation, opacity = read[f"{EXTENSION}:ROTATION"], read[f"{EXTENSION}:OPACITY"]
         color = read[f"{EXTENSION}:SH_DEGREE_0_COEF_0"]
-    except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
+        widths = [values.shape[1] for values in (position, scale, rotation, opacity, color, *rest)]
+        if (
+            widths[:4] != [3, 3, 4, 1]
+            or {*widths[4:]} != {3}
+            or len({*map(len, read.values())}) > 1
+        ):
+            raise ValueError("its attributes have other types or lengths than Gaussians have")
+    except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
     finite = all(np.isfinite(values).all() for values in (position, rotation, color, *rest))
     inside = ((opacity >= 0) & (opacity <= 1)).all() and (scale > 0).all()
     if not (finite and inside and np.isfinite(scale).all() and rotation.any(axis=1).all()):
         raise UserError(f"{path}: holds numbers that make no sense; export it again")
     quats = np.roll(rotation, 1, axis=1)
-    return cloud_of(position, quats, np.log(scale), opacity, color, np.stack(rest, axis=1))
+    return cloud_of(position, quats, np.log(scale), opacity[:, 0], color, np.stack(rest, axis=1))
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:

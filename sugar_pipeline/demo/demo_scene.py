@@ -27,6 +27,7 @@ from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.colmap_files import write_model
 from gaussian_splatting.data.images import IMAGE_SUFFIXES
 from sugar_pipeline.demo.object_geometry import DemoGeometry, make_geometry
 from sugar_pipeline.demo.ray_tracer import DemoRenderer
@@ -390,7 +391,7 @@ def _write_model(
             track.add_element(int(view) + 1, int(rank[view, row]))
         model.add_point3D(position, track, color)
     model.update_point_3d_errors()
-    model.write_binary(str(folder))
+    write_model(model, folder)
 
 
 def _observed_colors(points: _Samples, pictures: np.ndarray) -> np.ndarray:

@@ -102,7 +102,10 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
     if has_gaussians(path):
         return read_any_gaussians(path, notify)
     if suffix == ".ply":
-        return read_any_mesh(path)
+        mesh = read_any_mesh(path)
+        if not mesh.n_faces:
+            raise UserError(f"{path}: has no triangles to show; make the mesh again")
+        return mesh
     raise UserError(
         f"{path}: cannot be shown; pass Gaussians (.ply, .spz, .splat, .pt, a folder), a mesh "
         ".ply, or a textured .obj"

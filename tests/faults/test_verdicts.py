@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.robustness.child import Limits, Outcome, run_child
 from benchmarks.robustness.faults_cases import Disturbance, Scenario, Undisturbed
@@ -88,13 +89,15 @@ def test_a_run_that_may_take_long_only_has_to_stop(world):
 @pytest.mark.parametrize(
     ("code", "change", "fault"),
     [
-        (0, lambda root: (root / "scene" / "a.png").write_bytes(b"other"), "lost"),
+        (0, lambda root: Image.new("L", (1, 1)).save(root / "scene" / "a.png"), "lost"),
         (0, lambda root: (root / "scene" / "a.png").unlink(), "lost"),
         (2, lambda root: (root / "v" / "4.pt").unlink(), "lost"),
         (2, lambda root: (root / "v" / "6.pt.tmp-3.pt").write_bytes(b""), "leftover"),
         (0, lambda root: torch.save({"a": torch.tensor(torch.nan)}, root / "v/6.pt"), "wrong"),
         (0, lambda root: (root / "v" / "6.pt").write_bytes(b"half"), "wrong"),
         (0, lambda root: (root / "v" / "a.json").write_text('{"a": NaN}'), "wrong"),
+        (0, lambda root: (root / "v" / "a.png").write_bytes(b"half"), "wrong"),
+        (0, lambda root: (root / "v" / "a.splat").write_bytes(b"half"), "wrong"),
         (0, lambda root: (root / "v" / "a.obj").write_text("v 0 nan 0\n"), "wrong"),
     ],
 )
