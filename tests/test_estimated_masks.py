@@ -99,7 +99,7 @@ def test_missing_masks_are_estimated_once_and_later_stages_use_them(capture, tmp
     missing = {camera.name for camera in given if camera.mask is None}
     assert {path.stem for path in folder.glob("*.png")} == missing
     scene = load_scene_for_checkpoint(
-        root, load_reference_checkpoint(options.model_path), size_rule=VanillaSize(),
+        root, load_reference_checkpoint(options.model_path, 60), size_rule=VanillaSize(),
         eval_split=False, masks=MaskOptions(), view_options=ViewOptions(),
         notify=lambda line: None,
     )  # fmt: skip
