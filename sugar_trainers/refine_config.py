@@ -116,10 +116,6 @@ class RefineConfig:
         values = asdict(self)
         for other in ("optimizer", "split", "exposure"):
             values.pop(other)
-        for name in ("refine_surface_terms", "fused_binding"):
-            if not values[name]:
-                # Left out, so that runs of earlier versions can be continued.
-                values.pop(name)
         corners = values.pop("bboxmin"), values.pop("bboxmax")
         values["bbox"] = None if self.bboxmin is None else corners
         return {**values, **self.exposure.identity(), **self.optimizer.identity()}

@@ -21,7 +21,6 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.former_names import with_present_names
 from sugar_utils.files import file_digest, json_values
 
 _NAMED = 3
@@ -78,7 +77,7 @@ def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -
         The differences in the order of ``current``, then those only in ``saved``.
     """
     new = _flatten(json_values(current))
-    old = with_present_names(_flatten(json_values(saved)), new)
+    old = _flatten(json_values(saved))
     names = [*new, *(name for name in old if name not in new)]
     absent = "(not set)"
     return [

@@ -54,7 +54,7 @@ class ExposureConfig:
         return replace(self, start=scaled(self.start, scale), rate=rate)
 
     def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing is compensated, as in earlier versions."""
+        """What decides a result; empty where nothing is compensated."""
         return {"exposure": asdict(self)} if self.exposure_compensation else {}
 
 

@@ -51,7 +51,7 @@ class RobustConfig:
     shell_points: int = 1_000
 
     def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing is done, as in earlier versions."""
+        """What decides a result; empty where nothing is done."""
         return {"robust": asdict(self)} if self.robust else {}
 
 

@@ -121,9 +121,6 @@ class VanillaConfig:
             "growth",
         ):
             values.pop(other)
-        if not self.refine_poses:
-            # Left out, so that runs of earlier versions can be continued.
-            values.pop("refine_poses")
         values.pop("init")
         if self.starts_dense:
             values["init"] = "dense"

@@ -54,7 +54,6 @@ DECIMATION_TARGETS = (200_000, 1_000_000)
 MOST_POINTS = 10_000_000
 POINTS_PER_TRIANGLE = 10
 
-_IDLE = (("tsdf_margin", None), ("tsdf_fill", None))
 
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
@@ -242,14 +241,8 @@ class MeshOptions(CaptureOptions):
         skipped |= {"grid_resolution"} if self.mesh_extractor != "marching_cubes" else {"poisson"}
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
-        if not self.watertight:
-            # Left out, so that meshes of earlier versions count.
-            values.pop("watertight")
         if "tsdf" in values:
-            # As above, where they do nothing.
-            acting = {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill or None}
-            values["tsdf"] |= acting
-            values["tsdf"] = {n: v for n, v in values["tsdf"].items() if (n, v) not in _IDLE}
+            values["tsdf"] |= {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill}
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
         alone = replace(self, decimation_targets=(target,))
