@@ -240,15 +240,13 @@ def mesh_scene(tmp_path_factory):
 @pytest.mark.parametrize(
     "extra",
     [
-        {"mesh_extractor": "centers"},
-        {"mesh_extractor": "marching_cubes", "grid_resolution": 48},
         {
             "mesh_extractor": "tsdf",
             "tsdf": TsdfConfig(tsdf_depth="level_set", tsdf_voxel_size=0.08),
         },
         {"mesh_extractor": "tsdf", "tsdf": TsdfConfig(tsdf_depth="blended", tsdf_voxel_size=0.08)},
     ],
-    ids=["centers", "marching cubes", "level set", "blended"],
+    ids=["level set", "blended"],
 )
 def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
     meshes = []
