@@ -42,7 +42,6 @@ DEMO_FLAGS = (
     "--device",
     "--gpu",
     "--rasterizer",
-    "--neighbors",
     "--views_per_step",
 )
 

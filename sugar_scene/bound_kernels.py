@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaussians put on their triangles by one kernel each way.
 
-Same as :meth:`.mesh_bound.BoundCloud.activate`, which says it in torch and is the twin in tests,
-but for rounding, the sign of a quaternion whose real part is zero, and triangles without area.
 A triangle's frame is turned into a quaternion once; the turn in its plane, by half the angle, is
 multiplied to it.
 
@@ -15,15 +13,19 @@ dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame (n,
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import warp as wp
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gaussian_splatting.cloud import Gaussians
-from sugar_scene.mesh.corner_sums import CornerSums
-from sugar_scene.mesh_bound import BoundCloud, triangle_layout
+from sugar_scene.mesh.mesh_normals import CornerSums
 from sugar_utils.warp_launch import as_array, launch
+
+if TYPE_CHECKING:
+    from sugar_scene.mesh_bound import BoundCloud
 
 wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
@@ -227,8 +229,7 @@ class Placement:
 
     def __init__(self, cloud: BoundCloud) -> None:
         self._faces = cloud.faces.int().contiguous()
-        layout = triangle_layout(cloud.per_triangle)
-        self._weights = cloud.vertices.new_tensor(layout.barycentric)
+        self._weights = cloud.vertices.new_tensor(cloud.layout.barycentric)
         self._thickness = cloud.thickness.reshape(1)
         self._sums = CornerSums(cloud.faces, len(cloud.vertices))
 

@@ -17,9 +17,8 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from sugar_scene.mesh.vertex_rows import vertex_rows
+from sugar_scene.bound_kernels import Placement
 from sugar_utils.errors import UserError
-from sugar_utils.quaternions import quaternions_of
 
 MIN_CROSS = 1e-6
 """Length below which a cross product is not normalised further. World units squared"""
@@ -106,25 +105,18 @@ class BoundCloud:
         """Gaussians per triangle g."""
         return self.opacity_logits.shape[0] // max(1, self.faces.shape[0])
 
-    def activate(self) -> Gaussians:
-        """Place the Gaussians on the mesh; gradients reach all raw parameters."""
-        layout = triangle_layout(self.per_triangle)
-        triangles = vertex_rows(self.vertices, self.faces)
-        weights = triangles.new_tensor(layout.barycentric)
-        means = torch.einsum("kc,fcd->fkd", weights, triangles).reshape(-1, 3)
-        in_plane = self.log_scales.exp()
-        scales = torch.cat([self.thickness.expand(in_plane.shape[0], 1), in_plane], dim=1)
-        frames = rotate_in_plane(
-            face_frames(triangles).repeat_interleave(self.per_triangle, dim=0), self.rotations
-        )
-        return Gaussians(
-            means=means,
-            quats=quaternions_of(frames),
-            scales=scales,
-            opacities=self.opacity_logits.sigmoid().squeeze(-1),
-            sh_dc=self.sh_dc,
-            sh_rest=self.sh_rest,
-        )
+    @property
+    def layout(self) -> TriangleLayout:
+        """Where they sit on each triangle."""
+        return triangle_layout(self.per_triangle)
+
+    def activate(self, placement: Placement | None = None) -> Gaussians:
+        """Place the Gaussians on the mesh; gradients reach all raw parameters.
+
+        Args:
+            placement: What was prepared for this topology; None prepares it.
+        """
+        return (placement or Placement(self)).activate(self)
 
     @torch.no_grad()
     def freed(self) -> GaussianCloud:
@@ -214,16 +206,3 @@ def face_frames(triangles: Tensor) -> Tensor:
     tangent = normalize(triangles[:, 0] - triangles[:, 1], dim=-1)
     bitangent = normalize(torch.linalg.cross(normal, tangent), dim=-1)
     return torch.stack([normal, tangent, bitangent], dim=-1)
-
-
-def rotate_in_plane(frames: Tensor, rotations: Tensor) -> Tensor:
-    """Turn frames about their first axis by the angle of a complex number.
-
-    Args:
-        frames: (G, 3, 3)
-        rotations: Real and imaginary part, of any length. (G, 2)
-    """
-    cosine, sine = normalize(rotations, dim=-1)[:, None, :].unbind(-1)
-    normal, tangent, bitangent = frames.unbind(-1)
-    turned = cosine * tangent + sine * bitangent
-    return torch.stack([normal, turned, cosine * bitangent - sine * tangent], dim=-1)

@@ -147,7 +147,6 @@ def _prepared(
             scene.extent,
             console.info,
             rasterizer=compute.rasterizer,
-            neighbors=compute.neighbors,
             hull=hull_of(scene.train_cameras, compute.device),
             exposures=exposures,
         )

@@ -34,7 +34,6 @@ from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_terms import VisibleGaussians, coarse_terms
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
-from sugar_utils.neighbor_backends import NeighborSearch
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import derive_seed, draw_labels
 
@@ -54,7 +53,6 @@ class CoarseStage(Stage):
         notify: Told about iterations whose sampling terms had nothing to sample.
         sample_source: Replaces the random draws, for comparisons with recorded ones.
         rasterizer: Rendering backend.
-        neighbors: Search of the neighbours of all Gaussians.
         hull: Where Gaussians may stay when faint ones are removed; None for anywhere.
         exposures: Those of the photographs, to be learned as well.
     """
@@ -68,7 +66,6 @@ class CoarseStage(Stage):
         sample_source: SampleSource | None = None,
         *,
         rasterizer: Rasterizer = WARP,
-        neighbors: NeighborSearch = nearest_neighbors,
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
     ) -> None:
@@ -83,7 +80,6 @@ class CoarseStage(Stage):
         self._config = config
         self._notify = notify
         self._rasterizer = rasterizer
-        self._find_neighbors = neighbors
         self._given_samples = sample_source
         self._hull = hull
         self._sampler = SurfaceSampler(config, extent)
@@ -220,7 +216,7 @@ class CoarseStage(Stage):
         self.neighbors = None
 
     def _search_neighbors(self) -> None:
-        found = self._find_neighbors(
+        found = nearest_neighbors(
             self.model.cloud.means.detach(),
             self._config.n_neighbors,
             query_batch=self._config.knn_batch_size,

@@ -67,11 +67,6 @@ class RefineConfig:
         "pixels that the mesh does not cover pull at nothing; unset: on with -r multiview, else "
         "off, as in the original", parse=boolean, unset=True,
     )  # fmt: skip
-    fused_binding: bool = _refine(
-        False, "Gaussians are put on their triangles, and the bending of the mesh is found, by one "
-        "kernel each way instead of torch: the same but for rounding, in less time; unset: False, "
-        "True with --preset fast", parse=boolean, unset=True,
-    )  # fmt: skip
     rates: LearningRates = without_flags(LearningRates)
     sh_interval: int = 1_000
     log_interval: int = 200

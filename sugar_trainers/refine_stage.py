@@ -21,8 +21,7 @@ from gaussian_splatting.engine.terms import COLOR, LossTerm, acting, backpropaga
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.bound_kernels import Placement
-from sugar_scene.mesh.bending_kernels import PairsOfTriangles
-from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
+from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import TrainableBoundCloud
@@ -71,9 +70,9 @@ class RefineStage(Stage):
         self._rasterizer = rasterizer
         self._comparer = comparer
         # The topology never changes, so what follows from it is found once.
-        self._activate = Placement(cloud).activate if config.fused_binding else BoundCloud.activate
-        self._pairs = adjacent_face_pairs(cloud.faces)
-        self.terms = refine_terms(config, self._pairs, len(cloud.vertices))
+        self._placement = Placement(cloud)
+        self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
+        self.terms = refine_terms(config, self._pairs)
         self._iteration = 0
 
     @property
@@ -105,7 +104,7 @@ class RefineStage(Stage):
                 # Outside of an object there is nothing, and that is known everywhere.
                 target = without_uncovered(target, self._covered(camera))
             with torch.no_grad():
-                gaussians = self._activate(self.model.cloud)
+                gaussians = self._placement.activate(self.model.cloud)
             split, reach = self._config.split, self._comparer.reach
             beside = self._comparer.surface_view(
                 gaussians, camera, target, split, iteration, view_index
@@ -121,7 +120,7 @@ class RefineStage(Stage):
         )
         view = ViewPass(
             lambda: project(
-                self._activate(self.model.cloud),
+                self._placement.activate(self.model.cloud),
                 camera,
                 plane_reach=reach,
                 sh_degree=self._config.sh_degree(iteration),
@@ -167,7 +166,7 @@ class RefineStage(Stage):
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render at the degree reached."""
         return render_view(
-            self._activate(self.model.cloud),
+            self._placement.activate(self.model.cloud),
             camera,
             white=self._config.white_background,
             geometry=geometry,
@@ -181,21 +180,17 @@ class RefineStage(Stage):
             self._export(self.model.cloud)
 
 
-def refine_terms(config: RefineConfig, pairs: Tensor, n_vertices: int) -> tuple[LossTerm, ...]:
+def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:
     """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`.
 
     Args:
         config: Settings.
-        pairs: Adjacent triangles, from :func:`adjacent_face_pairs`.
-        n_vertices: Of the mesh.
+        pairs: Adjacent triangles of the mesh.
     """
     weight = config.normal_consistency_factor
-    prepared = PairsOfTriangles(pairs, n_vertices) if config.fused_binding else None
 
     def bending(cloud: BoundCloud) -> Tensor:
-        if prepared is not None:
-            return prepared.bending(cloud.vertices)
-        return normal_consistency(cloud.vertices, pairs)
+        return pairs.bending(cloud.vertices)
 
     consistency = LossTerm("normal_consistency", weight, "model", bending)
     surface = comparing_terms(MultiviewConfig()) if config.refine_surface_terms else ()

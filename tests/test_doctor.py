@@ -49,7 +49,7 @@ def test_flags_that_the_doctor_names_exist():
     known = train_parser(None)._option_string_actions
     texts = [*machine_checkup.OPTIONAL.values(), *(flag for _, flag in BACKENDS.values())]
     named = [text for text in texts if text.startswith("--")]
-    assert len(named) == 4
+    assert len(named) == 3
     for flag, value in map(str.split, named):
         assert value in known[flag].choices, flag
 

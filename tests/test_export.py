@@ -20,7 +20,7 @@ from gaussian_splatting.moved_cloud import moved_cloud
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_extractors.export.any_gaussians import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.export.reposing import reposed_cloud
+from sugar_extractors.export.reposing import reposed
 from sugar_extractors.export.simplified_mesh import simplified
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_extractors.texture.textured_rendering import render_textured
@@ -28,6 +28,7 @@ from sugar_pipeline.filming.shown_models import open_model
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.errors import UserError
+from tests.support.bound_reference import freed
 from tests.support.random_scenes import look_at
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
@@ -143,8 +144,8 @@ def test_what_cannot_be_exported_is_one_line(inputs, tmp_path, capsys):
 
 def test_an_unedited_mesh_leaves_its_gaussians_alone():
     cloud = bound()
-    same = reposed_cloud(cloud, cloud.vertices)
-    for name, tensor in cloud.freed().tensors().items():
+    same = freed(reposed(cloud, cloud.vertices))
+    for name, tensor in freed(cloud).tensors().items():
         torch.testing.assert_close(same.tensors()[name], tensor, rtol=0, atol=1e-12)
 
 
@@ -153,8 +154,8 @@ def test_a_mesh_that_moves_as_a_whole_looks_the_same_to_a_camera_that_moves_alon
     cloud, matrix = bound(seed), similarity(seed, scale)
     # How thin Gaussians are does not follow the scale.
     cloud = replace(cloud, thickness=cloud.thickness * 1e-3)
-    before = rasterize_reference(cloud.freed().activate(), VIEW).image
-    edited = reposed_cloud(cloud, moved(cloud.vertices, matrix))
+    before = rasterize_reference(freed(cloud).activate(), VIEW).image
+    edited = freed(reposed(cloud, moved(cloud.vertices, matrix)))
     after = rasterize_reference(edited.activate(), moved_camera(VIEW, matrix)).image
     assert before.std() > 0.05
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
@@ -163,8 +164,8 @@ def test_a_mesh_that_moves_as_a_whole_looks_the_same_to_a_camera_that_moves_alon
 def test_covariances_follow_the_stretch_within_the_plane():
     cloud = bound(3)
     stretch = torch.tensor([[1.5, 0.2, 0.0], [0.0, 0.8, 0.3], [0.1, 0.0, 1.2]]).double()
-    edited = reposed_cloud(cloud, cloud.vertices @ stretch.T).activate()
-    start = cloud.freed().activate()
+    edited = freed(reposed(cloud, cloud.vertices @ stretch.T)).activate()
+    start = freed(cloud).activate()
 
     def in_plane(gaussians) -> torch.Tensor:
         turn = Rotation.from_quat(gaussians.quats[:, [1, 2, 3, 0]].numpy()).as_matrix()

@@ -56,7 +56,7 @@ RUNNERS = {
 }
 """All that an entry point may import of ours: parsers and runners."""
 
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 100
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 100
 DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
 

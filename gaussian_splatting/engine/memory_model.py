@@ -30,8 +30,8 @@ half the size; depth only; planes, which are compared with a neighbouring view."
 FREE_ACTIVATION = 36
 """Scales, opacities, unit quaternions and their lengths."""
 
-BOUND_ACTIVATION = (167, 186)
-"""What the graph of mesh-bound Gaussians keeps, per triangle and per Gaussian."""
+BOUND_ACTIVATION = (36, 44)
+"""Gradients of a triangle's corners, and what is placed: centre, quaternion, scales, opacity."""
 
 _SHAPE_GRADIENTS = 44
 """Gradients of centres, quaternions, scales and opacities."""

@@ -25,7 +25,7 @@ from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOpt
 from sugar_extractors.export.fidelity import fidelity
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_3mf, write_stl
-from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
+from sugar_extractors.export.reposing import read_edited, reposed, write_binding
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.export.splat_file import write_splat
 from sugar_extractors.export.spz_file import write_spz
@@ -123,7 +123,7 @@ def _gaussians(
 ) -> GaussianCloud:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
-        moved = reposed_cloud(bound, read_edited(options.repose, bound))
+        moved = reposed(bound, read_edited(options.repose, bound)).freed()
         path = _beside(options.target, "binding.npz")
         write_binding(temporary[path], bound)
         console.info(f"where each Gaussian sits on the mesh: {path}")

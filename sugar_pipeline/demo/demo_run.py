@@ -44,7 +44,7 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     own.scene_path = scene
     for name in (
         "output_dir", "force", "stop_after", "resume", "overwrite", "keep_checkpoints",
-        "random_seed", "device", "gpu", "rasterizer", "neighbors", "views_per_step",
+        "random_seed", "device", "gpu", "rasterizer", "views_per_step",
     ):  # fmt: skip
         setattr(own, name, getattr(args, name))
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)

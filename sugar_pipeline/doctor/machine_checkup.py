@@ -29,7 +29,6 @@ from sugar_utils.device import (
 )
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
-from sugar_utils.neighbor_backends import choose_neighbor_search
 from sugar_utils.warp_launch import WARP_VERSION
 
 TESTED_TORCH = ((2, 7), (2, 15))
@@ -46,7 +45,6 @@ OPTIONAL = {
 BACKENDS = {
     "gsplat": ("gsplat", "--rasterizer gsplat"),
     "inria": ("diff_gaussian_rasterization", "--rasterizer inria"),
-    "pytorch3d": ("pytorch3d", "--neighbors pytorch3d"),
 }
 
 
@@ -155,12 +153,11 @@ def _backends(device: torch.device) -> Iterator[Finding]:
         what = f"{package} ({flag})"
         if importlib.util.find_spec(package) is None:
             yield Finding(what, "not installed, not needed")
-        elif name != "pytorch3d" and device.type != "cuda":
+        elif device.type != "cuda":
             yield Finding(what, "installed; works on a GPU only")
         else:
-            choose = choose_neighbor_search if name == "pytorch3d" else choose_rasterizer
             try:
-                choose(name, device)
+                choose_rasterizer(name, device)
             except UserError as error:
                 yield Finding(what, "installed, cannot be used", "warning", str(error))
             else:
