@@ -14,7 +14,6 @@ import pycolmap
 import pytest
 from PIL import Image, ImageFilter
 
-from benchmarks.convert import pose_errors
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
@@ -43,6 +42,7 @@ from tests.support.photographed_room import (
     photograph,
     write_photographs,
 )
+from tests.support.pose_errors import pose_errors
 from tests.support.tiny_scene import finish, start
 
 N = 7

@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common import Check, Finding, Setup, large_cloud, large_scene
-from benchmarks.neighbors import reconstruction_points
+from benchmarks.gpu.common import (
+    Check,
+    Finding,
+    Setup,
+    large_cloud,
+    large_scene,
+    reconstruction_points,
+)
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss

@@ -94,7 +94,6 @@ def blend_rows(
     rows: Rows,
     *,
     blocks: bool | None = None,
-    gpu_kernels: MakeKernels = block_kernels,
 ) -> BlendedRows:
     """Blend splats front to back over a background, without a gradient.
 
@@ -105,7 +104,6 @@ def blend_rows(
         rows: What to blend; not empty, inside the image.
         blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: where the
             tensors are on one.
-        gpu_kernels: What those are, by number of channels.
     """
     device, shape = splats.device, (rows.stop - rows.start, tiles.width)
     n_channels = background.shape[0]
@@ -117,7 +115,7 @@ def blend_rows(
         first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
         background, pixels, transmittance, last,
     ]  # fmt: skip
-    make_kernels = _choose_kernels(device, blocks, gpu_kernels)
+    make_kernels = _choose_kernels(device, blocks)
     make_kernels(n_channels).launch_forward(count, inputs, device)
     return BlendedRows(pixels, transmittance, last, rows)
 
@@ -132,7 +130,6 @@ def backpropagate_rows(
     gradients: SplatGradients,
     *,
     blocks: bool | None = None,
-    gpu_kernels: MakeKernels = block_kernels,
 ) -> None:
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
@@ -145,10 +142,9 @@ def backpropagate_rows(
         d_transmittance: (R, W)
         gradients: Sums to add to.
         blocks: As there.
-        gpu_kernels: As there.
     """
     device, n_channels = splats.device, background.shape[0]
-    kernels = _choose_kernels(device, blocks, gpu_kernels)(n_channels)
+    kernels = _choose_kernels(device, blocks)(n_channels)
     first, count = _tiles_of(blended.rows, tiles)
     pair_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
     inputs = [
@@ -164,11 +160,9 @@ def backpropagate_rows(
     kernels.launch_sums(splats.shape[0], inputs, device)
 
 
-def _choose_kernels(
-    device: torch.device, blocks: bool | None, gpu_kernels: MakeKernels
-) -> MakeKernels:
+def _choose_kernels(device: torch.device, blocks: bool | None) -> MakeKernels:
     on_blocks = device.type != "cpu" if blocks is None else blocks
-    return gpu_kernels if on_blocks else tile_kernels
+    return block_kernels if on_blocks else tile_kernels
 
 
 def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:

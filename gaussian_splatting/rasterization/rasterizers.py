@@ -13,10 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.rasterization.blending import (
     BlendedRows,
-    MakeKernels,
     Rows,
     SplatGradients,
     backpropagate_rows,
@@ -78,16 +76,13 @@ class WarpRasterizer:
     """The built-in one: any device, exact tile lists, the same bits on every run.
 
     Args:
-        gpu_kernels: What blends on a GPU, by number of channels.
-        blocks: Whether these blend, which a CPU can do as well, slowly; None: on a GPU.
+        blocks: Whether the kernels of GPUs blend, which a CPU can run slowly; None: on a GPU.
     """
 
     name = "warp"
 
-    def __init__(
-        self, gpu_kernels: MakeKernels = block_kernels, blocks: bool | None = None
-    ) -> None:
-        self._kernels = {"gpu_kernels": gpu_kernels, "blocks": blocks}
+    def __init__(self, blocks: bool | None = None) -> None:
+        self._blocks = blocks
 
     def build_tile_lists(self, projection: Projection) -> Any:
         """See :func:`blending.build_tile_lists`."""
@@ -95,7 +90,7 @@ class WarpRasterizer:
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
         """See :func:`blending.blend_rows`."""
-        return blend_rows(splats, tiles, background, rows, **self._kernels)
+        return blend_rows(splats, tiles, background, rows, blocks=self._blocks)
 
     def backpropagate_rows(
         self,
@@ -110,7 +105,7 @@ class WarpRasterizer:
         """See :func:`blending.backpropagate_rows`."""
         backpropagate_rows(
             splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
-            **self._kernels,
+            blocks=self._blocks,
         )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host does for an iteration on a GPU: ``python benchmarks/launches.py``.
+"""What the host does for an iteration on a GPU, counted on a CPU.
 
-Launches of Warp kernels, operations of torch and waits of the host for the device, counted on a CPU
-with the paths of GPUs taken. Each costs the host some microseconds (a launch of Warp tens of them)
+Launches of Warp kernels, operations of torch and waits of the host for the device, with the paths
+of GPUs taken. Each costs the host some microseconds (a launch of Warp tens of them)
 whatever the size of the scene, and a wait leaves the device idle: for small scenes they are the
 limit. An operation is what torch dispatches; those that only allocate memory, or look at it in
 another way, are counted apart. A wait is a number, a list or an array that the host reads, or a
@@ -14,12 +14,9 @@ iteration where nothing is searched, densified or logged.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
-import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,11 +24,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import sugar_utils  # noqa: F401  before torch
-
-# isort: split
 import torch
 import warp as wp
 from torch import Tensor
@@ -39,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.memory import photograph
-from benchmarks.rasterizer import Case, as_cloud, make_scene, print_machine, print_table
+from benchmarks.rasterizer import Case, as_cloud, make_scene
 from benchmarks.step_scenes import MadeUpPhotographs, make_multiview_stage
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -56,12 +48,8 @@ from sugar_trainers import sampling_block
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_utils import warp_launch
 from sugar_utils.console import Console
-from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser
-from sugar_utils.frame import run_main
-from sugar_utils.prepared_launch import Argument, PreparedLaunch, describe
+from sugar_utils.prepared_launch import PreparedLaunch
 from sugar_utils.process_group import ALONE
 from tests.support import pretend_device
 from tests.support.pretend_device import GPU, HOST, pretend_gpu, side_of
@@ -142,7 +130,7 @@ def _caller() -> str:
     """File and line of ours that made the host wait."""
     frame = sys._getframe(2)
     here = {__file__, pretend_device.__file__}
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(root) and name not in here:
@@ -262,95 +250,3 @@ def count(phase: str) -> Counts:
         with counting() as counts:
             stepper.step(iteration + 1, None)
     return counts
-
-
-def launch_costs(phase: str, rounds: int = 200) -> tuple[float, float]:
-    """Microseconds of this thread for the arguments of a launch, in the mean of a phase's launches.
-
-    Of those that run on this machine as they do on a GPU, which leaves out the kernels of blocks;
-    without the call of the driver.
-
-    Returns:
-        Described anew by Warp for each launch, and written over; in turns, the medians.
-    """
-    seen: list[tuple[Any, Any, list[Any]]] = []
-    prepare = warp_launch._prepare
-
-    def watched(kernel: Any, dim: Any, inputs: list[Any], **how: Any) -> Any:
-        seen.append((kernel, dim, inputs))
-        return prepare(kernel, dim, inputs, **how)
-
-    with mock.patch.object(warp_launch, "_prepare", watched):
-        count(phase)
-
-    def anew() -> None:
-        for kernel, dim, inputs in seen:
-            given = [describe(x) if isinstance(x, Argument) else x for x in inputs]
-            wp.launch(kernel, dim, given, device="cpu", record_cmd=True)
-
-    def written_over() -> None:
-        for kernel, dim, inputs in seen:
-            prepare(kernel, dim, inputs, device="cpu")
-
-    times: dict[Any, list[float]] = {anew: [], written_over: []}
-    for _ in range(rounds):
-        for way, found in times.items():
-            start = time.thread_time()
-            way()
-            found.append(1e6 * (time.thread_time() - start) / len(seen))
-    before, now = (statistics.median(found) for found in times.values())
-    return before, now
-
-
-def run(args: argparse.Namespace) -> None:
-    """Count and print."""
-    about = print_machine()
-    if args.costs:
-        print()
-        rows = [(phase, *launch_costs(phase)) for phase in args.phases.split(",")]
-        print_table(
-            ["a launch of", "us, described anew", "us, prepared"],
-            [[phase, f"{before:.1f}", f"{now:.1f}"] for phase, before, now in rows],
-        )
-        return
-    found = {phase: count(phase) for phase in args.phases.split(",")}
-    if args.details:
-        for phase, counts in found.items():
-            print(f"\n{phase}")
-            for name in ("launches", "waits", "operations", "free"):
-                parts = getattr(counts, name).most_common()
-                print(f"  {name}: " + ", ".join(f"{n} {what}" for what, n in parts))
-    print()
-    print_table(
-        [
-            "an iteration of",
-            "Warp launches",
-            "operations of torch",
-            "that only allocate or view",
-            "waits",
-        ],
-        [[phase, *map(str, counts.totals())] for phase, counts in found.items()],
-    )
-    if args.json:
-        figures = {phase: counts.totals() for phase, counts in found.items()}
-        write_json_atomic(args.json, {"about": about, "figures": figures})
-
-
-def main() -> None:
-    """Parse the flags and run."""
-    parser = Parser(
-        description="Launches, operations and waits of an iteration.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--phases", default=",".join(PHASES), help="phases, separated by commas")
-    add("--details", action="store_true", help="say what is counted, too")
-    add(
-        "--costs", action="store_true", help="what the arguments of launches cost the host, instead"
-    )
-    add("--json", type=Path, help="also write the figures to this file")
-    run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))
