@@ -94,7 +94,7 @@ def test_a_pipeline_report_has_it_all(tmp_path):
 def test_several_meshes_stand_side_by_side(tmp_path):
     quality = {"coarse": QUALITY, "refined": QUALITY}
     path = write_report(tmp_path / "r.html", "t", [], quality=quality, notify=pytest.fail)
-    header = re.search(r"<thead>.*?</thead>", path.read_text(encoding="utf-8"))[0]
+    header = re.search(r"(?s)<thead>.*?</thead>", path.read_text(encoding="utf-8"))[0]
     assert header.index("coarse") < header.index("refined")
 
 
