@@ -124,7 +124,7 @@ def test_both_act_on_multi_view_models_alone_unless_asked_for():
     assert replace(plane, tsdf_fill=0).fill == 0
 
 
-def test_meshes_of_earlier_versions_count_while_neither_is_asked_for(tmp_path):
+def test_the_settings_of_a_mesh_are_recorded_as_they_act(tmp_path):
     def settings(**values) -> dict:
         options = MeshOptions(
             scene_path=tmp_path,
@@ -134,9 +134,7 @@ def test_meshes_of_earlier_versions_count_while_neither_is_asked_for(tmp_path):
         )
         return options.identity(0.3, 100)["tsdf"]
 
-    both = {"tsdf_margin", "tsdf_fill"}
-    assert not both & set(settings())
-    assert not both & set(settings(tsdf_fill=0))
+    assert settings()["tsdf_margin"] is None
+    assert settings() == settings(tsdf_fill=0)
     assert settings(tsdf_margin=0.1)["tsdf_margin"] == 0.1
-    # What a multi-view model gives unasked is not what it gave before.
     assert settings(tsdf_depth="plane")["tsdf_fill"] == PLANE_FILL
