@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.optim.rigid_motion import rotation_generators
+from gaussian_splatting.engine.poses import rotation_generators
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
 
 

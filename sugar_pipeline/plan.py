@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.scene_folder import needs_cameras, scene_root
@@ -23,9 +23,9 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage, with_mode
+from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import MODES
 from sugar_trainers.coarse_run import CoarseOptions
-from sugar_trainers.image_size import SugarSize
 from sugar_trainers.multiview_options import options_of_mode
 from sugar_trainers.naming import scene_name
 from sugar_trainers.presets import with_preset

@@ -17,8 +17,7 @@ from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import StageRun, run_stage
-from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset

@@ -3,7 +3,7 @@
 
 Guédon & Lepetit, CVPR 2024, section 4, with the depth-normal consistency that the authors added
 in 2024. One stage serves the three regularisations; they differ in their terms
-(:mod:`sugar_trainers.coarse_terms`) and in what is sampled.
+(:mod:`sugar_trainers.terms`) and in what is sampled.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.visual_hull import VisualHull
-from gaussian_splatting.engine.graph import backward_through, cut
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import halved_mask, target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.terms import LossTerm, acting, backpropagate, report
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
+from gaussian_splatting.engine.stage import (
+    LossTerm,
+    Stage,
+    StepResult,
+    acting,
+    backpropagate,
+    report,
+)
+from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import CoarseConfig
-from sugar_trainers.coarse_terms import VisibleGaussians, coarse_terms
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
+from sugar_trainers.terms import VisibleGaussians, coarse_terms
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import derive_seed, draw_labels
 
@@ -114,7 +119,7 @@ class CoarseStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Backpropagate every active term; see :mod:`gaussian_splatting.engine.graph`.
+        """Backpropagate every active term; see :mod:`gaussian_splatting.engine.strips`.
 
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """

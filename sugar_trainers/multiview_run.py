@@ -11,8 +11,7 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import hull_of
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import StageRun, run_stage
-from gaussian_splatting.engine.session import Notices
+from gaussian_splatting.engine.runner import Notices, StageRun, run_stage
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_trainers.coarse_config import MULTIVIEW
 from sugar_trainers.coarse_run import (

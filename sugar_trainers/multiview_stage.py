@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The coarse stage in multi-view mode: Gaussians as planes that neighbouring photographs agree on.
 
-The terms are in :mod:`sugar_trainers.multiview_terms`; densification goes on for a while, and what
+The terms are in :mod:`sugar_trainers.terms`; densification goes on for a while, and what
 fewer than two views see is dropped, because nothing can be said about where it lies.
 """
 
@@ -18,23 +18,20 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.visual_hull import VisualHull
-from gaussian_splatting.engine.graph import backward_through
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.terms import acting, backpropagate, report
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
+from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
+from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import GradientWatch, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
 from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_trainers.coarse_terms import VisibleGaussians
 from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.multiview_terms import multiview_terms
+from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.random import generator
 
@@ -121,7 +118,7 @@ class MultiviewStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Backpropagate every term; see :mod:`gaussian_splatting.engine.graph`."""
+        """Backpropagate every term; see :mod:`gaussian_splatting.engine.strips`."""
         on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()

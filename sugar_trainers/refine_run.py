@@ -16,11 +16,10 @@ from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import StageRun, run_stage
-from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
-from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture

@@ -14,10 +14,17 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.masking import target_of, without_uncovered
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
+from gaussian_splatting.engine.stage import (
+    COLOR,
+    LossTerm,
+    Stage,
+    StepResult,
+    acting,
+    backpropagate,
+    report,
+)
 from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.terms import COLOR, LossTerm, acting, backpropagate, report
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.bound_kernels import Placement
@@ -26,8 +33,8 @@ from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import TrainableBoundCloud
 from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.multiview_terms import comparing_terms
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.terms import comparing_terms
 from sugar_trainers.view_comparison import ViewComparer
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.graph import backpropagate_weighted
-from gaussian_splatting.engine.terms import LossTerm
+from gaussian_splatting.engine.stage import LossTerm
+from gaussian_splatting.engine.strips import backpropagate_weighted
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import FieldSamples, sample_points
 from sugar_scene.geometry import std_along_view

@@ -10,13 +10,12 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.reporting.view_pictures import grey_picture
+from gaussian_splatting.engine.reporting.view_findings import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_scene.multiview.plane_depth import REACH
-from sugar_scene.multiview.reprojection import ViewPair
-from sugar_trainers.multiview_terms import (
+from sugar_scene.multiview.reprojection import REACH, ViewPair
+from sugar_trainers.terms import (
     Comparison,
     SurfaceView,
     all_pixels,

@@ -24,9 +24,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable
+from sugar_utils.files import check_writable, temporary_cache
 from sugar_utils.prepared_launch import Argument, PreparedLaunch, TypedTensor, describe
 
 wp.config.log_level = wp.LOG_WARNING

@@ -14,11 +14,15 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.moved_cloud import moved_cloud
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
-from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.compact_files import (
+    fidelity,
+    from_smallest_three,
+    shares,
+    smallest_three,
+    write_splat,
+    write_spz,
+)
 from sugar_extractors.export.gltf_gaussians import EXTENSION, write_gltf_gaussians
-from sugar_extractors.export.packing import from_smallest_three, shares, smallest_three
-from sugar_extractors.export.splat_file import write_splat
-from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 

@@ -26,8 +26,7 @@ from gaussian_splatting.posing.convert_options import (
 )
 from gaussian_splatting.posing.convert_run import convert
 from gaussian_splatting.posing.features import create_database, extract_features
-from gaussian_splatting.posing.matching import verified_matches
-from gaussian_splatting.posing.pair_errors import contradicting_pairs
+from gaussian_splatting.posing.matching import contradicting_pairs, verified_matches
 from gaussian_splatting.posing.photographs import (
     described_photographs,
 )

@@ -23,7 +23,7 @@ from sugar_pipeline.demo.object_geometry import (
     rope_knot,
 )
 from sugar_pipeline.demo.ray_tracer import DemoRenderer
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 
 SMALL = {"n_views": 6, "width": 64, "height": 48}

@@ -30,7 +30,7 @@ from sugar_extractors.mesh.poisson import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline.model_metrics import MetricsOptions, measure
-from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule

@@ -13,13 +13,17 @@ import torch
 import train
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.rasterization.backends import self_test
-from sugar_pipeline.doctor import machine_checkup
-from sugar_pipeline.doctor.findings import Finding
-from sugar_pipeline.doctor.machine_checkup import BACKENDS, machine_findings
-from sugar_pipeline.doctor.scene_checkup import gaussian_findings, scene_findings
+from gaussian_splatting.rasterization.backends import choice as self_test
+from sugar_pipeline.doctor import doctor as machine_checkup
+from sugar_pipeline.doctor.doctor import (
+    BACKENDS,
+    Finding,
+    gaussian_findings,
+    machine_findings,
+    scene_findings,
+)
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.device import CudaFacts, Gpu
 from tests.support.tiny_scene import run_cli, tiny_cloud
 

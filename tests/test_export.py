@@ -22,8 +22,11 @@ from sugar_extractors.export.any_gaussians import read_any_gaussians, read_bound
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.reposing import reposed
 from sugar_extractors.export.simplified_mesh import simplified
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_extractors.texture.textured_mesh_io import (
+    TexturedMesh,
+    render_textured,
+    write_textured_mesh,
+)
 from sugar_pipeline.filming.shown_models import open_model
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state

@@ -23,10 +23,8 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.upright import up_direction
 from gaussian_splatting.moved_cloud import moved_cloud
-from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.compact_files import cloud_of, fidelity, read_splat
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.export.packing import cloud_of
-from sugar_extractors.export.splat_file import read_splat
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from tests.support.random_scenes import random_gaussians
 from tests.support.refined_models import refined_state, save_model

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sugar_pipeline.doctor.machine_checkup import TESTED_TORCH
+from sugar_pipeline.doctor.doctor import TESTED_TORCH
 from sugar_pipeline.flag_tables import PARSERS, with_tables
 from sugar_utils.settings import flag_table
 from tests.support.repository import (

@@ -15,7 +15,6 @@ import torch
 
 import extract_mesh
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_options import mesh_options, mesh_parser
 from sugar_extractors.mesh.meshing_backends import PycolmapBackend, SolverConfig, choose_backend
@@ -27,13 +26,13 @@ from sugar_extractors.mesh.poisson import (
     reconstruct_region,
 )
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples
-from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_extractors.mesh.tsdf import SparseField, TsdfConfig, extract_surface
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     doubled_area_normals,
     merge_meshes,
     open_edge_share,
+    read_mesh_ply,
     without_small_components,
 )
 from sugar_utils.errors import UserError

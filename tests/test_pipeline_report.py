@@ -16,7 +16,7 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.quality.mesh_quality import MeshQuality
 from sugar_extractors.quality.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report
 from sugar_pipeline.pipeline_report import StageRecord, write_report
-from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import (
     ITERATION,
     cameras_around,

@@ -22,8 +22,8 @@ from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.moments import AdamStep, moment_format
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import build_tile_lists, project, rasterize
-from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage

@@ -32,7 +32,7 @@ from gaussian_splatting.rasterization import (
     build_tile_lists,
     project,
 )
-from gaussian_splatting.rasterization.backends.gsplat import load_gsplat
+from gaussian_splatting.rasterization.backends.other_packages import load_gsplat
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
 from gaussian_splatting.rasterization.rasterizers import WarpRasterizer
 from sugar_utils.errors import UserError

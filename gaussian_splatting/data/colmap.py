@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""COLMAP models: cameras, poses and points, read through ``pycolmap``.
+"""COLMAP models, read through ``pycolmap``, and written again with other poses.
 
 Models without lens distortion are taken as they are, with their principal point. Photographs of
 any other camera model are undistorted once, into a cache beside the originals.
@@ -30,15 +30,21 @@ from gaussian_splatting.data.images import (
     colors_of,
     find_images,
     image_size,
+    lens_text,
     missing_images,
     open_image,
+    undistort_plane,
 )
-from gaussian_splatting.data.lenses import lens_text, undistort_plane
 from gaussian_splatting.data.observations import MAX_POINTS, Observations, ViewFit
-from sugar_utils.caches import temporary_cache
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, file_digest, require_regular_file
+from sugar_utils.files import (
+    atomic_path,
+    check_writable,
+    file_digest,
+    require_regular_file,
+    temporary_cache,
+)
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
@@ -475,3 +481,46 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
     flat = [undistort_plane(plane, lens) for plane in planes]
     with atomic_path(target) as temporary:
         Image.fromarray(np.dstack(flat)).save(temporary, compress_level=1)
+
+
+def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
+    """Copy a COLMAP model with the poses of some of its images replaced.
+
+    Points stay where they are, and so do images that none of the cameras is named after. Of
+    cameras that are mounted together the first one of each mount decides.
+
+    Args:
+        model: Folder of the model.
+        target: Folder to write; the model lies below it in ``0``, in binary form.
+        cameras: Cameras whose names are those of images.
+
+    Returns:
+        The folder of the copy.
+
+    Raises:
+        UserError: The model cannot be read, or the folder not be written.
+    """
+    pycolmap = load_pycolmap()
+    try:
+        reconstruction = pycolmap.Reconstruction(str(model))
+    except Exception as error:  # pycolmap raises what its C++ threw
+        raise UserError(f"{model}: cannot be read again ({error}); export it again") from error
+    by_name = {camera.name: camera for camera in cameras}
+    for image in reconstruction.images.values():
+        camera = by_name.get(image.name)
+        if camera is not None and image.has_pose and image.is_ref_in_frame():
+            pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
+            image.frame.set_cam_from_world(image.camera_id, pose)
+    folder, fresh = target / "0", target / ".new"
+    check_writable(target)
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        reconstruction.write_binary(str(fresh))
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"{target}: cannot be written ({error}); free space or fix the permissions"
+        ) from error
+    return folder

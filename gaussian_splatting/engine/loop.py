@@ -21,9 +21,8 @@ from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.engine.reporting.view_residuals import contradicting_views
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
-from gaussian_splatting.engine.signals import StopRequest
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.engine.stepping import Stepper, StopRequest
 from gaussian_splatting.viewing.live_view import LiveView
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

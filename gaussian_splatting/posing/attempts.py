@@ -29,10 +29,9 @@ from gaussian_splatting.posing.mapping import (
 )
 from gaussian_splatting.posing.matching import chosen_matcher, match_pairs, pairs_to_match
 from gaussian_splatting.posing.photographs import Photograph
-from gaussian_splatting.posing.scene_folder import digest, note
+from gaussian_splatting.posing.scene_folder import Work, digest, note
 from gaussian_splatting.posing.verdict import FINE_SHARE, NARROW, model_facts
-from gaussian_splatting.posing.work import Work
-from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.libraries import load_pycolmap
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from gaussian_splatting.posing.flat_scene import (
     write_flat_pictures,
 )
 from gaussian_splatting.posing.mapping import Models, read_models
-from gaussian_splatting.posing.matching import verified_matches
-from gaussian_splatting.posing.pair_errors import contradicting_pairs
+from gaussian_splatting.posing.matching import contradicting_pairs, verified_matches
 from gaussian_splatting.posing.photographs import (
     Photograph,
     described_photographs,
@@ -39,6 +38,7 @@ from gaussian_splatting.posing.scene_folder import (
     PAGE,
     WORK,
     Source,
+    Work,
     digest,
     find_source,
     note,
@@ -49,13 +49,11 @@ from gaussian_splatting.posing.scene_folder import (
 )
 from gaussian_splatting.posing.verdict import Evidence, Verdict, model_facts, verdict_of
 from gaussian_splatting.posing.video_frames import extract_frames
-from gaussian_splatting.posing.work import Work
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, file_digest, write_json_atomic
+from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
 from sugar_utils.html import write_page
-from sugar_utils.locks import exclusive
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import Coordinate, Count, read_checked
 
 OUTCOME = "outcome.json"

@@ -18,9 +18,9 @@ import numpy as np
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.posing.photographs import Photograph, camera_groups, read_grey
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 
 SMALL_GROUP = 10

@@ -13,11 +13,10 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.images import decode_mask
-from gaussian_splatting.data.lenses import undistort_plane
+from gaussian_splatting.data.images import decode_mask, undistort_plane
 from gaussian_splatting.posing.photographs import Photograph, output_names, read_upright
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.files import atomic_path
+from sugar_utils.libraries import load_pycolmap
 
 DIVISORS = (2, 4, 8)
 """Of the smaller copies that ``--resize`` makes."""

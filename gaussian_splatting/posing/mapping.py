@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
 

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing photographs: pairs chosen by their number and order, matched in parts."""
+"""Comparing photographs: which pairs, matched in parts, and matches that contradict poses.
+
+Matches of a pair fit one epipolar geometry of their own. If an image has a wrong pose, the matches
+with most of its neighbours do not fit the geometry of the poses, whether or not the reconstruction
+used them.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from gaussian_splatting.posing.features import database_name
-from gaussian_splatting.posing.pairs import all_pairs, neighbour_pairs, similar_pairs
-from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.libraries import load_pycolmap
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
 
@@ -126,3 +130,150 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     with pycolmap.Database.open(str(path)) as database:
         keys, counts = database.read_two_view_geometry_num_inliers()
     return {_pair(key): count for key, count in zip(keys, counts, strict=True) if count > 0}
+
+
+MAX_RATIO = 0.8
+"""A feature counts as found where the second best is so much further away (Lowe 2004)."""
+
+_BLOCK = 32
+
+
+def all_pairs(n: int) -> set[tuple[int, int]]:
+    """Every pair (i, j) of n photographs with i < j."""
+    return {(i, j) for i in range(n) for j in range(i + 1, n)}
+
+
+def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
+    """Pairs near each other in order: the next ``reach``, then ever larger steps.
+
+    The large steps (16, 32, 64, ...) tie distant parts of a video together where one still shows
+    what the other shows.
+    """
+    steps = {*range(1, reach + 1), *(1 << k for k in range(n.bit_length()))}
+    return {(i, i + step) for step in steps for i in range(n - step)}
+
+
+def similar_pairs(descriptors: Sequence[np.ndarray], n_each: int = 30) -> set[tuple[int, int]]:
+    """Pairs of photographs that show the same, found by a few features of each.
+
+    The features that cover most of a photograph survive a change of viewpoint best, so comparing
+    some hundred of them tells which photographs are worth comparing whole (Wu 2013, "Towards
+    linear-time incremental structure from motion", section 3).
+
+    Args:
+        descriptors: Of each photograph, its largest features. (K, 128) uint8, K may differ
+        n_each: Partners of each photograph, the most similar first.
+    """
+    n = len(descriptors)
+    scores = _common_features(descriptors)
+    pairs = set()
+    for i in range(n):
+        # A stable order, so that equal scores give the same pairs everywhere.
+        best = np.argsort(-scores[i], kind="stable")[:n_each]
+        pairs |= {(min(i, int(j)), max(i, int(j))) for j in best if scores[i, j] > 0}
+    return pairs
+
+
+def _common_features(descriptors: Sequence[np.ndarray]) -> np.ndarray:
+    """How many features each photograph has in common with each other one. (n, n) int64"""
+    n = len(descriptors)
+    width = max((len(d) for d in descriptors), default=0)
+    table = np.zeros((n, width, 128), np.float32)
+    for row, own in zip(table, descriptors, strict=True):
+        values = own.astype(np.float32)
+        row[: len(own)] = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-6)
+    scores = np.zeros((n, n), np.int64)
+    for i in range(n):
+        for first in range(i + 1, n, _BLOCK):
+            block = table[first : first + _BLOCK]
+            scores[i, first : first + len(block)] = _found(table[i], block)
+    return scores + scores.T
+
+
+def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Features of one photograph that are found clearly in each of some others.
+
+    Args:
+        own: Descriptors of length 1, zeros behind the last. (K, 128)
+        others: Of other photographs. (B, K, 128)
+
+    Returns:
+        (B,) int64
+    """
+    n_others, width = others.shape[:2]
+    if width < 2:
+        return np.zeros(n_others, np.int64)
+    likeness = (own @ others.reshape(-1, 128).T).reshape(-1, n_others, width)
+    best = np.partition(likeness, width - 2, axis=2)[..., -2:]
+    # Of vectors of length 1, squared distance is 2 - 2 cos.
+    second, first = 2 - 2 * best[..., 0], 2 - 2 * best[..., 1]
+    clear = (first < MAX_RATIO**2 * second) & own.any(axis=1)[:, None]
+    return clear.sum(axis=0)
+
+
+MAX_ERROR = 0.005
+"""Median epipolar distance from which a pair contradicts its poses, as a share of the longest side
+of the photographs."""
+
+MIN_MATCHES, MIN_PAIRS = 30, 2
+CONTRADICTING_SHARE = 0.5
+"""Share of the pairs of an image that must contradict its pose."""
+
+
+def contradicting_pairs(
+    model: Any, database_path: Path, names: Sequence[str], matches: Mapping[tuple[int, int], int]
+) -> dict[str, tuple[int, int]]:
+    """Images most of whose pairs contradict their poses.
+
+    Args:
+        model: ``pycolmap.Reconstruction``.
+        database_path: Database with keypoints and verified matches.
+        names: Of the photographs, in the order of their numbers in the database.
+        matches: Numbers of verified matches by pair of places in that order.
+
+    Returns:
+        Name to the number of contradicting pairs and of all pairs of the image.
+    """
+    pycolmap = load_pycolmap()
+
+    by_name = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
+    tally = np.zeros((len(names), 2), dtype=int)
+    rays: dict[int, np.ndarray] = {}
+    with pycolmap.Database.open(str(database_path)) as database:
+        for (i, j), count in matches.items():
+            if count < MIN_MATCHES or not {names[i], names[j]} <= by_name.keys():
+                continue
+            images = [by_name[names[k]] for k in (i, j)]
+            for k, image in zip((i, j), images, strict=True):
+                if k not in rays:
+                    keypoints = database.read_keypoints(k + 1)[:, :2].astype(np.float64)
+                    camera = model.cameras[image.camera_id]
+                    rays[k] = np.asarray(camera.cam_from_img(keypoints))
+            rows = database.read_two_view_geometry(i + 1, j + 1).inlier_matches
+            camera = model.cameras[images[0].camera_id]
+            scale = camera.mean_focal_length() / max(camera.width, camera.height)
+            error = scale * _median_error(images, rays[i][rows[:, 0]], rays[j][rows[:, 1]])
+            tally[[i, j]] += (error > MAX_ERROR, 1)
+    # A wrong image adds one contradicting pair to each of its neighbours.
+    return {
+        name: (int(wrong), int(n))
+        for name, (wrong, n) in zip(names, tally, strict=True)
+        if n >= MIN_PAIRS and wrong > CONTRADICTING_SHARE * n
+    }
+
+
+def _median_error(images: Sequence[Any], first: np.ndarray, second: np.ndarray) -> float:
+    """Median Sampson distance of matches from the epipolar geometry of two poses.
+
+    Args:
+        images: Two registered images.
+        first: Undistorted keypoints of the first at depth 1. (n, 2)
+        second: Of the second. (n, 2)
+    """
+    move = (images[1].cam_from_world() * images[0].cam_from_world().inverse()).matrix()
+    rotation, (x, y, z) = move[:, :3], move[:, 3]
+    essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ rotation
+    a, b = (np.concatenate([p, np.ones((len(p), 1))], axis=1) for p in (first, second))
+    lines_b, lines_a = a @ essential.T, b @ essential
+    scale = np.sqrt((lines_b[:, :2] ** 2).sum(axis=1) + (lines_a[:, :2] ** 2).sum(axis=1))
+    return float(np.median(np.abs((b * lines_b).sum(axis=1)) / np.maximum(scale, 1e-12)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where photographs come from and results go in a scene folder, and what was done there before.
+"""Where photographs come from and results go, and a call of ``convert.py`` under way.
 
 Photographs and masks as they were taken end up in ``input`` and ``input_masks`` (those that lie in
 the scene folder itself stay), flat copies in ``images`` and ``masks``, the model in ``sparse/0``.
@@ -13,7 +13,9 @@ import contextlib
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,17 @@ import msgspec
 from gaussian_splatting.data.colmap import find_model
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
+from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.photographs import (
     VIDEO_SUFFIXES,
     picture_files,
     raw_files,
     video_files,
 )
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, write_json_atomic
+from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
 
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
@@ -281,3 +286,44 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
         if ours:
             shutil.rmtree(old, ignore_errors=True)
     return source
+
+
+@dataclass
+class Work:
+    """A call under way.
+
+    Attributes:
+        source: Where the photographs are.
+        options: What was asked for.
+        console: Where to report.
+        steps: Name, seconds and peak bytes of each step so far.
+    """
+
+    source: Source
+    options: ConvertOptions
+    console: Console
+    steps: list[tuple[str, float, int]] = field(default_factory=list)
+
+    @property
+    def models(self) -> Path:
+        """Folder of the models that were chosen, the largest as ``0``."""
+        return self.source.work / "sparse"
+
+    @property
+    def flat(self) -> Path:
+        """Folder of what will take its place in the scene."""
+        return self.source.work / "flat"
+
+    def noted(self, name: str, key: str) -> bool:
+        """Whether an earlier call noted a step with these settings and inputs."""
+        return read_record(self.source.root).get(name) == key
+
+    @contextlib.contextmanager
+    def step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show how far a step has come, with the time that is left; and note what it took."""
+        began = time.monotonic()
+        reset_peak("cpu")
+        with self.console.progress(title, 1, total) as progress:
+            # Of a step that goes on, what was done before says nothing about its speed.
+            yield lambda done: progress.update(min(done, total)) if done else None
+        self.steps.append((title, time.monotonic() - began, memory_usage("cpu").peak))

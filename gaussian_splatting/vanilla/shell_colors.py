@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, middle_of
-from gaussian_splatting.data.pixels import pixels_of
+from gaussian_splatting.data.cameras import Camera, middle_of, pixels_of
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.vanilla.dense_start import evenly_chosen, small_copy

@@ -13,23 +13,22 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.colmap import find_model
-from gaussian_splatting.data.colmap_poses import write_poses
-from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
-from gaussian_splatting.data.image_sizes import SizeRule, VanillaSize
+from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
     CHECKPOINT_FOLDER,
+    EXPOSURE_FILE,
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
+    write_exposures,
     write_input_ply,
     write_point_cloud,
 )
-from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
 from gaussian_splatting.engine.identity import (
     Identity,
@@ -40,8 +39,7 @@ from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import StageRun, run_stage
-from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval

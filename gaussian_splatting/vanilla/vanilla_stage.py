@@ -22,12 +22,11 @@ from gaussian_splatting.engine.masking import (
     target_of,
 )
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.pose_fit import fitted_pose
-from gaussian_splatting.engine.poses import PoseRefinement
-from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
-from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (

@@ -10,11 +10,10 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.trainable import cloud_from_state
+from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.moved_cloud import moved_cloud
+from sugar_extractors.export.compact_files import read_splat, read_spz
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians, read_gltf_gaussians
-from sugar_extractors.export.splat_file import read_splat
-from sugar_extractors.export.spz_file import read_spz
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import FACES, bound_cloud_from_state

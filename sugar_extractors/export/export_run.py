@@ -21,16 +21,14 @@ from sugar_extractors.export.any_gaussians import (
     read_as_written,
     read_bound_gaussians,
 )
+from sugar_extractors.export.compact_files import fidelity, write_splat, write_spz
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
-from sugar_extractors.export.fidelity import fidelity
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_3mf, write_stl
 from sugar_extractors.export.reposing import read_edited, reposed, write_binding
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
-from sugar_extractors.export.splat_file import write_splat
-from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.export.usdz_file import write_usdz
-from sugar_extractors.recorded_capture import capture_of, scene_of
+from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
@@ -41,7 +39,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     write_mesh_files,
 )
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic

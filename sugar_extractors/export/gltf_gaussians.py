@@ -18,7 +18,7 @@ import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
-from sugar_extractors.export.packing import cloud_of, columns, sigmoid
+from sugar_extractors.export.compact_files import cloud_of, columns, sigmoid
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import trimesh
 
-from sugar_scene.mesh.hole_filling import with_holes_filled
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     clean_mesh,
@@ -16,9 +15,10 @@ from sugar_scene.mesh.triangle_mesh import (
     doubled_area_normals,
     keep_vertices,
     open_edge_share,
+    with_holes_filled,
 )
 from sugar_utils.files import atomic_path
-from sugar_utils.optional_packages import load_package
+from sugar_utils.libraries import load_package
 
 MILLIMETRES = 1000.0
 Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.moved_cloud import sh_rotation
-from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_scene.mesh_bound import BoundCloud, face_frames, triangle_layout
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path

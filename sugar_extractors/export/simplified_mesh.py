@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.quality.surface_distance import Surface
+from sugar_extractors.quality.mesh_quality import Surface
 from sugar_extractors.texture.texture_atlas import (
     MIN_SQUARE_SIZE,
     Atlas,
     make_atlas,
     squares_per_axis,
 )
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_extractors.texture.textured_rendering import sample_texture
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, sample_texture
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, clean_mesh
 from sugar_utils.errors import UserError
 

@@ -12,7 +12,7 @@ import numpy as np
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
-from sugar_utils.optional_packages import load_package
+from sugar_utils.libraries import load_package
 
 
 def load_usd() -> Any:

@@ -20,7 +20,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
-from gaussian_splatting.engine.trainable import cloud_from_state
+from gaussian_splatting.engine.model import cloud_from_state
 from sugar_extractors.mesh.level_sets import LevelSetModel, build_model
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import (
@@ -41,14 +41,14 @@ from sugar_extractors.mesh.regions import left_out, region_boxes, require_extent
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
 from sugar_extractors.mesh.tsdf import Renderer, carved_renderer, fuse_region, view_renderer
 from sugar_extractors.results import alone_with, is_finished, publish
-from sugar_scene.mesh.hole_filling import with_holes_filled
-from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     merge_meshes,
     topology,
+    with_holes_filled,
     with_vertex_normals,
     without_unused_vertices,
+    write_mesh_ply,
 )
 from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_trainers.capture import load_views

@@ -21,9 +21,8 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.view import View, make_view
-from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.fields.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
-from sugar_scene.geometry import MIN_SCALE
+from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
 from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.warp_launch import as_array, launch

@@ -26,9 +26,7 @@ from plyfile import PlyData, PlyElement
 from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
 from sugar_extractors.mesh.surface_samples import SurfaceSamples
-from sugar_scene.mesh.mesh_io import read_mesh_ply
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
-from sugar_utils.colmap_library import load_pycolmap
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     Automatic,
@@ -38,8 +36,8 @@ from sugar_utils.flags import (
     positive_int,
     positive_or_auto,
 )
+from sugar_utils.libraries import load_pycolmap, run_alone
 from sugar_utils.neighbors import nearest_neighbors_of
-from sugar_utils.own_process import run_alone
 from sugar_utils.settings import flag
 
 BACKENDS = ("auto", "open3d", "pycolmap")

@@ -30,9 +30,9 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import IMAGE_SUFFIXES
 from sugar_pipeline.demo.object_geometry import DemoGeometry, make_geometry
 from sugar_pipeline.demo.ray_tracer import DemoRenderer
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.random import derive_seed, generator
 
 _VERSION = 1

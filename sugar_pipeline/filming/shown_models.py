@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.pixels import pixel_rays
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
-from gaussian_splatting.engine.reporting.view_pictures import (
+from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view, to_uint8
+from gaussian_splatting.engine.reporting.view_findings import (
     depth_picture,
     farthest,
     grey_picture,
     normal_picture,
 )
-from gaussian_splatting.rasterization.median_depth import median_depth
+from gaussian_splatting.rasterization.render import median_depth
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.simplified_mesh import shape_of
-from sugar_extractors.quality.any_mesh import read_any_mesh
-from sugar_extractors.quality.mesh_pictures import shaded_views
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
-from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_extractors.quality.mesh_pictures import read_any_mesh, shaded_views
+from sugar_extractors.texture.textured_mesh_io import (
+    TexturedMesh,
+    read_textured_mesh,
+    render_textured,
+)
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import face_normals

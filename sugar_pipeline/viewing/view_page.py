@@ -16,25 +16,26 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.viewing.browser_views import Wishes
 from gaussian_splatting.viewing.page_server import (
+    Wishes,
     follow_browsers,
     look_through,
     selected_option,
     show_picture,
 )
 from sugar_pipeline.filming.shown_models import Result, ShownModel
-from sugar_pipeline.viewing.measured import hit
-from sugar_pipeline.viewing.own_pictures import (
+from sugar_pipeline.viewing.scene_nodes import (
     LAYOUTS,
     PICTURES,
     Arrangement,
     OwnPictures,
     Shown,
+    add_cameras,
+    add_points,
+    add_result,
     small,
 )
-from sugar_pipeline.viewing.scene_nodes import add_cameras, add_points, add_result
-from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel
+from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two views of one surface: from pixel to pixel and back, and how far that misses.
+"""Two views of one surface: depth of planes, from pixel to pixel and back, maps read between.
 
 A pixel's point is projected into a neighbouring view, which has a depth of its own there; that
 point is projected back. Where both views see the same surface point the pixel is met again. Where
 one sees something else, by occlusion or by wrong depth, it is missed by some pixels.
+
+Every Gaussian is a plane: n . X = d in camera axes, n its normal towards the camera. Blending
+gives N = sum w n and D = sum w d, and the point of a pixel's ray r = K^-1 p~ on the blended plane
+is at z = D / (N . r) along the view axis. The weights' sum cancels, so the half transparent edge of
+an object is not drawn towards the camera, as it is in a blended depth.
+
+Many samples fall on one pixel. Added as floats, in whatever order the threads of a GPU come to it,
+their gradients differ from run to run in the last bits; as integers they do not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
-from sugar_scene.multiview.plane_depth import MIN_DEPTH
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 
 MAX_CYCLE = 1.0
 """Points that miss their pixel by more are not the same ones, or not known well enough. Pixels"""
@@ -116,3 +124,107 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
     """exp(-error), and 0 where the neighbour sees something else; without a gradient. (n,)"""
     error = error.detach()
     return torch.where(known & (error < MAX_CYCLE), (-error).exp(), 0.0)
+
+
+MIN_FACING = 0.05
+"""Least -N . r of a pixel with a depth: less is nearly transparent, or seen at a grazing angle."""
+
+REACH = 10.0
+"""Gaussians farther from a camera, in camera extents, are sky and background that no two views see
+differently: they have no planes."""
+
+MIN_DEPTH = 1e-4
+"""Points nearer to the camera than this have no pixel. World units."""
+
+
+def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
+    """Depth at which rays meet blended planes.
+
+    Args:
+        plane: Blended N and D. (..., 4)
+        rays: Points of the rays at depth 1. (..., 3)
+
+    Returns:
+        Depth along the view axis, 1 where it is undefined, in world units; and where it is known.
+        (...,) each. The gradient reaches the planes, where there is a depth.
+    """
+    facing = (plane[..., :3] * rays).sum(dim=-1)
+    distance = plane[..., 3]
+    known = (facing < -MIN_FACING) & (distance < MIN_DEPTH * facing)
+    return torch.where(known, distance, -1.0) / torch.where(known, facing, -1.0), known
+
+
+def plane_depth_map(plane: Tensor, camera: Camera) -> Tensor:
+    """The same of a whole image, 0 where it is undefined. (H, W, 4) -> (H, W) world units"""
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
+    depth, known = plane_depth(plane, rays)
+    return torch.where(known, depth, 0.0)
+
+
+_BITS = 36
+"""Of the largest gradient as an integer: 2^26 of them fit into 63 bits."""
+
+
+def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Read a map at points of the image, bilinearly, clamped at the border.
+
+    Args:
+        values: (H, W) float
+        u: Columns in pixels, 0.5 in the middle of the first one. (S,)
+        v: Rows likewise. (S,)
+
+    Returns:
+        (S,). Gradients reach the map, with the same bits in every run on every device, and the
+        points, where they are not clamped.
+    """
+    height, width = values.shape
+    x = (u - 0.5).clamp(0, width - 1)
+    y = (v - 0.5).clamp(0, height - 1)
+    # A point that is not a number reads NaN; its index must be one of the map all the same.
+    left, top = x.detach().floor().nan_to_num(0.0), y.detach().floor().nan_to_num(0.0)
+    a, b = x - left, y - top
+    column, row = left.long(), top.long()
+    right, below = (column + 1).clamp_max(width - 1), (row + 1).clamp_max(height - 1)
+    corners = torch.stack([row * width, row * width, below * width, below * width])
+    corners += torch.stack([column, right, column, right])
+    weights = torch.stack([(1 - a) * (1 - b), a * (1 - b), (1 - a) * b, a * b])
+    return (_Gather.apply(values.reshape(-1), corners) * weights).sum(dim=0)
+
+
+class _Gather(torch.autograd.Function):
+    """Elements of a vector, by index of any shape."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.n_values = values.shape[0]
+        return values[index]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return ordered_sum(gradient.reshape(-1), index.reshape(-1), ctx.n_values), None
+
+
+def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
+    """Add values to places, with the same bits for any order of additions.
+
+    They are added as integers, multiples of 2^-36 of the power of two above the largest of them.
+
+    Args:
+        values: (M,) float, M at most 2^26
+        index: Place of each. (M,) int64
+        n_places: P.
+
+    Returns:
+        (P,) of the values' type; NaN if any value is not finite.
+    """
+    if values.numel() == 0:
+        return values.new_zeros(n_places)
+    largest = values.abs().max().double()
+    scale = torch.exp2((_BITS - torch.frexp(largest).exponent).double())
+    whole = (values.double() * scale).round().to(torch.int64)
+    sums = torch.zeros(n_places, dtype=torch.int64, device=values.device)
+    sums.index_add_(0, index, whole)
+    result = sums.double() / scale
+    return torch.where(largest.isfinite(), result, torch.nan).to(values.dtype)

@@ -14,11 +14,12 @@ from gaussian_splatting.data.compositing import outlined
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import SHOWN_VALUES
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.tensorboard import RunLogger
-from gaussian_splatting.engine.reporting.view_findings import Findings, find
-from gaussian_splatting.engine.reporting.view_pictures import (
+from gaussian_splatting.engine.reporting.view_findings import (
     WORST_FILE,
+    Findings,
+    find,
     thumbnail,
     view_pictures,
     write_contact_sheet,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED
-from gaussian_splatting.engine.reporting.view_pictures import WORST_FILE
+from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED, WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_utils.charts import Chart, Point, Series
 from sugar_utils.errors import UserError

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from sugar_utils.random import generator
 from sugar_utils.text import printable
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work of a library in a process of its own, for those that hold the interpreter for minutes.
+"""Loading libraries with habits of their own, some only on demand, some in a process apart.
 
 Meanwhile nobody could be told how far it is, and Ctrl-C would wait for the end.
 """
@@ -7,16 +7,72 @@ Meanwhile nobody could be told how far it is, and Ctrl-C would wait for the end.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 
 from sugar_utils.errors import UserError
+
+
+def load_package(
+    what: str, package: str, *modules: str, instead: str | None = None
+) -> tuple[ModuleType, ...]:
+    """Import modules of a package that may be missing.
+
+    Args:
+        what: Needs it.
+        package: Its name for pip.
+        modules: What to import, in this order.
+        instead: What to do without it, as an infinitive; None where there is no other way.
+
+    Returns:
+        The modules.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        return tuple(importlib.import_module(module) for module in modules)
+    except ImportError as error:
+        advice = f"install it with 'pip install {package}'" + (f", or {instead}" if instead else "")
+        raise UserError(f"{what} needs the package {package} ({error}); {advice}") from error
+
+
+_FATAL = 3
+"""Level by which glog, which pycolmap prints with, knows what it dies of."""
+
+
+def load_pycolmap() -> ModuleType:
+    """pycolmap, without its handler of SIGTERM, and silent.
+
+    Once loaded, it answers a request to terminate with a page of addresses, instead of whoever was
+    to answer it before. Of what it does it would print several lines per photograph; what goes
+    wrong is known by what it returns.
+    """
+    if "pycolmap" in sys.modules:
+        return _silenced(sys.modules["pycolmap"])
+    import pycolmap
+
+    handler = signal.getsignal(signal.SIGTERM)
+    # Only the main thread may set a handler, and only those that Python knows can be set again.
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+    return _silenced(pycolmap)
+
+
+def _silenced(pycolmap: ModuleType) -> ModuleType:
+    pycolmap.logging.minloglevel = _FATAL
+    return pycolmap
+
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GLANCE_SECONDS = 0.1
