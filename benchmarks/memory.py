@@ -61,10 +61,9 @@ from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
-from sugar_scene.bound_kernels import Placement
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles
-from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.mesh_bound import Placement, bind_to_mesh
 from sugar_scene.sampling import draw_samples
 from sugar_trainers import coarse_stage, multiview_stage, refine_stage
 from sugar_trainers.coarse_config import CoarseConfig

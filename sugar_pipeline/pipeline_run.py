@@ -54,9 +54,9 @@ from sugar_pipeline.plan import PipelinePlan
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize, load_capture, load_views
-from sugar_trainers.multiview_run import train_mode
+from sugar_trainers.multiview_stage import train_mode
 from sugar_trainers.naming import scene_name
-from sugar_trainers.refine_run import train_refined
+from sugar_trainers.refine_stage import train_refined
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.process_group import ProcessGroup

@@ -25,12 +25,12 @@ from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage, with_mode
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import MODES
-from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_options import options_of_mode
 from sugar_trainers.naming import scene_name
 from sugar_trainers.presets import with_preset
 from sugar_trainers.refine_options import refine_config
-from sugar_trainers.refine_run import RefineOptions
+from sugar_trainers.refine_stage import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_box
 from sugar_utils.settings import from_args, require_given

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coarse stage in multi-view mode: Gaussians as planes that neighbouring photographs agree on.
+"""The coarse stage in multi-view mode: Gaussians as planes that photographs agree on; its run.
 
 The terms are in :mod:`sugar_trainers.terms`; densification goes on for a while, and what
 fewer than two views see is dropped, because nothing can be said about where it lies.
@@ -8,7 +8,8 @@ fewer than two views see is dropped, because nothing can be said about where it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,22 +18,42 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.visual_hull import VisualHull
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.runner import Notices, StageRun, run_stage
 from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
 from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import GradientWatch, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
-from sugar_scene.multiview.neighbor_views import NeighborViews
+from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.coarse_stage import (
+    CoarseOptions,
+    loop_of,
+    open_coarse,
+    start_cloud,
+    train_coarse,
+)
 from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.naming import (
+    ESTIMATION_FACTOR,
+    NORMAL_FACTOR,
+    OUTPUT_ROOT,
+    coarse_directory,
+    scene_name,
+)
+from sugar_trainers.stage_memory import plan_strips
 from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
+from sugar_utils.console import Console
 from sugar_utils.random import generator
 
 SEEN_PIXELS = 0.5
@@ -256,3 +277,89 @@ def views_that_see(
         (weights,) = torch.autograd.grad(output.features.sum(), leaf)
         counts += weights[:, 0] >= SEEN_PIXELS
     return counts
+
+
+_NAMED_VIEWS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiviewOptions(CoarseOptions):
+    """A coarse run in multi-view mode.
+
+    Attributes:
+        config: What decides the optimisation.
+    """
+
+    config: MultiviewConfig = field(default_factory=MultiviewConfig)
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
+        return coarse_directory(
+            parent, self.iteration_to_load, MULTIVIEW, ESTIMATION_FACTOR, NORMAL_FACTOR
+        )
+
+
+def train_multiview(options: MultiviewOptions, images: ImageStore | None = None) -> Path:
+    """Train the coarse stage in multi-view mode.
+
+    Args:
+        options: What to do.
+        images: Decoded photographs that other stages use, too; an own store if None.
+
+    Returns:
+        The final ``.pt``. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can fix.
+    """
+    return run_stage(_prepared, options, images)
+
+
+def train_mode(options: CoarseOptions, images: ImageStore | None = None) -> Path:
+    """Train the coarse stage in the mode that its options are of; as the function of that mode."""
+    if isinstance(options, MultiviewOptions):
+        return train_multiview(options, images)
+    return train_coarse(options, images)
+
+
+def _prepared(
+    options: MultiviewOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    config, compute = options.config, options.compute
+    checkpoint, scene, exposures, identity = open_coarse(options, notices, tracks=True)
+    neighbors = _neighbors(scene, notices)
+
+    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
+        planned = plan_strips(cloud, config, options.memory, scene, store, console)
+        return MultiviewStage(
+            cloud,
+            planned,
+            scene.extent,
+            scene.train_cameras,
+            neighbors,
+            store,
+            console.info,
+            rasterizer=compute.rasterizer,
+            hull=hull_of(scene.train_cameras, compute.device),
+            exposures=exposures,
+        )
+
+    directory = RunDirectory(options.directory, identity)
+    title = "coarse stage, multiview"
+    run = StageRun(title, scene, directory, loop_of(options), build, (options.result,))
+    return run, start_cloud(checkpoint, notices).to(compute.device)
+
+
+def _neighbors(scene: Scene, notices: Notices) -> NeighborViews:
+    """The neighbours of the training views; says which have none."""
+    neighbors = NeighborViews(scene.train_cameras, scene.extent, observations=scene.observations)
+    lonely = neighbors.lonely
+    if lonely:
+        shown = ", ".join(lonely[:_NAMED_VIEWS]) + (", ..." if len(lonely) > _NAMED_VIEWS else "")
+        notices(
+            f"{len(lonely)} of {len(scene.train_cameras)} views have no neighbour to be compared "
+            f"with ({shown}); they train without the terms that need one"
+        )
+    return neighbors

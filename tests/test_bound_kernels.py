@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sugar_scene.bound_kernels import Placement
 from sugar_scene.mesh.mesh_normals import CornerSums, PairsOfTriangles, adjacent_face_pairs
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bind_to_mesh
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, Placement, bind_to_mesh
 from tests.support.bound_reference import activated, normal_consistency
 
 N_VERTICES = 60

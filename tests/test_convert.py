@@ -25,8 +25,12 @@ from gaussian_splatting.posing.convert_options import (
     convert_parser,
 )
 from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.features import create_database, extract_features
-from gaussian_splatting.posing.matching import contradicting_pairs, verified_matches
+from gaussian_splatting.posing.matching import (
+    contradicting_pairs,
+    create_database,
+    extract_features,
+    verified_matches,
+)
 from gaussian_splatting.posing.photographs import (
     described_photographs,
 )

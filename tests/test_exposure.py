@@ -18,13 +18,14 @@ from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.reference_layout import read_exposures, write_exposures
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.optim.learned_exposure import (
     BETAS,
     ExposureConfig,
     Exposures,
     LaterExposure,
+    exposed,
+    fit_gain_and_offset,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage

@@ -16,9 +16,10 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.plane_views import confirmed_depth, plane_view
-from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
 from sugar_scene.multiview.patch_matching import UNCOUNTED
 from sugar_scene.multiview.reprojection import (
+    NeighborRule,
+    NeighborViews,
     ViewPair,
     bilinear_depth,
     cycle_error,

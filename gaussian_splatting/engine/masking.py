@@ -16,10 +16,9 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import COUNTS, certainty, composited
 from gaussian_splatting.engine.strips import StripMaps
-from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import color_terms
 from gaussian_splatting.losses.ssim_reference import weighted_color_loss
-from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.optim.learned_exposure import Exposures, exposed
 from sugar_utils.random import draw_labels, generator
 
 

@@ -28,8 +28,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.losses.exposure import fit_gain_and_offset
-from gaussian_splatting.optim.learned_exposure import VisitedAdam, rate_at
+from gaussian_splatting.optim.learned_exposure import VisitedAdam, fit_gain_and_offset, rate_at
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.reference import sh_basis_reference
 from sugar_utils.errors import UserError

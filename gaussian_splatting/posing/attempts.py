@@ -14,12 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.posing.features import (
-    create_database,
-    database_errors,
-    extract_features,
-    is_whole,
-)
 from gaussian_splatting.posing.mapping import (
     Models,
     chosen_mapper,
@@ -27,7 +21,15 @@ from gaussian_splatting.posing.mapping import (
     read_models,
     require_mapper,
 )
-from gaussian_splatting.posing.matching import chosen_matcher, match_pairs, pairs_to_match
+from gaussian_splatting.posing.matching import (
+    chosen_matcher,
+    create_database,
+    database_errors,
+    extract_features,
+    is_whole,
+    match_pairs,
+    pairs_to_match,
+)
 from gaussian_splatting.posing.photographs import Photograph
 from gaussian_splatting.posing.scene_folder import Work, digest, note
 from gaussian_splatting.posing.verdict import FINE_SHARE, NARROW, model_facts

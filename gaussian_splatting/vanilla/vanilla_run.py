@@ -41,10 +41,10 @@ from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.far_shell import FarShell
+from gaussian_splatting.optim.densification import N_MARKS
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
-from gaussian_splatting.vanilla.footprints import N_MARKS
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
 from gaussian_splatting.vanilla.robust import limited_shell, opaque_shell, shell_of, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors

@@ -30,6 +30,7 @@ from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (
+    FootprintWatch,
     GradientWatch,
     densify_and_prune,
     reset_opacity,
@@ -43,7 +44,6 @@ from gaussian_splatting.rasterization import (
     project,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.vanilla.footprints import FootprintWatch
 from gaussian_splatting.vanilla.growing_resolution import (
     GaussianBudget,
     ResolutionGrowth,

@@ -8,8 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from sugar_extractors.export.printing import require_lxml
-from sugar_extractors.export.usdz_file import load_usd
+from sugar_extractors.export.mesh_formats import load_usd, require_lxml
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.errors import UserError

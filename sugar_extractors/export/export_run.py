@@ -24,10 +24,16 @@ from sugar_extractors.export.any_gaussians import (
 from sugar_extractors.export.compact_files import fidelity, write_splat, write_spz
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
-from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_3mf, write_stl
+from sugar_extractors.export.mesh_formats import (
+    MILLIMETRES,
+    Z_UP,
+    closed_body,
+    write_3mf,
+    write_stl,
+    write_usdz,
+)
 from sugar_extractors.export.reposing import read_edited, reposed, write_binding
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
-from sugar_extractors.export.usdz_file import write_usdz
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (

@@ -50,7 +50,7 @@ from sugar_scene.mesh.triangle_mesh import (
     without_unused_vertices,
     write_mesh_ply,
 )
-from sugar_scene.multiview.neighbor_views import NeighborViews
+from sugar_scene.multiview.reprojection import NeighborViews
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

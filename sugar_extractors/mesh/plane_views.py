@@ -18,8 +18,13 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import DepthView, Renderer
-from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_scene.multiview.reprojection import REACH, ViewPair, cycle_error, plane_depth
+from sugar_scene.multiview.reprojection import (
+    REACH,
+    NeighborViews,
+    ViewPair,
+    cycle_error,
+    plane_depth,
+)
 
 MAX_ANGLE = 80.0
 """Largest angle between a surface's normal and the line of sight, in degrees."""

@@ -19,9 +19,9 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting import evaluation as image_metrics
-from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
+from gaussian_splatting.optim.learned_exposure import fit_gain_and_offset
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, rasterize
 from sugar_utils.device import constants, upload
 from sugar_utils.errors import UserError

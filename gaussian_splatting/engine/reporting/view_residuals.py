@@ -20,7 +20,7 @@ from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.poses import fitted_pose
 from gaussian_splatting.engine.reporting.evaluation import plain_background, psnr
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.losses.exposure import fit_gain_and_offset
+from gaussian_splatting.optim.learned_exposure import fit_gain_and_offset
 
 SIDE = 240
 """Longest side in pixels at which views are compared."""
