@@ -20,15 +20,7 @@ from sugar_utils.torchrun import Launch
 
 @dataclass(frozen=True)
 class Compute:
-    """What a run computes with; no part of its identity, so runs may move between machines.
-
-    Attributes:
-        device: Where models, optimisers and images in work live.
-        rasterizer: Rendering backend of training and evaluation.
-        device_reason: One line: which device, and why.
-        rasterizer_reason: The same of the rasterizer.
-        group: The processes that train together.
-    """
+    """What a run computes with; no part of its identity, so runs may move between machines."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rasterizer: Rasterizer = WARP

@@ -69,9 +69,7 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
 
     Args:
         files: All files of the result, the one that its note is named after last.
-        identity: What it should have been made from.
         overwrite: Whether another result may be replaced.
-        flag: The flag that moves the result elsewhere, for messages.
 
     Raises:
         UserError: Another result exists, and it may not be replaced.
@@ -113,7 +111,6 @@ def publish(
 
     Args:
         files: Final names, the one that the note is named after last; it appears last.
-        identity: What the result is made from.
         result: Figures for the note, asked for when the files are written.
 
     Yields:
@@ -158,7 +155,6 @@ class Capture:
     """What results were made from, as far as it is known.
 
     Attributes:
-        scene: The scene folder.
         checkpoint: The vanilla checkpoint whose cameras say where the world lies; None if the
             scene's own do.
     """
@@ -173,11 +169,6 @@ def capture_of(
     """The folders that the user named, completed by what the results themselves tell.
 
     A vanilla checkpoint has its own cameras; the other stages have records of what they read.
-
-    Args:
-        results: Files, and folders of runs.
-        scene: Scene folder, if it was named.
-        checkpoint: Vanilla checkpoint, if it was named.
 
     Raises:
         UserError: A record is damaged.
@@ -218,10 +209,7 @@ def scene_of(
     """Cameras in the world of the results.
 
     Args:
-        scene_path: Scene folder.
         checkpoint_path: Whose cameras to take; None for those of the scene.
-        size: Of the pictures.
-        notify: Told what else the user should know.
 
     Raises:
         UserError: One of them is missing or damaged.

@@ -119,8 +119,6 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        what: Its name.
-        value: What was found.
         state: A warning costs quality or time; with a problem, training fails or runs elsewhere
             than one expects.
         advice: What to do about it; empty where nothing has to be done.
@@ -171,8 +169,6 @@ def machine_findings(
 
     Args:
         kind: Of the device, as of ``--device``.
-        gpu: Number of the CUDA device, if one was named.
-        output: Folder that results would go to.
         facts: About CUDA; asked from the system if None.
     """
     facts = facts or cuda_facts()
@@ -326,7 +322,6 @@ def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
 
     Args:
         cloud: N Gaussians, N at least 1.
-        scene: Where they live.
     """
     return [
         Finding("Gaussians", f"{len(cloud):,}"),

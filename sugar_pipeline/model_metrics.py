@@ -64,13 +64,8 @@ class MetricsOptions:
     ``dn_consistency`` and ``density`` share names.
 
     Attributes:
-        scenes: Scene folder and vanilla checkpoint folder of each scene.
         variant: How the coarse mesh was made: ``""``, ``"poissoncenters"``, ``"marchingcubes"``
             or ``"tsdf"``.
-        mask_options: Masks of the photographs.
-        view_options: Photographs to leave out.
-        size: Size of the views.
-        compute: Device.
     """
 
     scenes: dict[Path, Path]
@@ -300,9 +295,6 @@ def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
     """LPIPS with the VGG network, as papers of the field report it; None if it cannot be had.
 
     Its weights are downloaded by torchvision on first use, which needs a network.
-
-    Args:
-        notify: Told why there is none.
     """
     try:
         package = importlib.import_module("lpips")

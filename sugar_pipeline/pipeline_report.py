@@ -44,14 +44,11 @@ class StageRecord:
     """One stage of a pipeline, as it went.
 
     Attributes:
-        name: Its name.
         seconds: How long it took; None when it was not run because its result was there.
         peak_bytes: Most memory in use; None when it was not run.
-        outputs: Files and folders it made, the result first.
         run_directory: Folder of a training run; None for a stage that trains nothing.
         figures: Further figures. ``Gaussians``, ``triangles`` and ``faces`` are shown in the
             table of stages too; the Gaussians of a training run are looked up in its folder.
-        status: A word for people.
         problem: Why the result is a failure; None if it is not.
         dropped_views: Views that the stage left out, by name, with the reason.
     """
@@ -91,11 +88,6 @@ def write_report(
     """Write the report of a pipeline.
 
     Args:
-        path: The HTML file.
-        title: Heading.
-        stages: In the order in which they ran.
-        notify: Told why there is no report; never an error.
-        settings: Resolved settings; may be nested.
         pictures: Rows of (H, W, 3) uint8 pictures by caption, for example four views of the
             coarse, the refined and the textured mesh. Rows of the same views stand above each
             other, so that they can be compared.
@@ -205,12 +197,7 @@ def mesh_picture_rows(
     """Four views of each mesh there is, from cameras of the scene.
 
     Args:
-        cameras: Cameras to choose from; at least one.
-        coarse_mesh: PLY.
         refined: ``.pt`` of a refined model.
-        textured: That of our own.
-        white_background: What the textured mesh is shown on.
-        device: Where to rasterize.
 
     Returns:
         Title of a row to its pictures, (H, W, 3) uint8 each.
@@ -235,8 +222,6 @@ def model_to_turn(
 
     Args:
         textured: That of our own; None where there is none.
-        cameras: Of the capture.
-        notify: Told why there is none.
 
     Returns:
         As :func:`~sugar_extractors.quality.mesh_pictures.preview_glb`.

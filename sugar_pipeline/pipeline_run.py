@@ -71,7 +71,6 @@ class PipelineResult:
     """What a pipeline made.
 
     Attributes:
-        records: The stages, those that were finished before included.
         coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
         refined: Refined ``.pt``.
         textured: OBJ.

@@ -44,13 +44,9 @@ class PipelinePlan:
     """What runs, one after the other.
 
     Attributes:
-        coarse: Coarse stage.
         mesh: Mesh extraction; None to stop before it, and likewise below.
-        refine: Refinement.
-        texture: Texture baking.
         vanilla: Vanilla stage before all others; None where a checkpoint is given.
         convert: Finding the cameras before that; None where the scene has some.
-        notices: Lines to print at the start.
         force: Whether stages follow on a failed one.
     """
 

@@ -90,8 +90,6 @@ class CaptureOptions:
     Attributes:
         mask_options: Masks of the photographs; part of the identity through their contents.
         view_options: Photographs to leave out; part of the identity through their absence.
-        size: Size of the training images.
-        compute: Device and rendering backend; no part of the identity.
     """
 
     scene_path: Path = flag(
@@ -219,10 +217,6 @@ def load_views(
 
 def model_file(path: Path, flag: str) -> Path:
     """The ``.pt`` itself, or the last one of a run's folder.
-
-    Args:
-        path: File or folder.
-        flag: The flag that named it, for messages.
 
     Raises:
         UserError: There is none.

@@ -71,13 +71,10 @@ class CoarseStage(Stage):
 
     Args:
         cloud: Gaussians of the vanilla checkpoint, on the device to train on.
-        config: Settings.
         extent: Camera extent in world units.
         notify: Told about iterations whose sampling terms had nothing to sample.
         sample_source: Replaces the random draws, for comparisons with recorded ones.
-        rasterizer: Rendering backend.
         hull: Where Gaussians may stay when faint ones are removed; None for anywhere.
-        exposures: Those of the photographs, to be learned as well.
     """
 
     def __init__(
@@ -309,12 +306,6 @@ class CoarseOptions(CaptureOptions):
 
     Milestones and intervals are in iterations of the paper's schedule; the schedule's scale
     applies to them as well.
-
-    Attributes:
-        config: What decides the optimisation.
-        memory: How much memory there is.
-        run: Treatment of an occupied folder.
-        notices: Lines to print at the start.
     """
 
     output_dir: Path | None = flag(
@@ -363,7 +354,6 @@ def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Pa
     """Train the coarse stage.
 
     Args:
-        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:
@@ -381,8 +371,6 @@ def open_coarse(
     """Read what a coarse run of any mode starts from, and what identifies it.
 
     Args:
-        options: The run.
-        notices: Told what was found.
         tracks: Whether the result depends on which points the photographs observe.
 
     Raises:

@@ -284,7 +284,6 @@ def plane_normal_loss(
 
     Args:
         plane: Blended planes of some rows of the image. (R, W, 4)
-        camera: The view, at the size of the whole image.
         first_row: Row of the image that the first of these is.
         weights: See :func:`edge_weights`, of these rows. (R, W)
         rows: Rows that count; the others are only neighbours of those.
@@ -326,7 +325,6 @@ def cycle_of(
         planes: Blended planes at the pixels. (n, 4)
         pixels: Columns and rows. (n, 2) int32
         neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
-        pair: The two views.
 
     Returns:
         Errors in pixels, differentiable; and weights, 0 where the views do not see the same, where
@@ -348,7 +346,6 @@ def patch_mismatch(
         pixels: Columns and rows. (n, 2) int32
         gray: Of the reference, see :func:`gray_values`. (H, W)
         neighbor_gray: Of the neighbour. (H', W')
-        pair: The two views.
 
     Returns:
         0 where a patch does not count; and which do. (n,) each

@@ -68,15 +68,8 @@ class MultiviewStage(Stage):
 
     Args:
         cloud: Gaussians of the vanilla checkpoint, on the device to train on.
-        config: Settings.
         extent: Camera extent in world units.
-        cameras: Training views.
-        neighbors: Their neighbours.
-        images: Photographs of the neighbours.
-        notify: Told about Gaussians that are dropped.
-        rasterizer: Rendering backend.
         hull: Where Gaussians may be; None for anywhere.
-        exposures: Those of the photographs, to be learned as well.
     """
 
     name = "coarse multiview"
@@ -261,11 +254,6 @@ def views_that_see(
     What a Gaussian adds to an image is the sum of its blending weights, which is the gradient of
     the sum of a blended channel to the Gaussian's value of it.
 
-    Args:
-        gaussians: N activated Gaussians.
-        cameras: Views.
-        rasterizer: Rendering backend.
-
     Returns:
         (N,) int64
     """
@@ -284,11 +272,7 @@ _NAMED_VIEWS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MultiviewOptions(CoarseOptions):
-    """A coarse run in multi-view mode.
-
-    Attributes:
-        config: What decides the optimisation.
-    """
+    """A coarse run in multi-view mode."""
 
     config: MultiviewConfig = field(default_factory=MultiviewConfig)
 
@@ -305,7 +289,6 @@ def train_multiview(options: MultiviewOptions, images: ImageStore | None = None)
     """Train the coarse stage in multi-view mode.
 
     Args:
-        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:

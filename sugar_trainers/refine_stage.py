@@ -59,12 +59,8 @@ class RefineStage(Stage):
     """Colour loss and normal consistency on mesh-bound Gaussians.
 
     Args:
-        cloud: Initial state, on the device to train on.
-        config: Settings.
         extent: Camera extent in world units.
         export: Writes the refined Gaussians when the run ends; None writes nothing.
-        rasterizer: Rendering backend.
-        exposures: Those of the photographs, to be learned as well.
         comparer: Compares views with their neighbours; None where that is not wanted.
     """
 
@@ -205,12 +201,7 @@ class RefineStage(Stage):
 
 
 def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:
-    """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`.
-
-    Args:
-        config: Settings.
-        pairs: Adjacent triangles of the mesh.
-    """
+    """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`."""
     weight = config.normal_consistency_factor
 
     def bending(cloud: BoundCloud) -> Tensor:
@@ -232,10 +223,6 @@ class RefineOptions(CaptureOptions):
     Attributes:
         ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
             ``output/refined_ply/<scene>``.
-        config: What decides the optimisation.
-        memory: How much memory there is.
-        run: Treatment of an occupied folder.
-        notices: Lines to print at the start.
     """
 
     mesh_path: Path = _alone(
@@ -295,7 +282,6 @@ def train_refined(options: RefineOptions, images: ImageStore | None = None) -> P
     """Refine a coarse mesh.
 
     Args:
-        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:

@@ -136,8 +136,6 @@ def refinement_loads(
     """The one phase of the refinement.
 
     Args:
-        cloud: What is refined.
-        views: What views cost.
         exposure: Whether exposures are learned.
         compared: Whether views are compared; counted as in the multi-view mode, a little more.
     """

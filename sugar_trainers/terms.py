@@ -129,7 +129,6 @@ class Comparison:
     """What a view is compared with.
 
     Attributes:
-        pair: The view and its neighbour.
         gray: Grey values of the view, see :func:`gray_values`. (H, W)
         neighbor_gray: Of the neighbour. (H', W')
         neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
@@ -212,9 +211,7 @@ def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) 
 
     Args:
         candidates: Pixels that count. (H, W) bool
-        width: Of the image.
         n: How many; fewer where there are not so many candidates.
-        rng: On the CPU.
 
     Returns:
         Columns and rows, ascending by row. (n, 2) int32
@@ -243,11 +240,7 @@ def planes_depth_map(
     """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units
 
     Args:
-        gaussians: All of them.
-        camera: The view.
         reach: See ``plane_reach`` of :func:`project`.
-        split: How memory is saved.
-        rasterizer: Rendering backend.
     """
     projection = project(gaussians, camera, rgb=False, plane_reach=reach)
     tiles = rasterizer.build_tile_lists(projection)

@@ -31,12 +31,8 @@ class ViewComparer:
     """Finds for each view of a step the neighbour and the pixels that it is compared by.
 
     Args:
-        neighbors: Neighbours of the training views.
-        images: Their photographs.
         extent: Camera extent in world units.
         pixels: Pixels of a view that are compared; 0 compares none.
-        seed: Of the run.
-        rasterizer: Rendering backend.
 
     Attributes:
         reach: Gaussians up to this depth are planes. World units
@@ -71,7 +67,6 @@ class ViewComparer:
 
         Args:
             gaussians: All of them; their gradients are left alone.
-            camera: The view.
             photograph: As the image store gives it. (H, W, 3), or with a mask (H, W, 4), uint8
             split: How the memory of the neighbour's depth is saved.
             iteration: Absolute iteration; neighbour and pixels follow from it, the seed and ...

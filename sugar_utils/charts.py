@@ -25,7 +25,6 @@ class Series:
     """One line of a chart.
 
     Attributes:
-        name: What the legend says.
         points: (x, y) by rising x. Values that are not finite, or not positive on a logarithmic
             axis, interrupt the line.
     """
@@ -39,11 +38,8 @@ class Chart:
     """A line chart.
 
     Attributes:
-        title: Heading.
         series: Lines; those without a drawable point are left out.
-        x_label: Name of the x axis.
         y_label: Name of the y axis, with the unit.
-        log_y: Logarithmic y axis.
     """
 
     title: str

@@ -64,7 +64,6 @@ def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = Fal
     Whoever opens a pipe waits for another program, for ever if there is none; a device has no end.
 
     Args:
-        path: What is to be read, or written over.
         missing_ok: Whether there may be nothing at all; the caller then finds out.
 
     Returns:
@@ -143,9 +142,6 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     file takes its final name; when it raises, the temporary is removed and an older file of the
     final name stays as it was. Parent folders are created, and what killed processes left of the
     same file is removed.
-
-    Args:
-        path: Final name of the file.
 
     Yields:
         A path in the same folder that does not exist yet.
@@ -315,7 +311,6 @@ def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = F
     get the same number. Call it at the start of a run, before the first write.
 
     Args:
-        directory: The folder; need not exist.
         nested: Whether to look into the folders below it, too.
 
     Returns:
@@ -356,9 +351,6 @@ def temporary_cache(name: str) -> Path:
     All users share the temporary place, and the name can be guessed. Where somebody else made it
     first, or a link of that name leads elsewhere, a new folder with a random name serves this
     process.
-
-    Args:
-        name: What it is for, a part of its name.
 
     Raises:
         UserError: No folder can be made there.
@@ -413,7 +405,6 @@ def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None
     Args:
         folder: Must exist.
         advice: What to do where another process is at work, for the message.
-        name: Name of the lock in the folder.
 
     Raises:
         UserError: Another process holds the lock; the message names it, its machine and since when.

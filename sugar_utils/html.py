@@ -40,7 +40,6 @@ class Picture:
 
     Attributes:
         image: (H, W, 3) uint8, or an image file.
-        caption: Text; may be empty.
         alt: What it shows, for who cannot see it; the caption if empty.
     """
 
@@ -89,11 +88,9 @@ class Page:
         """A table.
 
         Args:
-            header: Names of the columns.
             rows: As many cells each; paths become links.
             text_columns: Columns from the left whose cells are words; the others are numbers,
                 except for paths.
-            folded: As in :meth:`pairs`.
         """
         if rows := [list(row) for row in rows]:
             # A column of files is one of words, wherever it stands.
@@ -130,8 +127,6 @@ class Page:
         Args:
             paths: Files and folders; a folder counts with all that is in it. Those that do not
                 exist are left out.
-            root: Folder that the page will be written to.
-            folded: As in :meth:`pairs`.
         """
         rows = [(Link.to(path, root), format_bytes(size)) for path, size in sizes_of(paths)]
         self.table(("file", "size"), rows, folded=folded)
@@ -190,11 +185,6 @@ class Link:
 
 def write_page(path: Path, build: Callable[[], Page], notify: Callable[[str], None]) -> Path | None:
     """Build a report and write it, complete or not at all; whatever goes wrong is only told.
-
-    Args:
-        path: The file.
-        build: Makes the page.
-        notify: Told why there is no report.
 
     Returns:
         The file, or None without a report.

@@ -29,9 +29,6 @@ def load_package(
     """Import modules of a package that may be missing.
 
     Args:
-        what: Needs it.
-        package: Its name for pip.
-        modules: What to import, in this order.
         instead: What to do without it, as an infinitive; None where there is no other way.
 
     Returns:
@@ -96,7 +93,6 @@ def run_alone(
     """Run ``python -m module`` to its end. Whatever ends the wait, or this process, ends it.
 
     Args:
-        module: One of ours.
         arguments: Its arguments; it runs in another folder, so paths are absolute.
         waiting: Called now and then with the bytes that the process has in memory.
 

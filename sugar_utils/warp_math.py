@@ -284,10 +284,6 @@ def sum_columns(values: Columns, lane: int) -> float:
     In every step a lane keeps one half of its columns, gives the other half to its partner, and
     adds what it is given; a tree for each column would take 80 exchanges.
 
-    Args:
-        values: One row of each lane.
-        lane: Own number.
-
     Returns:
         The sum of column ``lane / 2``.
     """

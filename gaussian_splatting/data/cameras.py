@@ -27,7 +27,6 @@ class ViewMask:
     """Which pixels of a photograph count; black ones do not.
 
     Attributes:
-        path: Image file.
         mode: ``object``: outside there is nothing; ``ignore``: outside, nothing is known.
         alpha: Whether the transparency of the file is meant, and not its brightness.
         lens: Lens that the mask has to be freed of, as its photograph was; else empty.
@@ -115,9 +114,6 @@ def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
 def camera_extent(cameras: Sequence[Camera]) -> float:
     """Extent E of a capture: 1.1 times the largest distance of a camera from their mean.
 
-    Args:
-        cameras: Training cameras; at least one.
-
     Returns:
         E in world units. It scales position learning rates and the signed distance field.
     """
@@ -152,10 +148,7 @@ def pixel_rays(
     """Points at depth 1 of the middles of pixels, in camera axes.
 
     Args:
-        camera: The view.
         rows: First row and the row after the last one; None for the whole image.
-        dtype: Of the points.
-        device: Of the points.
 
     Returns:
         (R, W, 3)

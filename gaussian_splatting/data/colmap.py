@@ -65,7 +65,6 @@ class ColmapModel:
         cameras: One undistorted camera per registered image, in the order of the image names.
         points: Points, ordered by their COLMAP number. (P, 3) float32 world units
         points_rgb: Their colours. (P, 3) uint8
-        n_undistorted: How many of the cameras had a lens distortion.
         observations: Which points the photographs observe; None where no tracks are kept.
     """
 
@@ -112,12 +111,10 @@ def read_colmap(
 
     Args:
         folder: Folder with ``cameras``, ``images`` and perhaps ``points3D``, binary or text.
-        images: Where the photographs are.
         cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
             None uses the folder that holds the photographs' folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
         repair: Whether poses and points that do not fit the keypoints are corrected.
-        notify: Is told about undistortion and corrections.
 
     Returns:
         The model; cameras have the size that COLMAP stored, or that undistortion gave.
@@ -490,9 +487,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
     cameras that are mounted together the first one of each mount decides.
 
     Args:
-        model: Folder of the model.
         target: Folder to write; the model lies below it in ``0``, in binary form.
-        cameras: Cameras whose names are those of images.
 
     Returns:
         The folder of the copy.

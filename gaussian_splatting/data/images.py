@@ -105,7 +105,6 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
     EXIF orientation is not applied, because COLMAP does not apply it either.
 
     Args:
-        path: File in any format and depth that Pillow reads.
         width: Width of the result in pixels.
         height: Height of the result in pixels.
         white_background: Whether transparent pixels become white instead of black.
@@ -129,7 +128,6 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
     Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
 
     Args:
-        mask: Where it is, and what it means.
         width: Width of the result in pixels.
         height: Height of the result in pixels.
         upright: Whether the EXIF orientation is applied, as to a photograph that was turned.
@@ -380,9 +378,7 @@ class ImageStore:
         """A smaller copy of a photograph, kept under the same budget as photographs.
 
         Args:
-            camera: The view at full size.
             scale: Of the copy; tells copies of one photograph apart.
-            make: Gives the copy of the photograph.
 
         Returns:
             As :meth:`get`.
@@ -501,9 +497,7 @@ def lens_of(text: str, width: int, height: int) -> Any:
     """The pycolmap camera of a :func:`lens_text`, for pictures of another size.
 
     Args:
-        text: The lens.
         width: Width of the distorted pictures in pixels.
-        height: Their height.
     """
     pycolmap = load_pycolmap()
     model, own_width, own_height, rest = text.split(" ", 3)
@@ -522,7 +516,6 @@ def undistort_plane(plane: np.ndarray, lens: Any) -> np.ndarray:
 
     Args:
         plane: (H, W) or (H, W, 3) uint8
-        lens: pycolmap camera of the picture's size.
     """
     pycolmap = load_pycolmap()
     options = pycolmap.UndistortCameraOptions()

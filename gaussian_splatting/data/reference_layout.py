@@ -75,8 +75,6 @@ class ReferenceCheckpoint:
 
     Attributes:
         root: The checkpoint folder; the PLY's own folder for a lone PLY.
-        ply_path: The Gaussians.
-        iteration: Training iteration, as far as the folder's name tells.
         cameras: Entries of ``cameras.json`` in file order; None without that file.
         settings: What ``cfg_args`` says; empty without that file.
         held_out_views: Names of the views that its training held out; None if it kept no record.
@@ -141,9 +139,7 @@ def write_cameras_json(
     """Write ``cameras.json``: test cameras first, as all readers of the format expect.
 
     Args:
-        root: Checkpoint folder.
         train_cameras: Training cameras at their calibrated size, not at the training size.
-        test_cameras: Held-out cameras, likewise.
     """
     write_camera_list(root / "cameras.json", [*test_cameras, *train_cameras])
 
@@ -380,7 +376,6 @@ def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tenso
     """Read what :func:`write_exposures` wrote; empty where there is no such file.
 
     Args:
-        path: The file.
         notify: Told that matrices of another program mix channels, which is left out.
 
     Raises:

@@ -46,12 +46,9 @@ class Scene:
     """Everything a stage needs to know about a capture.
 
     Attributes:
-        root: Scene folder.
         train_cameras: Cameras to train on, at their training size, in the order of their names.
-        test_cameras: Held-out cameras, likewise; may be empty.
         original_train_cameras: The training cameras at their calibrated size, for cameras.json;
             those that were left out included.
-        original_test_cameras: The held-out cameras likewise.
         points: Points of the reconstruction. (P, 3) float32 world units; P may be 0
         points_rgb: Their colours. (P, 3) uint8
         extent: 1.1 times the largest distance of a training camera from their mean, world units.
@@ -131,15 +128,10 @@ def load_scene(
     is held out; scenes with a ``transforms_test.json`` hold out those instead.
 
     Args:
-        root: Scene folder.
-        size_rule: Training size of each image.
         images_dir: Folder of the photographs of a COLMAP scene, relative to ``root``.
         eval_split: Whether to hold out test cameras. Otherwise all cameras are trained on.
         white_background: Whether transparent pixels are white instead of black.
         seed: Seed of the initial points of a scene without points.
-        masks: Which masks to look for.
-        view_options: Which views to keep or to leave out.
-        notify: Is told what else the user should know.
 
     Returns:
         The scene; all image files have been found, none decoded.
@@ -186,15 +178,12 @@ def load_scene_for_checkpoint(
     Args:
         root: Scene folder; needs only the photographs if there is a ``cameras.json``.
         checkpoint: The 3DGS checkpoint.
-        size_rule: Training size of each image.
         images_dir: Folder of the photographs, relative to ``root``.
         eval_split: Whether to hold out test cameras.
         white_background: Whether transparent pixels are white instead of black.
         seed: Seed of the initial points of a scene without points.
         require_images: Whether missing photographs are an error. Meshing and texturing need none:
             such a camera then gets its size from the checkpoint.
-        masks: Which masks to look for.
-        view_options: Which views to keep or to leave out.
         notify: Is told about duplicates, disagreements and anything else that was decided.
 
     Returns:

@@ -53,7 +53,6 @@ class CheckpointStore:
     Temporaries that killed processes left in the folder are removed at construction.
 
     Args:
-        directory: Folder of the run; created if need be.
         keep: How many interval checkpoints to keep; None keeps all.
         milestones: Iterations whose checkpoints are always kept.
         final: Last iteration of the run; its checkpoint is always kept.
@@ -93,7 +92,6 @@ class CheckpointStore:
         Tensors are copied to the CPU one at a time, so the device needs no extra memory.
 
         Args:
-            iteration: The iteration just finished.
             payload: ``PAYLOAD_KEYS`` and ``"resume"``; tensors, primitives and containers of them.
 
         Returns:
@@ -122,7 +120,6 @@ class CheckpointStore:
 
         Args:
             notify: Told one line about every newer file that is skipped, and why.
-            map_location: Device for the tensors.
 
         Returns:
             File and payload; None if there is none.
@@ -203,7 +200,6 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
 
     Args:
         path: The ``.pt`` file.
-        map_location: Device for the tensors.
 
     Returns:
         The payload; it has all of ``PAYLOAD_KEYS``, and they are what they should be.
@@ -379,10 +375,6 @@ class _Optimizer(msgspec.Struct):
 
 def check_payload(path: Path, payload: Any) -> None:
     """Check that a checkpoint makes sense.
-
-    Args:
-        path: Its file, for the message.
-        payload: What the file holds.
 
     Raises:
         UserError: It does not; the message tells what is wrong.

@@ -52,14 +52,8 @@ class LoopConfig:
     """When the loop does what; all numbers are absolute iterations.
 
     Attributes:
-        first: First iteration.
-        last: Last iteration, inclusive.
-        seed: Random seed of the run.
-        log_interval: Iterations between two log lines.
         checkpoint_interval: Iterations between two checkpoints; None for milestones only.
-        checkpoint_milestones: Further checkpoints, which are never thinned out.
         keep_checkpoints: How many interval checkpoints to keep; None for all.
-        test_iterations: When to measure the held-out views.
         export_iterations: When to write what other programs read, besides the last iteration.
         view_check_iterations: After which iterations training views that contradict the model are
             left out.
@@ -92,12 +86,6 @@ class Trainer:
     """Runs a stage from its first iteration (or a checkpoint) to its last.
 
     Args:
-        stage: What is optimised.
-        config: When to do what.
-        scene: Views to learn from and to hold out.
-        images: Decoded photographs.
-        run: Where everything is written.
-        console: Where everything is said.
         group: The processes that train together; all but the first only compute.
         live: Shows the model while it trains; None shows it to nobody.
     """

@@ -21,11 +21,7 @@ SHOWN_VALUES = {"opacity": torch.sigmoid, "scales": torch.exp}
 
 
 class TrainableModel(ABC):
-    """Parameters that an optimiser owns.
-
-    Attributes:
-        optimizer: Adam with one group per parameter.
-    """
+    """Parameters that an optimiser owns."""
 
     state_names: ClassVar[dict[str, str]]
     """Parameter to name in a state dict, in the order of the file."""
@@ -40,14 +36,7 @@ class TrainableModel(ABC):
         optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
         seed: int = 0,
     ) -> None:
-        """Start optimising copies of ``tensors`` with zero moments.
-
-        Args:
-            tensors: Initial parameters.
-            rates: Learning rates by the same names.
-            optimizer: Storage of parameters and moments, and which rows step.
-            seed: Seed of the run, for stochastic rounding.
-        """
+        """Start optimising copies of ``tensors`` with zero moments."""
         self._seed = seed
         self.optimizer = GroupedAdam(tensors, rates, optimizer, seed)
 
@@ -204,10 +193,6 @@ def cloud_from_state(
     state: dict[str, Tensor], kind: str = "model of free Gaussians"
 ) -> GaussianCloud:
     """The Gaussians of a ``state_dict``.
-
-    Args:
-        state: Tensors by their names in files.
-        kind: What it should be, for messages.
 
     Raises:
         UserError: If a tensor is missing or has another shape.

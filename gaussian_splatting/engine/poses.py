@@ -52,7 +52,6 @@ class PoseConfig:
         rate: Learning rate of rotations in radians, and of shifts in camera extents.
         final_share: Share of the rate that is left at the end; it falls log-linearly.
         start: First iteration in which poses move: before it the Gaussians are not there yet.
-        last: Last iteration of the run.
         anchor: Share of a motion that each of its steps takes back, times the rate.
     """
 
@@ -77,9 +76,7 @@ class PoseRefinement:
     On the host, in float64: V rows of 6 numbers.
 
     Args:
-        cameras: Training views with the poses to start from.
         extent: Camera extent in world units; shifts are learned in it.
-        config: Rates.
     """
 
     def __init__(self, cameras: Sequence[Camera], extent: float, config: PoseConfig) -> None:
@@ -103,7 +100,6 @@ class PoseRefinement:
 
         Args:
             camera: The view, in its present pose.
-            values: Parameters of the Gaussians.
             gradients: Their gradients, of this view alone.
         """
         found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
@@ -162,7 +158,6 @@ def with_motion(camera: Camera, motion: Tensor, extent: float) -> Camera:
     """A camera turned about its centre and shifted.
 
     Args:
-        camera: The camera.
         motion: Axis times angle in radians, and shift in extents, both in world axes. (6,)
         extent: World units of one extent.
     """
@@ -203,12 +198,10 @@ def fitted_pose(
 
     Args:
         gaussians: The model; not changed.
-        camera: The view in its known pose.
         photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
         extent: World units of one extent of the cameras.
         background: Colour behind the Gaussians. (3,)
         exposed: Compare after a gain and an offset per channel.
-        rasterizer: Rendering backend.
     """
     leaves = {n: getattr(gaussians, n).detach().clone().requires_grad_(True) for n in _MOVED}
     frozen = replace(gaussians, **leaves)

@@ -47,10 +47,6 @@ class StageRun(Generic[Model]):
     """A run that has read its inputs and has not touched its folder yet.
 
     Attributes:
-        title: Heading of the configuration that is printed.
-        scene: Views to learn from and to hold out.
-        directory: The folder.
-        loop: When to do what.
         build: Makes the stage of the initial model; may plan memory, and say so.
         results: Files of a finished run, the one that the next stage reads first.
         enrich: Makes more of the initial model by looking at the photographs; not called where a
@@ -75,14 +71,7 @@ class StageConfig(Protocol):
 
 
 class StageOptions(Protocol):
-    """What every stage's options have.
-
-    Attributes:
-        config: What decides the optimisation.
-        compute: Device and rendering backend.
-        run: Treatment of an occupied folder.
-        notices: Lines to print at the start.
-    """
+    """What every stage's options have."""
 
     config: StageConfig
     compute: Compute
@@ -102,7 +91,6 @@ def run_stage(
 
     Args:
         prepare: Reads the inputs: the run, and the model that it starts from.
-        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:
@@ -179,9 +167,7 @@ class Session:
     """An open run.
 
     Attributes:
-        run: Its folder.
         plan: Whether to start, continue or skip it.
-        console: Prints, and writes the folder's log.
     """
 
     run: RunDirectory
@@ -211,11 +197,6 @@ def open_session(
     """Plan the run, open its log and print the resolved configuration.
 
     Args:
-        run: The folder and the settings that decide the result.
-        options: What to do with what the folder holds.
-        final: Last iteration of the run.
-        notices: Messages of the preparation, printed first.
-        title: Heading of the configuration table.
         group: The processes that run together: the first decides, and it alone prints and writes.
     """
     with _lock(run) if group.is_first else nullcontext():
@@ -286,9 +267,7 @@ def compile_ahead(device: torch.device, console: Console, channels: Sequence[int
     A kernel that does not compile says so where it is first used.
 
     Args:
-        device: Where they will run.
         console: Is told how far it is, unless it is done at once.
-        channels: Numbers of channels that are blended besides RENDERED_CHANNELS.
     """
     place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
     modules = kernel_modules(device.type == "cpu", channels)

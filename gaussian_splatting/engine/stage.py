@@ -54,11 +54,9 @@ class Stage(ABC):
 
     Attributes:
         name: What the console calls it, for example ``"coarse dn_consistency"``.
-        model: The Gaussians and their optimiser.
         extent: Camera extent in world units.
         memory_plan: How a step saves memory; the loop may change it between two steps.
         poses: Poses that are learned beside the model; None where they are taken as they are.
-        exposures: Those of the photographs, where the stage learns them.
         pairs: Numbers of pairs of the views, by which a step need not wait for them.
     """
 
@@ -92,8 +90,6 @@ class Stage(ABC):
         called again; so it changes nothing else, but leaves that to ``StepResult.settle``.
 
         Args:
-            iteration: Absolute iteration.
-            camera: The view.
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
             view_index: Number of the view in its step; random draws depend on it.
         """
@@ -159,13 +155,9 @@ class LossTerm:
     """One term of the loss.
 
     Attributes:
-        name: What logs, curves and errors call it.
-        weight: Its weight in the loss.
-        at: Where it looks.
         value: The unweighted scalar, from what is seen there: an :class:`ImageStrip` of an image,
             else what the stage says. Of a chunk or a strip it is the share, the sum divided by
             the number in the whole. None where a view has nothing for it.
-        active: In which iterations it acts.
         maps: What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``,
             ``"plane"``.
         halo: Rows of the image on each side that the loss of a row depends on.
@@ -202,8 +194,6 @@ class ImageStrip:
     """What a term sees of a strip of the image.
 
     Attributes:
-        maps: What was rendered.
-        camera: The view, at the size of the whole maps.
         photograph: Photograph of the view. (H, W, 3) bytes or floats, or (H, W, 4) bytes with a
             mask of what to ignore. At half its size only what the mask says, None without one.
         exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)

@@ -62,10 +62,6 @@ class EmptyViews:
     """Views that show no Gaussian: each is named once, and too many in a row end the run.
 
     Such a view pulls at nothing. A pose that is wrong makes one; a model that is lost makes all.
-
-    Args:
-        n_cameras: Views of an epoch.
-        warn: Told about a view when it is met first.
     """
 
     def __init__(self, n_cameras: int, warn: Callable[[str], None]) -> None:
@@ -102,13 +98,7 @@ class Stepper:
     """Makes the steps of a stage.
 
     Args:
-        stage: What is optimised.
-        cameras: Views to learn from.
-        first: First iteration of the run.
-        seed: Random seed of the run.
-        images: Decoded photographs.
         group: The processes that share the views of a step.
-        console: Where warnings go.
     """
 
     def __init__(
@@ -170,7 +160,6 @@ class Stepper:
         """Learn from the views of one iteration.
 
         Args:
-            iteration: Absolute iteration.
             requested: Signal that asked this process to stop.
 
         Raises:

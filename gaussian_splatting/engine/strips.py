@@ -70,9 +70,7 @@ class StripMaps:
         image: Colour. (R, W, 3)
         depth: Depth along the view axis. (R, W) world units
         normal_xy: Camera-space x and y of the normals; see ``complete_normals``. (R, W, 2)
-        shown: Which rows of the image these are.
         counted: Rows of these maps that count; the others are their neighbours.
-        height: Rows of the whole image.
         plane: Blended normals and distances of the Gaussians' planes. (R, W, 4)
         features: Blended free features. (R, W, F)
     """
@@ -121,9 +119,7 @@ class ViewPass:
     Args:
         project: Projects all Gaussians; gradients flow through what it returns.
         color: Colour behind the image; black when None. (3,)
-        split: How memory is saved.
         farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
-        rasterizer: Rendering backend.
         pairs: What views had when they were seen last; None: the host waits for the number.
 
     Attributes:
@@ -192,7 +188,6 @@ class ViewPass:
         """Send the gradient of all terms to what was projected; the last thing a pass does.
 
         Args:
-            terms: Image terms.
             d_depth: Further gradient of the depth map. (H, W)
 
         Returns:

@@ -22,7 +22,6 @@ class CameraOrder:
 
     Args:
         n_cameras: Number of training views, at least 1.
-        seed: Random seed of the run.
         label: Name of the stage, so that stages see different orders.
     """
 
@@ -52,11 +51,7 @@ _LEAST_WEIGHT = 1e-3
 
 
 class SizedViews:
-    """Photographs and cameras of one size after another.
-
-    Args:
-        images: Decoded photographs at full size.
-    """
+    """Photographs and cameras of one size after another."""
 
     def __init__(self, images: ImageStore) -> None:
         self._images = images
@@ -66,7 +61,6 @@ class SizedViews:
         """A view at a share of its size.
 
         Args:
-            camera: The view at full size.
             scale: Width and height as shares of the full ones, above 0 and at most 1.
 
         Returns:

@@ -54,9 +54,6 @@ class DensificationConfig:
     Gradients are mean norms of the screen-space gradient, positions in units of half the image
     size. Once ``opacity_reset_interval`` has passed, Gaussians larger than a tenth of the extent
     are removed as well.
-
-    Attributes:
-        prune_opacity: Fainter Gaussians are removed.
     """
 
     densify_from_iter: int = _iterations(500, "densify after this iteration")
@@ -196,9 +193,6 @@ def densify_and_prune(
     cleared by the clone step just before it is read, so it never acts.
 
     Args:
-        optimizer: Holds the six parameters of a Gaussian cloud.
-        stats: What was seen since the last round.
-        config: Thresholds.
         extent: Camera extent in world units.
         remove_large: Also remove Gaussians larger than a tenth of the extent.
         generator: Source of the positions of split children, on the CPU.
@@ -336,8 +330,6 @@ class FootprintWatch:
     process saw them.
 
     Args:
-        n: Number of Gaussians.
-        device: Where they are.
         config: Whom to ask; None for nobody.
 
     Attributes:
@@ -421,7 +413,6 @@ class FootprintWatch:
         Args:
             opacities: (N,)
             iteration: Of the round.
-            interval: Iterations between two rounds.
             until: Iteration at which densification ends.
         """
         if self._config is None:

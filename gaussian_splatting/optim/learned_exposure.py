@@ -87,10 +87,6 @@ class Exposures:
     their mean is kept at no change: the model's colours are those of the mean photograph.
 
     Args:
-        config: Settings.
-        names: Training photographs.
-        device: Where to compute.
-        span: First and last iteration of the run.
         initial: Exposures of an earlier stage by name, (2, 3) each; others begin with no change.
     """
 
@@ -196,11 +192,8 @@ def rate_at(rate: float, final_share: float, start: int, last: int, iteration: i
     """Learning rate of an iteration: log-linear from ``rate`` at ``start`` to its share at the end.
 
     Args:
-        rate: Learning rate to begin with.
         final_share: Share of it that is left at ``last``.
         start: Iteration up to which it does not fall.
-        last: Last iteration of the run.
-        iteration: The iteration.
     """
     progress = (iteration - start) / max(1, last - start)
     return rate * final_share ** min(max(progress, 0.0), 1.0)
@@ -211,8 +204,6 @@ class VisitedAdam:
 
     Args:
         shape: (V, ...)
-        dtype: Of the values.
-        device: Where they are.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:

@@ -41,8 +41,6 @@ class Attempt:
     """One way to find the cameras; its steps are noted under names of its own.
 
     Attributes:
-        work: The call.
-        photographs: In their order.
         masks: Of each; only where they count features are looked for. None: everywhere.
         content: Digest of the photographs, and of the masks if they count.
     """
@@ -122,15 +120,7 @@ def attempts_of(
     files: Sequence[object],
     hidden: Sequence[object],
 ) -> list[Attempt]:
-    """The ways to find the cameras, in the order in which they are tried.
-
-    Args:
-        work: The call.
-        photographs: In their order.
-        masks: Of each.
-        files: What identifies the photographs, as JSON values.
-        hidden: The same of the masks.
-    """
+    """The ways to find the cameras, in the order in which they are tried."""
     asked = work.options.posing.masked_features
     masked = Attempt(work, photographs, masks, digest(files, hidden))
     whole = Attempt(work, photographs, None, digest(files))

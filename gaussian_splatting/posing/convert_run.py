@@ -85,14 +85,7 @@ class Converted:
     """A scene with cameras.
 
     Attributes:
-        root: Scene folder.
         page: The page about it; None if it could not be written.
-        line: What came out.
-        seconds: Time of all steps of this call.
-        peak_bytes: Most memory in use.
-        n_registered: Photographs with a place.
-        n_photographs: Photographs in all.
-        n_points: Points of the model.
         reprojection_error: Mean, in pixels of the size that features were looked for at.
     """
 

@@ -68,12 +68,9 @@ def map_photographs(
     """Find the models and keep the largest one; on one core, because only then bits repeat.
 
     Args:
-        database: With matches.
         names: Of the photographs in their order; the model gets them.
         folder: Gets the models as ``0``, ``1``, ..., the largest first; replaced as a whole.
         mapper: Not ``auto``.
-        seed: Of what the mapper draws.
-        advance: Told how many photographs have a place.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

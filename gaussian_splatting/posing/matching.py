@@ -86,8 +86,6 @@ def create_database(
     camera share its lens.
 
     Args:
-        path: The database; replaced.
-        photographs: In their order.
         camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
             camera took fewer than ``SMALL_GROUP``.
 
@@ -145,12 +143,9 @@ def extract_features(
 
     Args:
         path: Database by :func:`create_database`.
-        photographs: As given there.
         masks: Of each photograph; black pixels give no features.
         longest_side: Size at which features are looked for, pixels; their places count in pixels
             of the whole photograph.
-        max_features: Features per photograph, the largest first.
-        advance: Told how many photographs are done.
 
     Raises:
         UserError: A photograph or mask is damaged.
@@ -242,8 +237,6 @@ def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matc
     """What ``auto`` means for so many photographs.
 
     Args:
-        matcher: As asked for.
-        n_photographs: How many.
         in_order: Whether their order is that in which they were taken for sure, as in a video.
     """
     if matcher != "auto":
@@ -260,8 +253,6 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]
     ones do as well, so that a path that comes back to where it began is closed.
 
     Args:
-        path: Database with the features of all photographs.
-        n: How many.
         matcher: How to choose, not ``auto``.
     """
     if matcher == "exhaustive":
@@ -287,10 +278,7 @@ def match_pairs(
     """Match pairs of photographs and check their geometry; pairs done before are skipped.
 
     Args:
-        path: Database with features.
         pairs: Photographs by their places in the order.
-        seed: Of the geometric check.
-        advance: Told how many pairs are done.
     """
     pycolmap = load_pycolmap()
     verification = pycolmap.TwoViewGeometryOptions()
@@ -330,11 +318,7 @@ def _pair(key: int) -> tuple[int, int]:
 
 
 def verified_matches(path: Path) -> dict[tuple[int, int], int]:
-    """Matches that agree with one geometry, by pair of places in the order; pairs without left out.
-
-    Args:
-        path: Database.
-    """
+    """Matches that agree with one geometry, by pair of places in the order; pairs without left out."""
     pycolmap = load_pycolmap()
     with pycolmap.Database.open(str(path)) as database:
         keys, counts = database.read_two_view_geometry_num_inliers()
@@ -436,7 +420,6 @@ def contradicting_pairs(
 
     Args:
         model: ``pycolmap.Reconstruction``.
-        database_path: Database with keypoints and verified matches.
         names: Of the photographs, in the order of their numbers in the database.
         matches: Numbers of verified matches by pair of places in that order.
 
@@ -475,7 +458,6 @@ def _median_error(images: Sequence[Any], first: np.ndarray, second: np.ndarray) 
     """Median Sampson distance of matches from the epipolar geometry of two poses.
 
     Args:
-        images: Two registered images.
         first: Undistorted keypoints of the first at depth 1. (n, 2)
         second: Of the second. (n, 2)
     """

@@ -55,7 +55,6 @@ class Photograph:
 
     Attributes:
         name: Path below the folder of the photographs, with slashes.
-        path: The file.
         width: Upright, in pixels.
         height: Upright, in pixels.
         focal: Focal length in pixels of the whole file; None where EXIF does not tell.
@@ -204,7 +203,6 @@ def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
     """A photograph as it is meant to be seen, in 8 bits.
 
     Args:
-        path: The file.
         longest_side: Make larger ones smaller, pixels; None keeps the size of the file.
 
     Returns:
@@ -328,8 +326,6 @@ class FrameChoice:
     """Which frames of a video are taken.
 
     Attributes:
-        chosen: Numbers of the frames, ascending.
-        n_frames: Frames of the video.
         n_repeated: Intervals left out, because nothing had moved since the one before.
     """
 
@@ -357,9 +353,7 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
     The video is read twice, so that no more than one frame is in memory.
 
     Args:
-        video: The file.
         folder: Gets ``frames.json``, and ``frame_00012.jpg`` for frame 12.
-        n_wanted: Frames to take at most.
         progress: Context manager that takes a title and the number of frames and gives a function
             to call after each one.
 
@@ -407,7 +401,6 @@ def choose_frames(looks: Iterator[_Look], n_wanted: int) -> FrameChoice:
     """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved.
 
     Args:
-        looks: All frames in order.
         n_wanted: Intervals; with fewer frames each is an interval of its own.
     """
     seen = list(looks)

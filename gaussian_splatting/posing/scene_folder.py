@@ -76,9 +76,7 @@ class Source:
     """Where the photographs are.
 
     Attributes:
-        root: Scene folder.
         folder: Folder of the photographs; of a video, that of its frames.
-        video: The video, if it is one.
     """
 
     root: Path
@@ -138,7 +136,6 @@ def source_digest(source: Source, masks: Path | None = None) -> str:
     """Digest of the names and contents of photographs and their masks, or of a video.
 
     Args:
-        source: Where the photographs are.
         masks: Folder of the masks; None for ``input_masks``.
     """
     masks = masks or source.root / INPUT_MASKS
@@ -215,7 +212,6 @@ def original_masks(source: Source, asked: str | None) -> tuple[str | None, Path 
     """Where the masks of the photographs as they were taken are.
 
     Args:
-        source: Where the photographs are.
         asked: ``--masks``.
 
     Returns:
@@ -270,7 +266,6 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
     ``distorted`` as ``old_images`` and so on.
 
     Args:
-        source: Where the photographs are.
         flat: Folder with ``images``, ``sparse`` and perhaps ``masks`` and ``images_2`` and so on.
         masks: Masks of the photographs as they were taken that have to make room.
 
@@ -301,9 +296,6 @@ class Work:
     """A call under way.
 
     Attributes:
-        source: Where the photographs are.
-        options: What was asked for.
-        console: Where to report.
         steps: Name, seconds and peak bytes of each step so far.
     """
 
@@ -345,13 +337,7 @@ _JPEG = {"quality": 95, "subsampling": 0}
 
 @dataclass(frozen=True)
 class Original:
-    """A photograph that has a place, and what belongs to it.
-
-    Attributes:
-        photograph: As it was taken.
-        mask: Its mask, if it has one.
-        flat_name: Name of its flat copy.
-    """
+    """A photograph that has a place, and what belongs to it."""
 
     photograph: Photograph
     mask: ViewMask | None
@@ -379,11 +365,8 @@ def write_flat_pictures(
     """Write flat copies of all photographs that the model places; those that are there stay.
 
     Args:
-        model: pycolmap's reconstruction.
-        by_name: All that it may place.
         folder: Gets ``images``, ``masks`` and, to resize, ``images_2`` and so on.
         resize: Whether to make the smaller copies as well.
-        advance: Told how many are done.
     """
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):
@@ -451,7 +434,6 @@ def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path
     """Write the model of the flat photographs, coloured by them.
 
     Args:
-        source: Folder of the model with its lenses.
         by_name: As for :func:`write_flat_pictures`.
         folder: Has the flat photographs in ``images``; gets ``sparse/0``, complete or not at all.
     """

@@ -47,12 +47,10 @@ class Evidence:
     """What is known of all photographs, in their order.
 
     Attributes:
-        names: Of the photographs.
         sharpness: Of each. (N,)
         n_features: Found in each. (N,)
         matches: Verified matches by pair of places.
         models: Names in each model, the largest first.
-        n_points: Points of the largest model.
         track_length: Photographs that see a point of it, on average.
         error: Its mean reprojection error, pixels of the size that features were looked for at.
         shared: For each photograph of the largest model most points that it shares with another.
@@ -81,7 +79,6 @@ class Verdict:
 
     Attributes:
         word: ``fine``, ``usable`` or ``poor``.
-        n_registered: Photographs with a place.
         left_out: Name and reason of each other photograph, in order.
         other_models: Photographs of further models that the largest lacks, by model.
         advice: Sentences about what to do, the most useful first; may be empty.
@@ -254,9 +251,6 @@ def _joined(texts: Sequence[str]) -> str:
 def model_facts(model) -> tuple[dict[str, int], float]:
     """What the verdict needs of a reconstruction beside its counts.
 
-    Args:
-        model: pycolmap's reconstruction.
-
     Returns:
         For each photograph most points that it shares with another one; and the extent of the
         cameras' path in median distances from cameras to points.
@@ -306,13 +300,8 @@ def convert_page(
     """The page.
 
     Args:
-        title: Heading.
-        evidence: What is known of the photographs.
-        verdict: What follows from it.
         seen_from_above: By :func:`camera_map`.
-        files: The photographs as taken, by name.
         steps: Name, seconds and peak bytes of each step.
-        settings: What was asked for.
     """
     page = Page(title, f"{len(evidence.names)} photographs")
     page.facts(
@@ -386,9 +375,7 @@ def camera_map(model: Any, names: Sequence[str], size: int = MAP_SIZE) -> np.nda
     """Cameras and points of a reconstruction from above.
 
     Args:
-        model: pycolmap's reconstruction.
         names: All photographs in their order; the path joins those that have a place.
-        size: Pixels of a side.
 
     Returns:
         (size, size, 3) uint8

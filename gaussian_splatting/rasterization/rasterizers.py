@@ -43,9 +43,7 @@ class Rasterizer(Protocol):
 
         Args:
             splats: As projected, C channels each. (N, 9 + C)
-            tiles: What :meth:`build_tile_lists` returned for the view.
             background: Value behind everything. (C,) float32
-            rows: What to blend; not empty, inside the image.
         """
         ...
 
@@ -62,13 +60,11 @@ class Rasterizer(Protocol):
         """Add what some rows say to the gradients of splats.
 
         Args:
-            splats: As given to :meth:`blend_rows`, like the following two.
-            tiles: Of the view.
+            splats: As given to :meth:`blend_rows`, like tiles and background.
             background: Value behind everything. (C,)
             blended: What it returned; ``pixels`` are not read and may be overwritten.
             d_pixels: (R, W, C)
             d_transmittance: (R, W)
-            gradients: Sums to add to.
         """
         ...
 
@@ -140,9 +136,7 @@ def blend(
     """Blend a whole image.
 
     Args:
-        projection: Splats with C channels.
         background: Value behind everything, without a gradient. (C,)
-        rasterizer: Rendering backend.
 
     Returns:
         ``(pixels (H, W, C), transmittance (H, W))``; gradients flow to ``projection.means2d``
@@ -195,7 +189,6 @@ class BlendedRows:
         pixels: Blended channels. (R, W, C)
         transmittance: Light left at the end of each ray. (R, W)
         last: Place in the tile lists of the last splat that each pixel blended. (R, W) int32
-        rows: Which rows these are.
     """
 
     pixels: Tensor
@@ -234,9 +227,7 @@ def blend_rows(
 
     Args:
         splats: As projected, C channels each. (N, 9 + C)
-        tiles: Lists of the whole image.
         background: Value behind everything. (C,) float32
-        rows: What to blend; not empty, inside the image.
         blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: where the
             tensors are on one.
     """
@@ -270,13 +261,10 @@ def backpropagate_rows(
 
     Args:
         splats: As given to :func:`blend_rows`, like the following two.
-        tiles: Lists of the whole image.
         background: Value behind everything. (C,)
         blended: What it returned; ``pixels`` are not read.
         d_pixels: (R, W, C)
         d_transmittance: (R, W)
-        gradients: Sums to add to.
-        blocks: As there.
     """
     device, n_channels = splats.device, background.shape[0]
     kernels = _choose_kernels(device, blocks)(n_channels)

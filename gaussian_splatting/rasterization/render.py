@@ -78,7 +78,6 @@ def channel_background(
     """What lies behind each blended channel: zero but for colour and, if asked for, depth. (C,)
 
     Args:
-        projection: Of all Gaussians.
         color: Colour behind everything; black when None. (3,)
         farthest_depth_behind: As in :func:`rasterize`.
     """
@@ -113,10 +112,7 @@ def rasterize(
 
     Args:
         gaussians: N activated Gaussians with unit quaternions. N may be 0.
-        camera: Camera to render, at its own size and intrinsics.
         background: Colour behind everything; black when None. (3,)
-        rgb: Render the spherical-harmonics colour.
-        depth: Render depth along the view axis.
         normal: Render normals (smallest axis of each Gaussian, towards the camera).
         plane_reach: Render the planes through the centres, square to these normals, of Gaussians
             up to this depth in world units.
@@ -124,7 +120,6 @@ def rasterize(
         sh_degree: Spherical-harmonics degree, 0 to 3.
         farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
             depth image (as a constant) instead of 0.
-        rasterizer: Rendering backend.
 
     Returns:
         Named images and the per-Gaussian by-products.
@@ -208,7 +203,6 @@ def median_depth(gaussians: Gaussians, camera: Camera) -> Tensor:
 
     Args:
         gaussians: N activated Gaussians with unit quaternions.
-        camera: From where.
 
     Returns:
         Infinite where more light than that goes through. (H, W) world units

@@ -76,7 +76,6 @@ def with_dense_points(
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
         hull: What masks say of the object; nothing is added outside of it.
         limit: Most Gaussians that are allowed; None for any number.
-        notify: Is told what was found.
     """
     points, colors = dense_points(scene, load_image, cloud.means.device)
     if hull is not None:
@@ -106,9 +105,7 @@ def dense_points(
     """Points that at least two photographs agree on.
 
     Args:
-        scene: Training views and sparse points.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
-        device: Where to compute.
 
     Returns:
         Points, (P, 3) float32 world units, and their colours, (P, 3) uint8, on the CPU, in the
@@ -226,7 +223,6 @@ class GreyView:
     """A posed photograph without colours.
 
     Attributes:
-        camera: Of the photograph's size.
         grey: Values in [0, 1]. (H, W) float32
     """
 
@@ -243,8 +239,6 @@ def sweep(
     depth is tried on the images themselves. Small images are searched whole.
 
     Args:
-        view: The photograph.
-        neighbors: Others that look at the same, at least one.
         near: Least depth in world units.
         far: Largest depth in world units.
 
@@ -272,8 +266,6 @@ def best_plane(
     """The plane on which neighbours agree best, between those that were tried.
 
     Args:
-        view: The photograph.
-        neighbors: Others that look at the same, at least one.
         inverse: 1 / depth of the planes, evenly spaced, for all pixels or for each. (D, 1, 1) or
             (D, H, W)
 
@@ -379,7 +371,6 @@ def consistent(
     there.
 
     Args:
-        view: The photograph.
         depth: Its depth. (H, W) world units
         neighbors: Others, with their depth; infinite where it is not to be believed.
         tolerance: Largest difference, as a share of the depth.

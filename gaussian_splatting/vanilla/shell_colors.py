@@ -30,9 +30,6 @@ def with_shell_colors(
     """The Gaussians, those of the shell in the colours of their directions.
 
     Args:
-        cloud: Gaussians to start from.
-        shell: Tells which are of the shell.
-        cameras: Training views.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
     """
     rows = (shell.distance(cloud.means) > 0).nonzero()[:, 0]
@@ -53,7 +50,6 @@ def directional_colors(
 
     Args:
         points: Far away. (M, 3) float64 world units, on the CPU
-        cameras: Training views.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
 
     Returns:

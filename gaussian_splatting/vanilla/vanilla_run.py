@@ -69,14 +69,6 @@ class VanillaOptions:
 
     Attributes:
         size: Size of the training images by another rule, which replaces ``resolution``.
-        mask_options: Masks of the photographs.
-        view_options: Photographs to leave out.
-        config: What decides the optimisation.
-        log_interval: Iterations between log lines.
-        memory: How the memory of one view is saved.
-        compute: Device and rendering backend.
-        run: Treatment of an occupied folder.
-        notices: Lines to print at the start.
     """
 
     source_path: Path = _flag(MISSING, "scene folder", short="-s", parse=Path, required=True)
@@ -144,7 +136,6 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
     """Train 3DGS on a scene.
 
     Args:
-        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:

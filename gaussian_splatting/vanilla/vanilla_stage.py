@@ -95,13 +95,8 @@ class VanillaStage(Stage):
 
     Args:
         cloud: Initial Gaussians, on the device to train on.
-        config: Settings.
         extent: Camera extent in world units.
-        export: Writes the Gaussians of an iteration for other programs.
-        rasterizer: Rendering backend.
-        poses: Poses that are learned, too.
         hull: Where Gaussians may be; None for anywhere.
-        exposures: Those of the photographs, to be learned as well.
         shell: Says which Gaussians are of the shell; None without one.
         growth: When images have which size; None for the full size always.
     """

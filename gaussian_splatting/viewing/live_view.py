@@ -71,7 +71,6 @@ class LivePage(Protocol):
     """The page, as the training sees it.
 
     Attributes:
-        wishes: The pictures that browsers wait for.
         paused: Whether somebody asked the training to wait.
         shows: A key of ``LIVE_PICTURES``.
     """
@@ -98,7 +97,6 @@ class LiveView:
 
     Args:
         page: Where to show it; None shows nothing.
-        warn: Told why the showing ended.
         may_pause: Whether the training may be made to wait; several processes may not, because the
             others would take the first for lost.
         clock: Monotonic seconds.
@@ -130,9 +128,6 @@ class LiveView:
         """Show the model as it is now, if anybody looks and a picture is due.
 
         Args:
-            stage: What trains.
-            iteration: The one that is done.
-            terms: Its loss terms, on the device.
             stopped: Whether the run was asked to stop, which ends a pause.
         """
         if self._page is None or not len(self._page.wishes):
@@ -202,10 +197,6 @@ class TrainingPage:
     """A :class:`~gaussian_splatting.viewing.live_view.LivePage` served by viser.
 
     Args:
-        server: The page, still empty.
-        title: What trains.
-        last: Its last iteration.
-        scene: The capture.
         may_pause: Whether to offer a pause.
     """
 
@@ -282,16 +273,7 @@ class TrainingPage:
 def open_live_view(
     options: ViewerOptions, title: str, last: int, scene: Scene, group: ProcessGroup, say: Console
 ) -> LiveView:
-    """The page that was asked for; nothing is served where none was, or where it cannot be.
-
-    Args:
-        options: The flags.
-        title: What trains.
-        last: Its last iteration.
-        scene: The capture.
-        group: The processes that train together; the first one serves.
-        say: Told where to look, or why nothing is shown.
-    """
+    """The page that was asked for; nothing is served where none was, or where it cannot be."""
     if options.viewer is None or not group.is_first:
         return LiveView(None, say.warn)
     page = _page(options, title, last, scene, group.is_alone, say.warn)

@@ -82,8 +82,6 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
     Args:
         host: Name or address to listen on.
         port: To listen on; no other is taken in its place.
-        label: Heading of the page's panel.
-        flag: Named where the port is taken.
 
     Raises:
         UserError: viser is not installed, or the port is taken.
@@ -200,8 +198,6 @@ def show_picture(server: viser.ViserServer, client: int, picture: np.ndarray | N
     """Put a picture behind what else a browser shows.
 
     Args:
-        server: The page.
-        client: Which browser; nothing happens where it has left.
         picture: (H, W, 3) uint8; None takes the last one away.
     """
     there = server.get_clients().get(client)
@@ -213,8 +209,6 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
     """Where browsers look from when they open the page.
 
     Args:
-        server: The page.
-        camera: To stand at.
         up: What is up in the world. (3,)
         distance: From it to what the browser's camera turns around, in world units.
     """
@@ -253,9 +247,6 @@ def add_frustum(
     """A camera of the capture as a pyramid, with its photograph in it.
 
     Args:
-        server: The page.
-        name: Its path in the scene tree.
-        camera: Which one.
         size: Of the pyramid, in world units.
         picture: A small photograph. (H, W, 3) uint8
     """
@@ -296,7 +287,6 @@ class BrowserView:
         wxyz: Quaternion from the camera's axes (x right, y down, z forward) to the world's. (4,)
         fov: Vertical field of view in radians.
         width: Of what shows the picture, in pixels.
-        height: Likewise.
     """
 
     position: np.ndarray
@@ -325,10 +315,7 @@ class Wish:
     """A picture that a browser waits for.
 
     Attributes:
-        client: Which browser.
-        view: From where.
         longest_side: In pixels.
-        version: What of the browser's state it shows.
     """
 
     client: int
@@ -415,12 +402,7 @@ class Wishes:
             return Wish(number, client.view, side, client.version)
 
     def made(self, wish: Wish, seconds: float) -> None:
-        """A picture was made and sent; its time decides the size of small ones.
-
-        Args:
-            wish: Which one.
-            seconds: What it took.
-        """
+        """A picture was made and sent; its time decides the size of small ones."""
         with self._lock:
             # Time grows with the number of pixels, so a side with its root.
             fitting = wish.longest_side * math.sqrt(MOVING_SECONDS / max(seconds, 1e-6))

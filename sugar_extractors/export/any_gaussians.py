@@ -34,7 +34,6 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
         path: A PLY of Gaussians; an SPZ or ``.splat`` file; a GLB with
             Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
             checkpoint, whose last iteration is taken.
-        notify: Told about what was dropped.
 
     Raises:
         UserError: It is missing, damaged, or holds no Gaussians.

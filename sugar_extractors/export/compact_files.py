@@ -140,12 +140,7 @@ class Fidelity:
 
 
 def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
-    """Compare Gaussians with those that were read back.
-
-    Args:
-        written: N Gaussians, in the order of the file.
-        found: As many.
-    """
+    """Compare Gaussians with those that were read back."""
     a, b = columns(written), columns(found)
     difference = {name: np.abs(a[name] - b[name]) for name in a}
     # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
@@ -235,10 +230,6 @@ _XYZW = [1, 2, 3, 0]
 
 def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
     """Write an SPZ file, complete or not at all.
-
-    Args:
-        path: File to write.
-        cloud: In the axes of the format.
 
     Returns:
         Rows of the cloud in the order of the file: their own. (N,)

@@ -37,10 +37,6 @@ _WRONG = "damaged, or another kind of glTF; export it again"
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
     """Write a binary glTF, complete or not at all.
 
-    Args:
-        path: File to write.
-        cloud: In glTF's axes.
-
     Returns:
         Rows of the cloud in the order of the file. (N,)
 

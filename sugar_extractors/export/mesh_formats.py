@@ -98,7 +98,6 @@ def write_usdz(path: Path, mesh: TexturedMesh) -> None:
     """Write a USDZ package, complete or not at all.
 
     Args:
-        path: File to write.
         mesh: With y up; a unit is taken for a metre.
 
     Raises:

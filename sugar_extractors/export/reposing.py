@@ -31,7 +31,6 @@ def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
     """Gaussians on the same triangles with their corners elsewhere.
 
     Args:
-        cloud: As it was refined.
         vertices: Edited, in the order of the model's. (V, 3) world units
 
     Returns:
@@ -56,7 +55,6 @@ def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Ten
     to the new one; its axes are those of the new Gaussian.
 
     Args:
-        cloud: As it was refined.
         old: Corners. (F, 3, 3) float64
         new: Corners. (F, 3, 3) float64
 

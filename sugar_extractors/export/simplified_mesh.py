@@ -68,11 +68,6 @@ def shape_of(mesh: TexturedMesh) -> TriangleMesh:
 def transferred(mesh: TexturedMesh, target: TriangleMesh, atlas: Atlas) -> Tensor:
     """The picture of one mesh on another that has nearly its shape.
 
-    Args:
-        mesh: Where the colours come from.
-        target: The other one.
-        atlas: Its layout.
-
     Returns:
         Row 0 is at v = 1; grey where there is no triangle. (side, side, 3) uint8
     """

@@ -66,7 +66,6 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     with the same settings are not made again.
 
     Args:
-        options: What to do.
         console: Where to report; a new one on the standard output if None.
 
     Returns:

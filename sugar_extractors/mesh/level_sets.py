@@ -92,7 +92,6 @@ def build_model(
     """Drop Gaussians that are not opaque and prepare the rest.
 
     Args:
-        cloud: Raw parameters, on the device to work on.
         min_opacity: Gaussians survive with a larger opacity than this.
         n_neighbors: Neighbours that the density is summed over.
         diamond_extent: Half diagonals of the diamonds in standard deviations.
@@ -268,8 +267,6 @@ def march_rays(
     more count as 1. Memory is O(S L): no product of rays, samples and neighbours is stored.
 
     Args:
-        model: The Gaussians.
-        camera: Camera the rays start from.
         coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
         depths: Depth of the hits along the view axis. (S,) world units
         hit_gaussians: Gaussian hit by each ray. (S,)

@@ -93,7 +93,6 @@ class PoissonMesh(NamedTuple):
     """A reconstructed surface.
 
     Attributes:
-        mesh: The surface.
         densities: How well samples support each vertex, on a logarithmic scale; only the order
             of the values is the same for all backends. (V,)
     """
@@ -113,8 +112,6 @@ class MeshingBackend(Protocol):
         """Screened Poisson surface of oriented points.
 
         Args:
-            samples: The points.
-            solver: Constants.
             waiting: Called now and then with the bytes that the solver has in memory.
         """
 
@@ -163,11 +160,7 @@ def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
 
 
 class Open3dBackend:
-    """Open3D, in memory.
-
-    Args:
-        open3d: The imported module.
-    """
+    """Open3D, in memory."""
 
     name = "open3d"
 

@@ -49,8 +49,6 @@ def plane_renderer(
 
     Args:
         gaussians: All of them, with colours of degree 0 at least.
-        cameras: Views that are fused.
-        neighbors: Of these views.
         extent: Camera extent in world units.
     """
     reach = REACH * extent
@@ -93,7 +91,6 @@ def confirmed_depth(
 
     Args:
         depth: 0 where unknown. (H, W) world units
-        camera: The view.
         neighbors: Views and their depth maps.
 
     Returns:

@@ -82,7 +82,6 @@ class TsdfConfig:
     least 1/2048 of the box.
 
     Attributes:
-        level: Density of the level set.
         pixels_per_voxel: See above.
         min_alpha: Pixels that the Gaussians cover less have no depth.
         min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
@@ -139,7 +138,6 @@ class FusedRegion:
     Attributes:
         mesh: The surface; empty if there is none in the box.
         voxel_size: Side of a voxel, world units.
-        n_voxels: Voxels stored.
     """
 
     mesh: TriangleMesh
@@ -221,11 +219,7 @@ def fuse_region(
 
     Args:
         render: Makes depth and colour of a view; called twice for each.
-        cameras: Training cameras.
-        box: The region.
         hole: Part of it whose surface is left out; None for nothing.
-        config: Constants.
-        console: Shows the progress.
         region: Surface outside of it is left out; None for nothing.
 
     Returns:

@@ -55,11 +55,9 @@ def shaded_views(
 
     Args:
         mesh: World units; may be empty.
-        cameras: Of any size; their intrinsics are scaled.
         width: Longer side of each picture in pixels.
         smooth: Interpolate vertex normals instead of one normal per face.
         colored: Use the colours of the vertices, without light, instead of clay.
-        device: Where to rasterize.
 
     Returns:
         One (h, w, 3) uint8 picture per camera.
@@ -96,10 +94,8 @@ def textured_views(
     """Picture a textured mesh as it is, without light, on black or white.
 
     Args:
-        mesh: With its texture.
         cameras: Of any size; those wider than ``width`` are made smaller.
         width: In pixels.
-        white_background: Show it on white.
 
     Returns:
         One (h, w, 3) uint8 picture per camera.
@@ -117,10 +113,6 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
 
     The first is the one farthest from the mean view; each further one is farthest from all
     before it.
-
-    Args:
-        cameras: Views to choose from.
-        n: Number wanted; all are returned where there are fewer.
 
     Returns:
         Views in the order in which they were picked.
@@ -211,10 +203,6 @@ _JPEG_QUALITY = 85
 
 def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
     """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
-
-    Args:
-        mesh: In the axes of the capture.
-        cameras: Of the capture; they tell which way is up.
 
     Raises:
         UserError: Nothing is left of it.

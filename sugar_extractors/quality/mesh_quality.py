@@ -187,7 +187,6 @@ def make_reference(
     """Set up a comparison by the rules at the top of this file.
 
     Args:
-        mesh: The object.
         visible_points: (N, 3)
         visible_normals: (N, 3)
         box: Low and high corner of the object. (2, 3)
@@ -220,10 +219,6 @@ def compare_surfaces(
 
     Args:
         mesh: In the reference's world.
-        reference: The truth.
-        n_samples: Samples of the mesh inside the box.
-        seed: Random seed of the samples.
-        device: Where distances are computed.
 
     Raises:
         UserError: The mesh has nothing where the object is.
@@ -406,8 +401,6 @@ def sample_surface(
     Args:
         vertices: (V, 3)
         faces: (F, 3) rows of the vertices.
-        count: Number of samples.
-        seed: Random seed.
 
     Returns:
         The samples; none where the mesh has no area.
@@ -438,7 +431,6 @@ class Surface:
     Args:
         vertices: (V, 3), about as large as 1: they become float32.
         faces: (F, 3) rows of the vertices; faces without area are left out.
-        device: Where distances are computed.
     """
 
     def __init__(

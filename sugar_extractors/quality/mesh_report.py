@@ -88,10 +88,8 @@ def write_mesh_report(
     """Write ``report.html`` about some meshes.
 
     Args:
-        directory: Where to write.
         mesh_paths: Meshes, each with its ``.json`` beside it (left out where there is none).
         cameras: Views to picture them from; four that differ are taken.
-        notify: Told why there is no report; never an error.
 
     Returns:
         The file, or None.

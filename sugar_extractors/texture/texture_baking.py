@@ -308,11 +308,9 @@ def bake_texture(
     Args:
         vertices: (V, 3) world units
         faces: (F, 3) integers
-        atlas: Where the faces lie in the texture.
         cameras: Views to gather from, each with its own size and intrinsics.
         source: Their pictures, on the device of the vertices; see :data:`ViewSource`.
         face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
-        config: How colours are gathered.
         on_view: Told after each view how many are done and to be done.
 
     Returns:

@@ -78,8 +78,6 @@ def write_textured_mesh(
     picture that is not there.
 
     Args:
-        obj_path: File to write; the others lie beside it.
-        mesh: What to write.
         glb: Whether to write the one-file form, too.
         y_up: Whether the mesh stands upright already, as :func:`glb_chunks` wants to know.
 
@@ -102,7 +100,6 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
 
     Args:
         targets: For each of :func:`mesh_files` where to write it.
-        mesh: What to write.
         y_up: As in :func:`glb_chunks`.
 
     Raises:
@@ -124,8 +121,6 @@ def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
     """Write the one-file form alone, complete or not at all.
 
     Args:
-        path: File to write.
-        mesh: What to write.
         y_up: As in :func:`glb_chunks`.
 
     Raises:
@@ -175,9 +170,6 @@ def glb_chunks(
     ``KHR_materials_unlit`` and double-sided, so that viewers show the colours of the photographs.
 
     Args:
-        mesh: What to write.
-        picture: Its picture as a PNG or JPEG file.
-        path: Named in the error.
         y_up: Whether the mesh has the axes of glTF already, and is not turned.
         variants: Whether viewers can also show it as ``clay``, grey and lit, by
             ``KHR_materials_variants``.
@@ -364,8 +356,6 @@ def render_textured(
     """Render the first hit of every pixel with the bilinear colour of the texture.
 
     Args:
-        mesh: On any device.
-        camera: Camera to render, at its own size and intrinsics.
         background: Colour behind the mesh; black when None. (3,)
         supersampling: Rays per pixel along each axis; their mean is the pixel.
 

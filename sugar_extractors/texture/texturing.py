@@ -111,7 +111,6 @@ def kept_faces(
 
     Args:
         faces: (F, 3) integers
-        density: Density at the centres of faces.
         iterations: Rings of border faces to take off.
         threshold: Faces of a larger density stay.
 
@@ -163,7 +162,6 @@ class TextureOptions(CaptureOptions):
     """A texture run; the topology of the mesh comes from the refined model itself.
 
     Attributes:
-        baking: How colours are gathered.
         placement: How a copy for other programs is turned and scaled.
     """
 
@@ -252,7 +250,6 @@ def extract_textured_mesh(
     settings is not made again.
 
     Args:
-        options: What to do.
         console: Where to report; a new one on the standard output if None.
         images: Photographs that are decoded already; only the source ``photos`` reads them.
 

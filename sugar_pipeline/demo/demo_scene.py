@@ -66,13 +66,9 @@ class DemoScene:
     """Where the demo scene lies, and how large its object is.
 
     Attributes:
-        root: Scene folder, to be read like any capture.
-        images_path: Folder of the photographs.
-        model_path: Folder of the COLMAP model.
         gt_mesh_path: Triangles of the knot and the ground disc.
         gt_object_path: Triangles of the knot alone.
         gt_visible_path: Surface samples with normals that at least three views see.
-        gt_path: Bounding boxes and counts, JSON.
         object_size: Longest side of the knot, world units.
         reused: Whether the folder held this very scene already.
     """
@@ -128,8 +124,6 @@ def make_demo_scene(
         width: Width of the photographs in pixels.
         height: Height in pixels.
         seed: Chooses paint, camera positions and the noise of the points.
-        device: Where to render.
-        notify: Is told what is being done.
 
     Returns:
         The scene.

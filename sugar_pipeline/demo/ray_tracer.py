@@ -405,10 +405,7 @@ class DemoRenderer:
     """Pictures of the demo scene from any pinhole camera, on the CPU or a GPU.
 
     Args:
-        geometry: The scene's triangles.
-        seed: Chooses the noise in the paint.
         detail: Factor on the number of texels along each side.
-        device: Where to compute.
     """
 
     def __init__(
@@ -463,8 +460,6 @@ class DemoRenderer:
             eyes: Camera centres, world units. (V, 3)
             rotations: World to camera, axes x right, y down, z forward. (V, 3, 3)
             lens: Focal length, principal point x and y, in pixels.
-            width: Pixels per row.
-            height: Rows.
             samples: Rays per side of a pixel.
 
         Returns:

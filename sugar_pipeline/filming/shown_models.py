@@ -50,7 +50,6 @@ class ShownModel:
     """A result that can be looked at.
 
     Attributes:
-        name: For messages.
         picture: Colours from a camera. (H, W, 3) in [0, 1]
         geometry: Depth, infinite where there is nothing (H, W); and normals in camera axes, zero
             there (H, W, 3).
@@ -75,8 +74,6 @@ def open_model(
     Args:
         path: As for :func:`read_result`.
         white: Whether the background is white.
-        device: Where to render.
-        notify: Told about what was dropped.
 
     Raises:
         UserError: As :func:`read_result`.
@@ -89,7 +86,6 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
 
     Args:
         path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-        notify: Told about what was dropped.
 
     Raises:
         UserError: It is missing, damaged, or none of these.
@@ -178,7 +174,6 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
     Args:
         vertices: (V, 3) world units
         faces: (F, 3)
-        camera: From where.
 
     Returns:
         Depth, infinite where there is nothing (H, W); normals in camera axes, turned towards the
@@ -208,9 +203,7 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     """A picture of a model.
 
     Args:
-        model: The model.
         show: One of ``SHOWS``.
-        camera: From where.
         far: Depth that is drawn white, as is where there is nothing. World units
 
     Returns:

@@ -44,8 +44,6 @@ def add_result(server: viser.ViserServer, name: str, result: Result | bytes) -> 
     """Put a result into the scene.
 
     Args:
-        server: The page.
-        name: Its path in the scene tree.
         result: Gaussians, a mesh, or the content of a GLB file.
 
     Returns:
@@ -145,7 +143,6 @@ class Shown:
     """One picture.
 
     Attributes:
-        model: Its title.
         picture: One of ``PICTURES``.
     """
 
@@ -158,8 +155,6 @@ class Arrangement:
     """What the page shows of our own renderer.
 
     Attributes:
-        left: The picture, or the one on the left.
-        right: The other one.
         layout: One of ``LAYOUTS``.
         split: Where the slider stands, of the width.
     """
@@ -184,8 +179,6 @@ class OwnPictures:
     """Renders what is arranged.
 
     Args:
-        models: By title.
-        cameras: Of the capture, those with photographs; may be none.
         white: Whether the background is white.
     """
 
@@ -213,10 +206,6 @@ class OwnPictures:
 
     def make(self, arranged: Arrangement, view: Camera) -> tuple[np.ndarray, str]:
         """The picture for a browser.
-
-        Args:
-            arranged: What to show.
-            view: From where, in the size of the picture.
 
         Returns:
             (H, W, 3) uint8, and the name of the photograph that it is taken from or "".
@@ -287,9 +276,7 @@ def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> C
     """The middle of a view that fits into a picture, as a view of a part of that picture.
 
     Args:
-        camera: The view.
         width: Of the part.
-        height: Likewise.
         whole: Width and height of the picture that the view has to fit into.
     """
     scale = min(whole[0] / camera.width, whole[1] / camera.height)

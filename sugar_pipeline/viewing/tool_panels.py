@@ -33,7 +33,6 @@ class BoxPanel:
     """A box with a handle at each of two corners, and its values as flags to be copied.
 
     Args:
-        server: The page.
         corners: Of the first box. (3,) each
         changed: Called when the box is another one, or is switched on or off.
     """
@@ -107,9 +106,7 @@ class MeasurePanel:
     """Two points on the surface that were clicked on, and how far they are apart.
 
     Args:
-        server: The page.
         hit: The point of the surface on a line of sight (origin, direction), None without one.
-        post: Runs :attr:`hit` where things are rendered.
         metres_per_unit: None where the scale is unknown.
         size: Of the marks, in world units.
     """
@@ -169,12 +166,7 @@ class MeasurePanel:
 
 
 class PathPanel:
-    """Views to pass through, saved as a path that ``render.py`` takes.
-
-    Args:
-        server: The page.
-        file: Where to save it.
-    """
+    """Views to pass through, saved as a path that ``render.py`` takes."""
 
     def __init__(self, server: viser.ViserServer, file: Path) -> None:
         self._server, self._file = server, file

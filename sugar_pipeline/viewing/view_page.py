@@ -49,7 +49,6 @@ class Exhibit:
     """A result on the page.
 
     Attributes:
-        title: What the page calls it.
         result: What the browser draws; the content of a GLB file for those.
         model: What our renderer draws; None of a GLB file.
         points: That say where it is. (P, 3) world units
@@ -73,7 +72,6 @@ class Surroundings:
         box: Corners of a first box. (3,) each
         metres_per_unit: None where the scale is unknown.
         white: Whether the background is white.
-        path_file: Where to save camera paths.
         picture_size: Longest side of our renderer's pictures.
     """
 
@@ -90,10 +88,7 @@ class ViewPage:
     """The page; all rendering is done by who calls :meth:`work`.
 
     Args:
-        server: Still empty.
         exhibits: What to show, the last one shown first; at least one.
-        around: Where they stand.
-        notify: Told what could not be shown.
     """
 
     def __init__(
@@ -246,12 +241,6 @@ def _go_to(camera: Camera, event: Any) -> None:
 
 class OwnPanel:
     """What our own renderer is to show.
-
-    Args:
-        server: The page.
-        pictures: What there is to choose from.
-        cameras: Those with photographs.
-        changed: Called when something else is to be shown.
 
     Attributes:
         arrangement: What to show; None while the browser draws.

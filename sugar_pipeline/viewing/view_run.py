@@ -49,8 +49,6 @@ def view(
     """Serve the page.
 
     Args:
-        options: What to show, and where.
-        console: Where to say things.
         until: Asked between two pieces of work whether to stop; Ctrl-C stops otherwise.
 
     Raises:
@@ -202,12 +200,7 @@ _PASSED_OVER = ("sparse", "images", "masks", "tensorboard", "renders", "exports"
 
 @dataclass(frozen=True)
 class FoundResult:
-    """Something to look at.
-
-    Attributes:
-        title: What the page calls it.
-        path: File, or the folder of a run.
-    """
+    """Something to look at."""
 
     title: str
     path: Path
@@ -215,10 +208,6 @@ class FoundResult:
 
 def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[FoundResult]:
     """What is to be shown of files and folders; of several in a folder the newest of each stage.
-
-    Args:
-        paths: Files, folders of runs, folders of results.
-        notify: Told which ones were passed over.
 
     Returns:
         Their titles differ.

@@ -117,7 +117,6 @@ class CornerSums:
 
     Args:
         index: Vertex of each corner, any shape of M values. int64
-        n_vertices: Number of vertices V.
     """
 
     def __init__(self, index: Tensor, n_vertices: int) -> None:
@@ -160,7 +159,6 @@ class PairsOfTriangles:
 
     Args:
         pairs: As :func:`adjacent_face_pairs` returns them. (P, 4) int64
-        n_vertices: Number of vertices V.
     """
 
     def __init__(self, pairs: Tensor, n_vertices: int) -> None:

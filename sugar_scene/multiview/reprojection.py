@@ -40,7 +40,6 @@ class ViewPair:
 
     Attributes:
         reference: The view whose pixels are looked at.
-        neighbor: The view that they are compared with.
         rotation: From camera axes of the reference to those of the neighbour. (3, 3) float64
         translation: X' = rotation X + translation. (3,) float64, world units
     """
@@ -97,7 +96,6 @@ def cycle_error(
         rays: Points of the pixels' rays at depth 1. (n, 3)
         depth: Depth of the reference at the pixels. (n,) world units
         neighbor_depth: Depth map of the neighbour, 0 where unknown. (H', W') world units
-        pair: The two views.
 
     Returns:
         Distances in pixels of the reference, and where there is one: the point lies in the
@@ -254,9 +252,7 @@ class NeighborViews:
     """The neighbours of training views, and those that other views have among them.
 
     Args:
-        cameras: Training views.
         extent: Camera extent in world units.
-        rule: What makes a view a neighbour.
         observations: Points that photographs observe; None where that is not known.
     """
 
@@ -286,7 +282,6 @@ class NeighborViews:
         """Training views that are neighbours of any view, the best first.
 
         Args:
-            camera: The view.
             common: Points that it has in common with each training view; None if unknown.
         """
         rule, extent = self._rule, self._extent

@@ -32,10 +32,7 @@ class ViewScore:
     """Scores of one view.
 
     Attributes:
-        name: Name of the camera's image.
         l1: Mean absolute difference, colours in [0, 1].
-        psnr: Peak signal-to-noise ratio in dB.
-        ssim: Structural similarity.
         counted_psnr: PSNR of the pixels that its mask counts; None without a mask.
         counted_ssim: SSIM of these.
         fitted_psnr: PSNR in dB after a gain and an offset per channel, by least squares; None
@@ -107,7 +104,6 @@ def evaluate(
 
     Args:
         render: Returns the float render of a camera; it is clamped to [0, 1] here. (H, W, 3)
-        cameras: Views to score; at least one.
         load_image: Returns the photograph of a camera, on any device. (H, W, 3) uint8, or
             (H, W, 4) with a mask, as of :meth:`ImageStore.shown`
         quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is

@@ -205,9 +205,6 @@ def find(
     any other program.
 
     Args:
-        stage: Renders the views.
-        test_cameras: Held-out views, possibly none.
-        train_cameras: Training views; a few of them are measured.
         load_image: Returns the photograph of a camera. (H, W, 3) uint8
         observations: Points that the photographs observe, as far as they are known.
         dropped_cameras: Held-out views that contradict the rest, measured apart.
@@ -325,7 +322,6 @@ def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]
     """What a view looks like, as RGB pictures of one size.
 
     Args:
-        output: A render with colour, depth and normals.
         photograph: (H, W, 3) uint8
 
     Returns:

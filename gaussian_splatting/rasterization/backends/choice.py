@@ -29,7 +29,6 @@ def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]
 
     Args:
         name: One of ``RASTERIZERS``.
-        device: Where it will render.
 
     Raises:
         UserError: Another one was asked for and is missing, needs a GPU or fails its self-test.
@@ -69,10 +68,6 @@ A splat that one of the two just counts and the other just does not makes 1/255 
 @torch.no_grad()
 def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
     """Compare with the built-in rasterizer.
-
-    Args:
-        rasterizer: The one to test.
-        device: Where to test it.
 
     Returns:
         What is wrong, None if nothing is.

@@ -76,7 +76,6 @@ class GraphRasterizer(ABC):
 
         Args:
             splats: At least one, as projected. (N, 9 + C) float32
-            tiles: What :meth:`build_tile_lists` returned.
             background: Value behind everything. (C,)
             rows: What to render, from the first row of a tile on.
         """
@@ -294,7 +293,6 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
     Args:
         splats: As projected. (N, 9 + C)
         listed: Their radii and depths, and the size of the image.
-        rows: The rows that the camera shows.
 
     Returns:
         Centres (N, 3), and covariances (N, 6) as xx, xy, xz, yy, yz, zz; culled splats lie behind
