@@ -180,16 +180,6 @@ class CoarseStage(Stage):
         terms = report(self.terms, {**found, **of_image})
         return StepResult(terms, view.radii, view.guess, settle)
 
-    def step_statistics(self) -> tuple[Tensor, ...]:
-        """Exposure gradients of the step's views."""
-        return () if self.exposures is None else self.exposures.step_statistics()
-
-    def apply(self, iteration: int) -> None:
-        """One optimiser step."""
-        self.model.optimizer.step()
-        if self.exposures is not None:
-            self.exposures.step(iteration)
-
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render all degrees of the colour."""
         return render_view(
@@ -212,12 +202,11 @@ class CoarseStage(Stage):
     def extra_state(self) -> dict[str, Any]:
         """Neighbours of the last search, not of the current positions; exposures."""
         own = {} if self.neighbors is None else {"neighbors": self.neighbors}
-        return own if self.exposures is None else {**own, **self.exposures.state()}
+        return {**own, **super().extra_state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Neighbours, if there were any yet, and exposures."""
-        if self.exposures is not None:
-            self.exposures.restore(state)
+        super().restore_extra(state)
         if "neighbors" in state:
             self.neighbors = state["neighbors"].to(self.model.device)
 

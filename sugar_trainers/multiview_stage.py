@@ -8,7 +8,7 @@ fewer than two views see is dropped, because nothing can be said about where it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ class MultiviewStage(Stage):
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
         self.terms = multiview_terms(config, extent)
+        self.memory_plan = MemoryPlan(config.split)
         self._config = config
         self._cameras = list(cameras)
         self._notify = notify
@@ -108,15 +109,6 @@ class MultiviewStage(Stage):
             rasterizer,
         )
         self._watch = GradientWatch(len(cloud), self.model.device)
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """Strips of the image."""
-        return MemoryPlan(self._config.split)
-
-    @memory_plan.setter
-    def memory_plan(self, plan: MemoryPlan) -> None:
-        self._config = replace(self._config, split=plan.split)
 
     def phase(self, iteration: int) -> str:
         """Gaussians grow in number, then settle."""
@@ -137,7 +129,7 @@ class MultiviewStage(Stage):
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
         beside = self._comparer.surface_view(
-            leaves, camera, target, self._config.split, iteration, view_index
+            leaves, camera, target, self.memory_plan.split, iteration, view_index
         )
         seen = target_of(
             target,
@@ -152,7 +144,7 @@ class MultiviewStage(Stage):
         view = ViewPass(
             lambda: project(leaves, camera, plane_reach=reach),
             seen.background,
-            self._config.split,
+            self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
@@ -175,17 +167,14 @@ class MultiviewStage(Stage):
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
-        own = self._watch.step_statistics()
-        return own if self.exposures is None else (*own, *self.exposures.step_statistics())
+        return *self._watch.step_statistics(), *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step; what has just been changed sits that step out."""
         self._watch.count_step()
         if self._config.schedule.densification_due(iteration):
             self._densify(iteration)
-        self.model.optimizer.step()
-        if self.exposures is not None:
-            self.exposures.step(iteration)
+        super().apply(iteration)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render all degrees of the colour."""
@@ -200,17 +189,15 @@ class MultiviewStage(Stage):
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:
         """Where the best neighbour agrees with a view."""
         gaussians = self.model.cloud.detached().activate()
-        return self._comparer.pictures(gaussians, camera, self._config.split)
+        return self._comparer.pictures(gaussians, camera, self.memory_plan.split)
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics and exposures."""
-        own: dict[str, Any] = self._watch.state()
-        return own if self.exposures is None else {**own, **self.exposures.state()}
+        return {**self._watch.state(), **super().extra_state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none, and exposures."""
-        if self.exposures is not None:
-            self.exposures.restore(state)
+        super().restore_extra(state)
         self._watch.restore(state, len(self.model), self.model.device)
 
     def _densify(self, iteration: int) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class RefineStage(Stage):
             config.optimizer,
             config.random_seed,
         )
+        self.memory_plan = MemoryPlan(config.split)
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
@@ -94,15 +95,6 @@ class RefineStage(Stage):
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
         self.terms = refine_terms(config, self._pairs)
         self._iteration = 0
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """Strips of the image."""
-        return MemoryPlan(self._config.split)
-
-    @memory_plan.setter
-    def memory_plan(self, plan: MemoryPlan) -> None:
-        self._config = replace(self._config, split=plan.split)
 
     def phase(self, iteration: int) -> str:
         """One phase only."""
@@ -125,7 +117,7 @@ class RefineStage(Stage):
                 target = without_uncovered(target, self._covered(camera))
             with torch.no_grad():
                 gaussians = self._placement.activate(self.model.cloud)
-            split, reach = self._config.split, self._comparer.reach
+            split, reach = self.memory_plan.split, self._comparer.reach
             beside = self._comparer.surface_view(
                 gaussians, camera, target, split, iteration, view_index
             )
@@ -146,7 +138,7 @@ class RefineStage(Stage):
                 sh_degree=self._config.sh_degree(iteration),
             ),
             seen.background,
-            self._config.split,
+            self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
@@ -163,25 +155,6 @@ class RefineStage(Stage):
         """Pixels whose rays meet the mesh. (H, W) bool"""
         cloud = self.model.cloud
         return rasterize_triangles(cloud.vertices.detach(), cloud.faces, camera).covered
-
-    def step_statistics(self) -> tuple[Tensor, ...]:
-        """Exposure gradients of the step's views."""
-        return () if self.exposures is None else self.exposures.step_statistics()
-
-    def apply(self, iteration: int) -> None:
-        """One optimiser step."""
-        self.model.optimizer.step()
-        if self.exposures is not None:
-            self.exposures.step(iteration)
-
-    def extra_state(self) -> dict[str, Any]:
-        """Exposures."""
-        return {} if self.exposures is None else self.exposures.state()
-
-    def restore_extra(self, state: dict[str, Any]) -> None:
-        """Exposures, if there were any."""
-        if self.exposures is not None:
-            self.exposures.restore(state)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render at the degree reached."""

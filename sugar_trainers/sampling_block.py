@@ -23,7 +23,7 @@ from sugar_utils.device import upload
 
 
 class CameraAxes:
-    """World to camera axes on a device: what is needed of the camera goes there once, unwaited for."""
+    """World to camera axes on a device, sent there once without waiting."""
 
     def __init__(self, camera: Camera, device: torch.device) -> None:
         self.camera = camera

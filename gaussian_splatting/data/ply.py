@@ -153,7 +153,7 @@ def _read_vertices(path: Path) -> np.ndarray:
 
 
 def does_not_fit(path: Path) -> UserError:
-    """The error for a PLY that there is no memory for, unless its header asks for the impossible."""
+    """The error for a PLY without memory for it, unless its header asks for the impossible."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES).split(b"end_header")[0]

@@ -83,7 +83,7 @@ def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -
 
 
 def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"photographs: a.jpg changed"`` for every kind of input that is not the same."""
+    """Lines such as ``"photographs: a.jpg changed"`` for kinds of input that are not the same."""
     lines = []
     for kind in [*current, *(kind for kind in saved if kind not in current)]:
         old, new = saved.get(kind), current.get(kind)

@@ -50,7 +50,7 @@ class StepResult:
 
 
 class Stage(ABC):
-    """One optimisation, step by step; what is not abstract does nothing unless it is overridden.
+    """One optimisation, step by step; what is not abstract does no more than learn exposures.
 
     Attributes:
         name: What the console calls it, for example ``"coarse dn_consistency"``.
@@ -107,11 +107,13 @@ class Stage(ABC):
 
         Where processes share the views, each tensor becomes its sum over them, in place.
         """
-        return ()
+        return () if self.exposures is None else self.exposures.step_statistics()
 
-    @abstractmethod
     def apply(self, iteration: int) -> None:
         """Change the parameters: densification where there is any, then the optimiser step."""
+        self.model.optimizer.step()
+        if self.exposures is not None:
+            self.exposures.step(iteration)
 
     @abstractmethod
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
@@ -136,10 +138,12 @@ class Stage(ABC):
 
     def extra_state(self) -> dict[str, Any]:
         """What resuming needs beyond parameters and moments; tensors and primitives."""
-        return {}
+        return {} if self.exposures is None else self.exposures.state()
 
-    def restore_extra(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def restore_extra(self, state: dict[str, Any]) -> None:
         """Take :meth:`extra_state` back; parameters and moments are restored already."""
+        if self.exposures is not None:
+            self.exposures.restore(state)
 
     def export(self, iteration: int) -> None:  # noqa: B027
         """Write what other programs read, at the iterations the loop was told to export."""

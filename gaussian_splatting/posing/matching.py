@@ -318,7 +318,7 @@ def _pair(key: int) -> tuple[int, int]:
 
 
 def verified_matches(path: Path) -> dict[tuple[int, int], int]:
-    """Matches that agree with one geometry, by pair of places in the order; pairs without left out."""
+    """Matches that agree with one geometry, by pair of places in the order; others left out."""
     pycolmap = load_pycolmap()
     with pycolmap.Database.open(str(path)) as database:
         keys, counts = database.read_two_view_geometry_num_inliers()

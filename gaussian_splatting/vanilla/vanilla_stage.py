@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -126,6 +125,7 @@ class VanillaStage(Stage):
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
+        self.memory_plan = MemoryPlan(config.split)
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
@@ -134,15 +134,6 @@ class VanillaStage(Stage):
         self._footprints = FootprintWatch(
             len(cloud), self.model.device, config.scoring if config.scores else None
         )
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """Strips of the image."""
-        return MemoryPlan(self._config.split)
-
-    @memory_plan.setter
-    def memory_plan(self, plan: MemoryPlan) -> None:
-        self._config = replace(self._config, split=plan.split)
 
     def phase(self, iteration: int) -> str:
         """Densification, then refinement of a fixed set."""
@@ -178,7 +169,7 @@ class VanillaStage(Stage):
         view = ViewPass(
             self._projected(iteration, camera, marks),
             seen.background,
-            self._config.split,
+            self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
@@ -196,7 +187,7 @@ class VanillaStage(Stage):
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
         own = (*self._watch.step_statistics(), *self._footprints.step_statistics())
-        return own if self.exposures is None else (*own, *self.exposures.step_statistics())
+        return *own, *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.
