@@ -82,11 +82,11 @@ class WarpRasterizer:
         self._blocks = blocks
 
     def build_tile_lists(self, projection: Projection) -> Any:
-        """See :func:`blending.build_tile_lists`."""
+        """See :func:`build_tile_lists`."""
         return build_tile_lists(projection)
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
-        """See :func:`blending.blend_rows`."""
+        """See :func:`blend_rows`."""
         return blend_rows(splats, tiles, background, rows, blocks=self._blocks)
 
     def backpropagate_rows(
@@ -99,7 +99,7 @@ class WarpRasterizer:
         d_transmittance: Tensor,
         gradients: SplatGradients,
     ) -> None:
-        """See :func:`blending.backpropagate_rows`."""
+        """See :func:`backpropagate_rows`."""
         backpropagate_rows(
             splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
             blocks=self._blocks,
