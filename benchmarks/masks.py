@@ -35,11 +35,10 @@ from gaussian_splatting.data.images import IMAGE_SUFFIXES, ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.engine.rendering import render_view
-from gaussian_splatting.engine.reporting.image_metrics import psnr, to_uint8
-from sugar_extractors.quality.any_mesh import read_any_mesh
+from gaussian_splatting.engine.reporting.evaluation import psnr, render_view, to_uint8
+from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 from sugar_utils.flags import Parser, positive_float

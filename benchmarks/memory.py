@@ -62,7 +62,8 @@ from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, 
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
+from sugar_scene.mesh.mesh_normals import PairsOfTriangles
+from sugar_scene.mesh_bound import Placement, bind_to_mesh
 from sugar_scene.sampling import draw_samples
 from sugar_trainers import coarse_stage, multiview_stage, refine_stage
 from sugar_trainers.coarse_config import CoarseConfig
@@ -101,8 +102,8 @@ REGIONS = {
     "pixels": [(rasterizers, "blend_rows"), (strips, "_pixel_gradients")],
     "pixel losses": [(strips, "_evaluate")],
     "sampling": [(SurfaceSampler, "backward")],
-    "activation": [(GaussianCloud, "activate"), (BoundCloud, "activate")],
-    "bending": [(refine_stage, "normal_consistency")],
+    "activation": [(GaussianCloud, "activate"), (Placement, "place"), (Placement, "pull")],
+    "bending": [(PairsOfTriangles, "errors_and_pull")],
 }
 
 
@@ -277,7 +278,11 @@ def optimize(stage: CoarseStage | RefineStage) -> None:
 
 def fixed_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
     """Topology of the mesh that Gaussians are bound to."""
-    return [stage.model.cloud.faces, stage._pairs] if isinstance(stage, RefineStage) else []
+    if not isinstance(stage, RefineStage):
+        return []
+    owners = stage._placement, stage._placement._sums, stage._pairs, stage._pairs._sums
+    values = [value for owner in owners for value in vars(owner).values()]
+    return [stage.model.cloud.faces, *(v for v in values if isinstance(v, Tensor))]
 
 
 def predict_step(

@@ -24,7 +24,7 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import (
     N_SAMPLES,
     MeshQuality,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run computes with: device, rasterizer and neighbour search, and their flags."""
+"""What a run computes with: device and rasterizer, and their flags."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gaussian_splatting.rasterization.backends.choice import RASTERIZERS, choose
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
 from sugar_utils.errors import UserError
 from sugar_utils.flags import integer
-from sugar_utils.neighbor_backends import NEIGHBOR_SEARCHES, NeighborSearch, choose_neighbor_search
-from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
 from sugar_utils.torchrun import Launch
@@ -22,22 +20,12 @@ from sugar_utils.torchrun import Launch
 
 @dataclass(frozen=True)
 class Compute:
-    """What a run computes with; no part of its identity, so runs may move between machines.
-
-    Attributes:
-        device: Where models, optimisers and images in work live.
-        rasterizer: Rendering backend of training and evaluation.
-        neighbors: Search of the nearest neighbours of all Gaussians.
-        device_reason: One line: which device, and why.
-        backend_reasons: The same of rasterizer and neighbour search.
-        group: The processes that train together.
-    """
+    """What a run computes with; no part of its identity, so runs may move between machines."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rasterizer: Rasterizer = WARP
-    neighbors: NeighborSearch = nearest_neighbors
     device_reason: str = field(default="", compare=False)
-    backend_reasons: tuple[str, ...] = field(default=(), compare=False)
+    rasterizer_reason: str = field(default="", compare=False)
     group: ProcessGroup = field(default=ALONE, compare=False)
 
     @property
@@ -46,7 +34,7 @@ class Compute:
         together = ""
         if not self.group.is_alone:
             together = f"{self.group.size} processes share the views of each step"
-        return tuple(line for line in (self.device_reason, together, *self.backend_reasons) if line)
+        return tuple(filter(None, (self.device_reason, together, self.rasterizer_reason)))
 
 
 @dataclass(frozen=True)
@@ -66,18 +54,13 @@ class DeviceFlags:
 
 @dataclass(frozen=True)
 class BackendFlags:
-    """What rasterizes and what finds neighbours, of every script that trains."""
+    """What rasterizes, of every script that trains."""
 
     rasterizer: str = flag(
         "auto", "rendering backend. auto and warp: the built-in rasterizer, the same bits on every "
         "run; gsplat (1.5 or newer) and inria (diff_gaussian_rasterization): that package, if it "
         "is installed and passes a self-test at the start, on CUDA devices only",
         group="backends", choices=RASTERIZERS,
-    )  # fmt: skip
-    neighbors: str = flag(
-        "auto", "neighbour search. auto and warp: the built-in one; pytorch3d: that package, if "
-        "it is installed and passes a self-test at the start", group="backends",
-        choices=NEIGHBOR_SEARCHES, idle="for stages without neighbours",
     )  # fmt: skip
 
 
@@ -100,10 +83,8 @@ def compute_options(args: argparse.Namespace) -> Compute:
     with group.single_report():
         chosen = choose_device(args.device, _number_of_gpu(args.gpu, launch))
         make_current(chosen.device)
-        rasterizer, of_rasterizer = choose_rasterizer(args.rasterizer, chosen.device)
-        search, of_search = choose_neighbor_search(args.neighbors, chosen.device)
-    reasons = (of_rasterizer, of_search)
-    return Compute(chosen.device, rasterizer, search, chosen.reason, reasons, group)
+        rasterizer, reason = choose_rasterizer(args.rasterizer, chosen.device)
+    return Compute(chosen.device, rasterizer, chosen.reason, reason, group)
 
 
 def _number_of_gpu(asked: int | None, launch: Launch) -> int | None:

@@ -33,7 +33,6 @@ class FarShell:
         """Beyond half the radius of a shell; None without an extent.
 
         Args:
-            cameras: Training views.
             extent: Camera extent in world units.
         """
         return cls(middle_of(cameras), 0.5 * SHELL_RADIUS * extent) if extent > 0 else None

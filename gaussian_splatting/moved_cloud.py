@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.optim.rigid_motion import rotation_generators
+from gaussian_splatting.engine.poses import rotation_generators
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
 
 
@@ -20,7 +20,6 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     Computed in float64; results have the types of the cloud.
 
     Args:
-        cloud: N Gaussians.
         matrix: Scale times rotation, and a shift, for columns (x, y, z, 1). (4, 4)
     """
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))

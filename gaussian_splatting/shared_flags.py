@@ -50,9 +50,9 @@ def preset(group: str) -> Any:
     """The field ``preset``."""
     return flag(
         "reference", "reference: as the papers have it; fast: what measured as good in less time: "
-        "--densification scored, --growing_resolution True, --robust True, auto for "
-        "--sdf_samples, --surface_points and --poisson_depth, and --fused_binding True; flags that "
-        "are given win; unset: fast in the pipelines, reference in a single stage",
+        "--densification scored, --growing_resolution True, --robust True, and auto for "
+        "--sdf_samples, --surface_points and --poisson_depth; flags that are given "
+        "win; unset: fast in the pipelines, reference in a single stage",
         group=group, choices=get_args(Preset), unset=True,
     )  # fmt: skip
 

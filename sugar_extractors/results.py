@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are files with a ``.json`` note beside them, which says what they were made from.
+"""Results and the notes beside them: what they were made from, and the capture they belong to.
 
 A result that is replaced stays until the new one is complete on the disk. Several files cannot be
 renamed at once, so while they are, the note holds the digests of the new files and the note of the
@@ -10,14 +10,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.identity import Identity
+from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, file_digest, write_json_atomic
-from sugar_utils.locks import exclusive
-from sugar_utils.schemas import ResultNote, read_checked
+from sugar_utils.files import (
+    atomic_path,
+    check_writable,
+    exclusive,
+    file_digest,
+    read_json,
+    write_json_atomic,
+)
+from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"
 
@@ -56,9 +69,7 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
 
     Args:
         files: All files of the result, the one that its note is named after last.
-        identity: What it should have been made from.
         overwrite: Whether another result may be replaced.
-        flag: The flag that moves the result elsewhere, for messages.
 
     Raises:
         UserError: Another result exists, and it may not be replaced.
@@ -100,7 +111,6 @@ def publish(
 
     Args:
         files: Final names, the one that the note is named after last; it appears last.
-        identity: What the result is made from.
         result: Figures for the note, asked for when the files are written.
 
     Yields:
@@ -131,3 +141,87 @@ def _remove_others(result: Path, old: Mapping[str, Any], digests: Mapping[str, s
         # What a note says must not lead to other results.
         if name not in digests and path.stem == result.stem and path.parent == result.parent:
             path.unlink(missing_ok=True)
+
+
+class _Sources(msgspec.Struct):
+    """Where a run says that its inputs lay."""
+
+    scene: FileName | None = None
+    checkpoint: FileName | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What results were made from, as far as it is known.
+
+    Attributes:
+        checkpoint: The vanilla checkpoint whose cameras say where the world lies; None if the
+            scene's own do.
+    """
+
+    scene: Path | None = None
+    checkpoint: Path | None = None
+
+
+def capture_of(
+    results: Sequence[Path], scene: Path | None = None, checkpoint: Path | None = None
+) -> Capture:
+    """The folders that the user named, completed by what the results themselves tell.
+
+    A vanilla checkpoint has its own cameras; the other stages have records of what they read.
+
+    Raises:
+        UserError: A record is damaged.
+    """
+    if scene is not None and checkpoint is not None:
+        return Capture(scene, checkpoint)
+    found = (_recorded(record) for path in results for record in _records(path))
+    recorded = next((one for one in found if one != Capture()), Capture())
+    own = next((path for path in results if (path / "cameras.json").is_file()), None)
+    return Capture(scene or recorded.scene, checkpoint or own or recorded.checkpoint)
+
+
+def _records(path: Path) -> Iterator[Path]:
+    """Files in which a stage says what it read, if there are any."""
+    folder = path if path.is_dir() else path.parent
+    for file in (note_path(path), folder / "run.json", folder / CHECKPOINT_FOLDER / "run.json"):
+        if file.is_file():
+            yield file
+
+
+def _recorded(record: Path) -> Capture:
+    """Folders of a record that are still there."""
+    content: Any = read_json(record)
+    found = content.get("sources") if isinstance(content, dict) else None
+    advice = "pass the scene as -s and the vanilla checkpoint as -c"
+    sources = conform(found or {}, _Sources, f"{record}, sources", advice)
+    scene, checkpoint = (p and Path(p) for p in (sources.scene, sources.checkpoint))
+    there = checkpoint and (checkpoint.is_file() or (checkpoint / "cameras.json").is_file())
+    return Capture(scene if scene and scene.is_dir() else None, checkpoint if there else None)
+
+
+def scene_of(
+    scene_path: Path,
+    checkpoint_path: Path | None,
+    size: SugarSize,
+    notify: Callable[[str], None],
+) -> Scene:
+    """Cameras in the world of the results.
+
+    Args:
+        checkpoint_path: Whose cameras to take; None for those of the scene.
+
+    Raises:
+        UserError: One of them is missing or damaged.
+    """
+    if checkpoint_path is None:
+        return load_scene(scene_path, size_rule=size, notify=notify)
+    checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)
+    return load_scene_for_checkpoint(
+        scene_path,
+        checkpoint,
+        size_rule=size,
+        images_dir=checkpoint.images_dir,
+        require_images=False,
+        notify=notify,
+    )

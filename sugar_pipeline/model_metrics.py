@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image quality of finished models on held-out views, in the original's JSON layout.
+"""Image quality of finished models on held-out views, in the original's JSON layout; LPIPS.
 
 Renders are compared as they are, not rounded to 8 bits, so that figures can be put beside
 published ones. LPIPS gets colours in [0, 1], as in 3DGS and SuGaR, although its authors scale to
@@ -8,11 +8,15 @@ published ones. LPIPS gets colours in [0, 1], as in 3DGS and SuGaR, although its
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
@@ -23,16 +27,13 @@ from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.evaluation import evaluate, plain_background, render_view
 from sugar_extractors.export.any_gaussians import read_bound_gaussians
 from sugar_extractors.mesh.mesh_config import MeshVariant, mesh_name
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
-from sugar_extractors.texture.textured_rendering import render_textured
-from sugar_pipeline.perceptual import Perceptual, load_perceptual
+from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_scene.mesh_bound import LAYOUTS
+from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import MODES, MULTIVIEW
-from sugar_trainers.image_size import SugarSize
 from sugar_trainers.naming import (
     NORMAL_CONSISTENCY,
     NORMAL_FACTOR,
@@ -63,13 +64,8 @@ class MetricsOptions:
     ``dn_consistency`` and ``density`` share names.
 
     Attributes:
-        scenes: Scene folder and vanilla checkpoint folder of each scene.
         variant: How the coarse mesh was made: ``""``, ``"poissoncenters"``, ``"marchingcubes"``
             or ``"tsdf"``.
-        mask_options: Masks of the photographs.
-        view_options: Photographs to leave out.
-        size: Size of the views.
-        compute: Device.
     """
 
     scenes: dict[Path, Path]
@@ -289,3 +285,31 @@ def _score(
     more = {"psnr_after_gain_and_offset": scores.fitted_psnr} if fitted else {}
     more |= {f"{name}_counted": value for name, value in scores.counted.items()}
     return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **more}
+
+
+Perceptual = Callable[[Tensor, Tensor], float]
+"""Distance of two (H, W, 3) images with colours in [0, 1]."""
+
+
+def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
+    """LPIPS with the VGG network, as papers of the field report it; None if it cannot be had.
+
+    Its weights are downloaded by torchvision on first use, which needs a network.
+    """
+    try:
+        package = importlib.import_module("lpips")
+        # The package prints where it found its weights.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            network = package.LPIPS(net="vgg", verbose=False).eval()
+    # Weights come over the network: whatever goes wrong there must not cost the other figures.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        notify(f"no LPIPS ({reason}); pip install lpips torchvision, and a network once, give it")
+        return None
+
+    @torch.no_grad()
+    def distance(image: Tensor, target: Tensor) -> float:
+        pair = (tensor.permute(2, 0, 1)[None].cpu() for tensor in (image, target))
+        return float(network(*pair))
+
+    return distance

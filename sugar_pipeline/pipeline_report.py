@@ -12,9 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.run_report import add_run_section, last_value, read_curves
+from sugar_extractors.quality.mesh_pictures import (
+    pick_views,
+    preview_glb,
+    read_any_mesh,
+    shaded_views,
+    textured_views,
+)
 from sugar_extractors.quality.mesh_quality import MeshQuality
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_utils.errors import UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page
 from sugar_utils.memory import format_bytes
 
@@ -33,14 +44,11 @@ class StageRecord:
     """One stage of a pipeline, as it went.
 
     Attributes:
-        name: Its name.
         seconds: How long it took; None when it was not run because its result was there.
         peak_bytes: Most memory in use; None when it was not run.
-        outputs: Files and folders it made, the result first.
         run_directory: Folder of a training run; None for a stage that trains nothing.
         figures: Further figures. ``Gaussians``, ``triangles`` and ``faces`` are shown in the
             table of stages too; the Gaussians of a training run are looked up in its folder.
-        status: A word for people.
         problem: Why the result is a failure; None if it is not.
         dropped_views: Views that the stage left out, by name, with the reason.
     """
@@ -80,11 +88,6 @@ def write_report(
     """Write the report of a pipeline.
 
     Args:
-        path: The HTML file.
-        title: Heading.
-        stages: In the order in which they ran.
-        notify: Told why there is no report; never an error.
-        settings: Resolved settings; may be nested.
         pictures: Rows of (H, W, 3) uint8 pictures by caption, for example four views of the
             coarse, the refined and the textured mesh. Rows of the same views stand above each
             other, so that they can be compared.
@@ -177,3 +180,56 @@ def _add_stage(page: Page, stage: StageRecord, root: Path) -> None:
         add_run_section(page, stage.run_directory, root, stage.figures)
     else:
         page.facts((name.replace("_", " "), value) for name, value in stage.figures.items())
+
+
+N_VIEWS, WIDTH = 4, 640
+
+
+def mesh_picture_rows(
+    cameras: Sequence[Camera],
+    *,
+    coarse_mesh: Path | None,
+    refined: Path | None,
+    textured: TexturedMesh | None,
+    white_background: bool = False,
+    device: torch.device | str = "cpu",
+) -> dict[str, list[np.ndarray]]:
+    """Four views of each mesh there is, from cameras of the scene.
+
+    Args:
+        refined: ``.pt`` of a refined model.
+
+    Returns:
+        Title of a row to its pictures, (H, W, 3) uint8 each.
+    """
+    views = pick_views(cameras, N_VIEWS)
+    rows: dict[str, list[np.ndarray]] = {}
+    if coarse_mesh is not None:
+        rows["Coarse mesh"] = shaded_views(read_any_mesh(coarse_mesh), views, WIDTH, device=device)
+    if refined is not None:
+        rows["Refined mesh"] = shaded_views(read_any_mesh(refined), views, WIDTH, device=device)
+    if textured is not None:
+        rows["Textured mesh, without lighting"] = textured_views(
+            textured.to(device), views, WIDTH, white_background
+        )
+    return rows
+
+
+def model_to_turn(
+    textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Callable[[str], None]
+) -> bytes | None:
+    """The textured mesh, small and upright, for the report.
+
+    Args:
+        textured: That of our own; None where there is none.
+
+    Returns:
+        As :func:`~sugar_extractors.quality.mesh_pictures.preview_glb`.
+    """
+    if textured is None:
+        return None
+    try:
+        return preview_glb(textured, cameras)
+    except UserError as error:
+        notify(f"the report has no model to turn: {error}")
+        return None

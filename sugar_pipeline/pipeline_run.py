@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the stages of a plan in one process, and writes the report."""
+"""Runs the stages of a plan in one process, checks what they made, and writes the report."""
 
 from __future__ import annotations
 
@@ -9,32 +9,54 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.engine.masking import is_counted
+from gaussian_splatting.engine.reporting.evaluation import psnr
 from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
+from gaussian_splatting.engine.reporting.view_findings import constant_psnr
+from gaussian_splatting.engine.reporting.view_residuals import smaller
 from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.posing.photographs import described_photographs, output_names
+from gaussian_splatting.posing.scene_folder import find_source
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import (
     OBJECT_FILE,
     MeshQuality,
     compare_surfaces,
     read_reference,
 )
-from sugar_extractors.texture.placed_export import placed_gaussians, placed_path
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from sugar_extractors.texture.placed_export import (
+    check_names,
+    placed_gaussians,
+    placed_path,
+    scale_of,
+)
+from sugar_extractors.texture.textured_mesh_io import (
+    TexturedMesh,
+    read_textured_mesh,
+    render_textured,
+)
 from sugar_extractors.texture.texturing import extract_textured_mesh
-from sugar_pipeline.export_checks import check_names_of_photographs, check_places
-from sugar_pipeline.mesh_health import mesh_health
-from sugar_pipeline.pipeline_pictures import mesh_picture_rows, model_to_turn
-from sugar_pipeline.pipeline_report import StageRecord, write_report
+from sugar_pipeline.pipeline_report import (
+    StageRecord,
+    mesh_picture_rows,
+    model_to_turn,
+    write_report,
+)
 from sugar_pipeline.plan import PipelinePlan
-from sugar_trainers.capture import load_capture, load_views
-from sugar_trainers.multiview_run import train_mode
+from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+from sugar_trainers.capture import SugarSize, load_capture, load_views
+from sugar_trainers.multiview_stage import train_mode
 from sugar_trainers.naming import scene_name
-from sugar_trainers.refine_run import train_refined
+from sugar_trainers.refine_stage import train_refined
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.process_group import ProcessGroup
@@ -49,7 +71,6 @@ class PipelineResult:
     """What a pipeline made.
 
     Attributes:
-        records: The stages, those that were finished before included.
         coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
         refined: Refined ``.pt``.
         textured: OBJ.
@@ -296,3 +317,94 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         quality=result.quality or None,
         notify=console.warn,
     )
+
+
+N_VIEWS = 8
+_MIN_PIXELS = 50
+
+
+def mesh_health(
+    mesh: TriangleMesh | TexturedMesh,
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+) -> dict[str, float]:
+    """Coverage of some views, and of a textured mesh the colour error there.
+
+    Args:
+        mesh: In the world of the cameras.
+        cameras: Views; some of them are measured, at a small size.
+        load_image: Returns the image of a camera, as of ``ImageStore.shown``.
+
+    Returns:
+        ``mask_iou`` where there are object masks, else ``covered_share``; of a textured mesh also
+        ``psnr`` and ``constant_psnr`` of the covered pixels.
+    """
+    chosen = cameras[:: -(-len(cameras) // N_VIEWS)]
+    vertices = torch.as_tensor(mesh.vertices, dtype=torch.float32, device="cpu")
+    faces = torch.as_tensor(mesh.faces, device="cpu")
+    textured = mesh.to("cpu") if isinstance(mesh, TexturedMesh) else None
+    figures: dict[str, list[float]] = {}
+    for camera in chosen:
+        view, image = smaller(camera, load_image(camera).cpu())
+        covered = rasterize_triangles(vertices, faces, view).covered
+        mask = is_counted(image) if camera.mask and camera.mask.mode == "object" else None
+        if mask is None:
+            figures.setdefault("covered_share", []).append(float(covered.float().mean()))
+        else:
+            union = max(1, int((covered | mask).sum()))
+            figures.setdefault("mask_iou", []).append(int((covered & mask).sum()) / union)
+            covered = covered & mask
+        if textured is not None and int(covered.sum()) >= _MIN_PIXELS:
+            colors = render_textured(textured, view)
+            target = image[..., :3].float() / 255
+            value = min(psnr(colors, target, covered.double()), 100.0)
+            figures.setdefault("psnr", []).append(value)
+            figures.setdefault("constant_psnr", []).append(constant_psnr(image[..., :3], covered))
+    return {name: round(sum(values) / len(values), 4) for name, values in figures.items()}
+
+
+def check_names_of_photographs(plan: PipelinePlan) -> None:
+    """Before cameras are looked for: whether the photographs that give the scale exist at all.
+
+    Those of a video are frames that nobody knows yet.
+
+    Raises:
+        UserError: One does not.
+    """
+    if plan.convert is None or plan.texture is None:
+        return
+    source = find_source(plan.convert.source_path)
+    if source.video is None and plan.texture.placement.known_distance is not None:
+        photographs = described_photographs(source.folder, source.recursive)
+        check_names(plan.texture.placement, list(output_names(photographs)))
+
+
+def check_places(plan: PipelinePlan) -> None:
+    """As soon as there are cameras: whether those that give the scale are among them.
+
+    Raises:
+        UserError: One is not, or both stand in one place.
+    """
+    if plan.texture is None or plan.texture.placement.known_distance is None:
+        return
+    scene = _capture(plan)
+    scale_of(scene.calibrated_cameras, plan.texture.placement)
+
+
+def _capture(plan: PipelinePlan) -> Scene:
+    """The scene as the texture stage will read it."""
+    if plan.vanilla is None:
+        return load_views(plan.texture, _silent)[1]
+    vanilla = plan.vanilla
+    return load_scene(
+        vanilla.source_path,
+        size_rule=SugarSize(),
+        images_dir=vanilla.images,
+        masks=vanilla.mask_options,
+        view_options=vanilla.view_options,
+        notify=_silent,
+    )
+
+
+def _silent(line: str) -> None:
+    """What is to be said about the scene its stages say."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.scene_folder import needs_cameras, scene_root
@@ -23,14 +23,14 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage, with_mode
+from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import MODES
-from sugar_trainers.coarse_run import CoarseOptions
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_options import options_of_mode
 from sugar_trainers.naming import scene_name
 from sugar_trainers.presets import with_preset
 from sugar_trainers.refine_options import refine_config
-from sugar_trainers.refine_run import RefineOptions
+from sugar_trainers.refine_stage import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_box
 from sugar_utils.settings import from_args, require_given
@@ -44,13 +44,9 @@ class PipelinePlan:
     """What runs, one after the other.
 
     Attributes:
-        coarse: Coarse stage.
         mesh: Mesh extraction; None to stop before it, and likewise below.
-        refine: Refinement.
-        texture: Texture baking.
         vanilla: Vanilla stage before all others; None where a checkpoint is given.
         convert: Finding the cameras before that; None where the scene has some.
-        notices: Lines to print at the start.
         force: Whether stages follow on a failed one.
     """
 

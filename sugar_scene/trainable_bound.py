@@ -37,11 +37,8 @@ class TrainableBoundCloud(TrainableModel):
     """Mesh-bound Gaussians whose faces and thickness are fixed.
 
     Args:
-        cloud: Initial state.
         rates: Learning rates; that of positions is the vertices'.
         vertex_scale: Spatial scale of the vertex rate in world units.
-        optimizer: Storage of parameters and moments, and which rows step.
-        seed: Seed of the run, for stochastic rounding.
     """
 
     state_names = STATE_NAMES

@@ -3,23 +3,84 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, exposure_digest, read_exposures
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
-from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
+from gaussian_splatting.data.reference_layout import (
+    EXPOSURE_FILE,
+    ReferenceCheckpoint,
+    exposure_digest,
+    load_reference_checkpoint,
+    read_exposures,
+)
+from gaussian_splatting.data.scene import DIVISORS, Scene, load_scene_for_checkpoint, whole_pixels
 from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, exposures_of
-from sugar_trainers.image_size import SugarSize
 from sugar_utils.errors import UserError
+from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag
+
+_flag = partial(flag, group="image size")
+
+
+@dataclass(frozen=True)
+class SugarSize:
+    """The size rule of SuGaR's stages: a divisor, and a cap on the long side.
+
+    As in the original, the cap is compared with the size of the file and multiplies the divisor:
+    a 5187 px image with divisor 2 and cap 1920 is trained on at 960 px.
+    """
+
+    img_resolution: int = _flag(
+        1, "divide the size by this. As upstream, the limit below is compared with the size of "
+        "the file and multiplies the divisor", choices=DIVISORS, idle="with --resolution_factor",
+    )  # fmt: skip
+    img_size_limit: int = _flag(
+        1920, "shrink images whose long side is larger to this many pixels", parse=positive_int,
+        idle="with --resolution_factor",
+    )  # fmt: skip
+    resolution_factor: float | None = _flag(
+        None, "divide the size of the original images by this number, and lift the limit above",
+        parse=positive_float,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.img_resolution not in DIVISORS:
+            raise UserError(
+                f"--img_resolution must be 1, 2, 4 or 8, not {self.img_resolution}; "
+                "use --resolution_factor for other divisors"
+            )
+        if self.img_size_limit < 1:
+            raise UserError(f"--img_size_limit must be at least 1, not {self.img_size_limit}")
+        factor = self.resolution_factor
+        if factor is not None and not (math.isfinite(factor) and factor > 0):
+            raise UserError(f"--resolution_factor must be a positive number, not {factor}")
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels for a file of the given size."""
+        if self.resolution_factor is not None:
+            divisor = self.resolution_factor
+        else:
+            divisor = float(self.img_resolution)
+            if max(width, height) > self.img_size_limit:
+                divisor *= max(width, height) / self.img_size_limit
+        return whole_pixels(width / divisor, height / divisor)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """One line for flags that were given and cannot act."""
+        default = SugarSize(resolution_factor=self.resolution_factor)
+        if self.resolution_factor is None or self == default:
+            return ()
+        return ("--img_resolution and --img_size_limit have no effect beside --resolution_factor",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +90,6 @@ class CaptureOptions:
     Attributes:
         mask_options: Masks of the photographs; part of the identity through their contents.
         view_options: Photographs to leave out; part of the identity through their absence.
-        size: Size of the training images.
-        compute: Device and rendering backend; no part of the identity.
     """
 
     scene_path: Path = flag(
@@ -158,10 +217,6 @@ def load_views(
 
 def model_file(path: Path, flag: str) -> Path:
     """The ``.pt`` itself, or the last one of a run's folder.
-
-    Args:
-        path: File or folder.
-        flag: The flag that named it, for messages.
 
     Raises:
         UserError: There is none.

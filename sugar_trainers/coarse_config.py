@@ -27,7 +27,7 @@ MODES = (*REGULARIZATIONS, MULTIVIEW)
 MOST_SAMPLES = 1_000_000
 SAMPLES_EACH = 4
 """Points for each Gaussian with ``--sdf_samples auto``. They add as much variance to gradients as
-the choice of the view does (``benchmarks/sample_noise.py``); 16 and 33 give the same surface."""
+the choice of the view does; 16 and 33 give the same surface."""
 
 
 _coarse = partial(flag, group="coarse stage")

@@ -13,7 +13,7 @@ from gaussian_splatting.optim.learned_exposure import LaterExposure
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
-from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.presets import with_preset
 from sugar_utils.settings import from_args, parser_of
 

@@ -15,9 +15,9 @@ from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_trainers.coarse_config import MULTIVIEW, CoarseConfig
 from sugar_trainers.coarse_options import coarse_options
-from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule, densification
-from sugar_trainers.multiview_run import MultiviewOptions
+from sugar_trainers.multiview_stage import MultiviewOptions
 from sugar_utils.settings import add_flags, from_args, parser_of
 
 

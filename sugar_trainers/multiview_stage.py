@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coarse stage in multi-view mode: Gaussians as planes that neighbouring photographs agree on.
+"""The coarse stage in multi-view mode: Gaussians as planes that photographs agree on; its run.
 
-The terms are in :mod:`sugar_trainers.multiview_terms`; densification goes on for a while, and what
+The terms are in :mod:`sugar_trainers.terms`; densification goes on for a while, and what
 fewer than two views see is dropped, because nothing can be said about where it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,25 +18,42 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.visual_hull import VisualHull
-from gaussian_splatting.engine.graph import backward_through
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.terms import acting, backpropagate, report
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.runner import Notices, StageRun, run_stage
+from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
+from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import GradientWatch, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
-from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_trainers.coarse_terms import VisibleGaussians
+from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.coarse_stage import (
+    CoarseOptions,
+    loop_of,
+    open_coarse,
+    start_cloud,
+    train_coarse,
+)
 from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.multiview_terms import multiview_terms
+from sugar_trainers.naming import (
+    ESTIMATION_FACTOR,
+    NORMAL_FACTOR,
+    OUTPUT_ROOT,
+    coarse_directory,
+    scene_name,
+)
+from sugar_trainers.stage_memory import plan_strips
+from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
+from sugar_utils.console import Console
 from sugar_utils.random import generator
 
 SEEN_PIXELS = 0.5
@@ -50,15 +68,8 @@ class MultiviewStage(Stage):
 
     Args:
         cloud: Gaussians of the vanilla checkpoint, on the device to train on.
-        config: Settings.
         extent: Camera extent in world units.
-        cameras: Training views.
-        neighbors: Their neighbours.
-        images: Photographs of the neighbours.
-        notify: Told about Gaussians that are dropped.
-        rasterizer: Rendering backend.
         hull: Where Gaussians may be; None for anywhere.
-        exposures: Those of the photographs, to be learned as well.
     """
 
     name = "coarse multiview"
@@ -83,6 +94,7 @@ class MultiviewStage(Stage):
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
         self.terms = multiview_terms(config, extent)
+        self.memory_plan = MemoryPlan(config.split)
         self._config = config
         self._cameras = list(cameras)
         self._notify = notify
@@ -98,15 +110,6 @@ class MultiviewStage(Stage):
         )
         self._watch = GradientWatch(len(cloud), self.model.device)
 
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """Strips of the image."""
-        return MemoryPlan(self._config.split)
-
-    @memory_plan.setter
-    def memory_plan(self, plan: MemoryPlan) -> None:
-        self._config = replace(self._config, split=plan.split)
-
     def phase(self, iteration: int) -> str:
         """Gaussians grow in number, then settle."""
         return "densify" if self._config.schedule.densifies(iteration) else "settle"
@@ -121,12 +124,12 @@ class MultiviewStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Backpropagate every term; see :mod:`gaussian_splatting.engine.graph`."""
+        """Backpropagate every term; see :mod:`gaussian_splatting.engine.strips`."""
         on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
         beside = self._comparer.surface_view(
-            leaves, camera, target, self._config.split, iteration, view_index
+            leaves, camera, target, self.memory_plan.split, iteration, view_index
         )
         seen = target_of(
             target,
@@ -141,7 +144,7 @@ class MultiviewStage(Stage):
         view = ViewPass(
             lambda: project(leaves, camera, plane_reach=reach),
             seen.background,
-            self._config.split,
+            self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
@@ -164,17 +167,14 @@ class MultiviewStage(Stage):
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
-        own = self._watch.step_statistics()
-        return own if self.exposures is None else (*own, *self.exposures.step_statistics())
+        return *self._watch.step_statistics(), *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step; what has just been changed sits that step out."""
         self._watch.count_step()
         if self._config.schedule.densification_due(iteration):
             self._densify(iteration)
-        self.model.optimizer.step()
-        if self.exposures is not None:
-            self.exposures.step(iteration)
+        super().apply(iteration)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render all degrees of the colour."""
@@ -189,17 +189,15 @@ class MultiviewStage(Stage):
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:
         """Where the best neighbour agrees with a view."""
         gaussians = self.model.cloud.detached().activate()
-        return self._comparer.pictures(gaussians, camera, self._config.split)
+        return self._comparer.pictures(gaussians, camera, self.memory_plan.split)
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics and exposures."""
-        own: dict[str, Any] = self._watch.state()
-        return own if self.exposures is None else {**own, **self.exposures.state()}
+        return {**self._watch.state(), **super().extra_state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none, and exposures."""
-        if self.exposures is not None:
-            self.exposures.restore(state)
+        super().restore_extra(state)
         self._watch.restore(state, len(self.model), self.model.device)
 
     def _densify(self, iteration: int) -> None:
@@ -243,11 +241,6 @@ def views_that_see(
     What a Gaussian adds to an image is the sum of its blending weights, which is the gradient of
     the sum of a blended channel to the Gaussian's value of it.
 
-    Args:
-        gaussians: N activated Gaussians.
-        cameras: Views.
-        rasterizer: Rendering backend.
-
     Returns:
         (N,) int64
     """
@@ -259,3 +252,84 @@ def views_that_see(
         (weights,) = torch.autograd.grad(output.features.sum(), leaf)
         counts += weights[:, 0] >= SEEN_PIXELS
     return counts
+
+
+_NAMED_VIEWS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiviewOptions(CoarseOptions):
+    """A coarse run in multi-view mode."""
+
+    config: MultiviewConfig = field(default_factory=MultiviewConfig)
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
+        return coarse_directory(
+            parent, self.iteration_to_load, MULTIVIEW, ESTIMATION_FACTOR, NORMAL_FACTOR
+        )
+
+
+def train_multiview(options: MultiviewOptions, images: ImageStore | None = None) -> Path:
+    """Train the coarse stage in multi-view mode.
+
+    Args:
+        images: Decoded photographs that other stages use, too; an own store if None.
+
+    Returns:
+        The final ``.pt``. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can fix.
+    """
+    return run_stage(_prepared, options, images)
+
+
+def train_mode(options: CoarseOptions, images: ImageStore | None = None) -> Path:
+    """Train the coarse stage in the mode that its options are of; as the function of that mode."""
+    if isinstance(options, MultiviewOptions):
+        return train_multiview(options, images)
+    return train_coarse(options, images)
+
+
+def _prepared(
+    options: MultiviewOptions, notices: Notices
+) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    config, compute = options.config, options.compute
+    checkpoint, scene, exposures, identity = open_coarse(options, notices, tracks=True)
+    neighbors = _neighbors(scene, notices)
+
+    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
+        planned = plan_strips(cloud, config, options.memory, scene, store, console)
+        return MultiviewStage(
+            cloud,
+            planned,
+            scene.extent,
+            scene.train_cameras,
+            neighbors,
+            store,
+            console.info,
+            rasterizer=compute.rasterizer,
+            hull=hull_of(scene.train_cameras, compute.device),
+            exposures=exposures,
+        )
+
+    directory = RunDirectory(options.directory, identity)
+    title = "coarse stage, multiview"
+    run = StageRun(title, scene, directory, loop_of(options), build, (options.result,))
+    return run, start_cloud(checkpoint, notices).to(compute.device)
+
+
+def _neighbors(scene: Scene, notices: Notices) -> NeighborViews:
+    """The neighbours of the training views; says which have none."""
+    neighbors = NeighborViews(scene.train_cameras, scene.extent, observations=scene.observations)
+    lonely = neighbors.lonely
+    if lonely:
+        shown = ", ".join(lonely[:_NAMED_VIEWS]) + (", ..." if len(lonely) > _NAMED_VIEWS else "")
+        notices(
+            f"{len(lonely)} of {len(scene.train_cameras)} views have no neighbour to be compared "
+            f"with ({shown}); they train without the terms that need one"
+        )
+    return neighbors

@@ -41,8 +41,6 @@ def coarse_directory(
     Weights are no part of the name of ``multiview``, which has others.
 
     Args:
-        parent: Folder of the scene's coarse models.
-        iteration: Iteration of the vanilla checkpoint.
         regularization: The mode; decides between ``sdfestim``, ``densityestim`` and ``multiview``.
         estimation_factor: Weight of the density or sdf term.
         normal_factor: Weight of the better-normal term.
@@ -62,7 +60,6 @@ def refined_name(mesh_path: Path, normal_consistency_factor: float, per_triangle
     Args:
         mesh_path: Coarse mesh; its name up to the first dot is kept, less ``sugarmesh_``.
         normal_consistency_factor: Weight of the normal consistency.
-        per_triangle: Gaussians per triangle.
     """
     mesh = mesh_path.name.split(".", 1)[0].removeprefix("sugarmesh_")
     return (

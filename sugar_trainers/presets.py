@@ -11,7 +11,6 @@ FAST = {
     "sdf_samples": AUTO,
     "surface_points": AUTO,
     "poisson_depth": AUTO,
-    "fused_binding": True,
 }
 """Flags, and what they are; each measured as good as the reference (``DOCS/BENCHMARKS.md``)."""
 

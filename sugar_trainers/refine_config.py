@@ -67,11 +67,6 @@ class RefineConfig:
         "pixels that the mesh does not cover pull at nothing; unset: on with -r multiview, else "
         "off, as in the original", parse=boolean, unset=True,
     )  # fmt: skip
-    fused_binding: bool = _refine(
-        False, "Gaussians are put on their triangles, and the bending of the mesh is found, by one "
-        "kernel each way instead of torch: the same but for rounding, in less time; unset: False, "
-        "True with --preset fast", parse=boolean, unset=True,
-    )  # fmt: skip
     rates: LearningRates = without_flags(LearningRates)
     sh_interval: int = 1_000
     log_interval: int = 200
@@ -116,10 +111,6 @@ class RefineConfig:
         values = asdict(self)
         for other in ("optimizer", "split", "exposure"):
             values.pop(other)
-        for name in ("refine_surface_terms", "fused_binding"):
-            if not values[name]:
-                # Left out, so that runs of earlier versions can be continued.
-                values.pop(name)
         corners = values.pop("bboxmin"), values.pop("bboxmax")
         values["bbox"] = None if self.bboxmin is None else corners
         return {**values, **self.exposure.identity(), **self.optimizer.identity()}

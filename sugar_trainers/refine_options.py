@@ -13,7 +13,7 @@ from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_trainers.presets import with_preset
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.refine_run import RefineOptions
+from sugar_trainers.refine_stage import RefineOptions
 from sugar_utils.errors import UserError
 from sugar_utils.settings import from_args, parser_of
 

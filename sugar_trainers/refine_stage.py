@@ -1,47 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refinement stage: mesh and bound Gaussians optimised together (SuGaR, section 4.3)."""
+"""The refinement stage: mesh and bound Gaussians optimised together (section 4.3), and its run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import MISSING, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.engine.identity import Identity, scene_inputs
+from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.masking import target_of, without_uncovered
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
+from gaussian_splatting.engine.stage import (
+    COLOR,
+    LossTerm,
+    Stage,
+    StepResult,
+    acting,
+    backpropagate,
+    report,
+)
 from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.terms import COLOR, LossTerm, acting, backpropagate, report
 from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
-from sugar_scene.bound_kernels import Placement
-from sugar_scene.mesh.bending_kernels import PairsOfTriangles
-from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
+from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
+from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
+from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
-from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_bound import BoundCloud, Placement, bind_to_mesh
+from sugar_scene.multiview.reprojection import NeighborViews
 from sugar_scene.trainable_bound import TrainableBoundCloud
+from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
 from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.multiview_terms import comparing_terms
+from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.stage_memory import plan_strips
+from sugar_trainers.terms import comparing_terms
 from sugar_trainers.view_comparison import ViewComparer
+from sugar_utils.console import Console
+from sugar_utils.files import file_digest
+from sugar_utils.settings import flag
 
 
 class RefineStage(Stage):
     """Colour loss and normal consistency on mesh-bound Gaussians.
 
     Args:
-        cloud: Initial state, on the device to train on.
-        config: Settings.
         extent: Camera extent in world units.
         export: Writes the refined Gaussians when the run ends; None writes nothing.
-        rasterizer: Rendering backend.
-        exposures: Those of the photographs, to be learned as well.
         comparer: Compares views with their neighbours; None where that is not wanted.
     """
 
@@ -66,24 +85,16 @@ class RefineStage(Stage):
             config.optimizer,
             config.random_seed,
         )
+        self.memory_plan = MemoryPlan(config.split)
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
         self._comparer = comparer
         # The topology never changes, so what follows from it is found once.
-        self._activate = Placement(cloud).activate if config.fused_binding else BoundCloud.activate
-        self._pairs = adjacent_face_pairs(cloud.faces)
-        self.terms = refine_terms(config, self._pairs, len(cloud.vertices))
+        self._placement = Placement(cloud)
+        self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
+        self.terms = refine_terms(config, self._pairs)
         self._iteration = 0
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """Strips of the image."""
-        return MemoryPlan(self._config.split)
-
-    @memory_plan.setter
-    def memory_plan(self, plan: MemoryPlan) -> None:
-        self._config = replace(self._config, split=plan.split)
 
     def phase(self, iteration: int) -> str:
         """One phase only."""
@@ -105,8 +116,8 @@ class RefineStage(Stage):
                 # Outside of an object there is nothing, and that is known everywhere.
                 target = without_uncovered(target, self._covered(camera))
             with torch.no_grad():
-                gaussians = self._activate(self.model.cloud)
-            split, reach = self._config.split, self._comparer.reach
+                gaussians = self._placement.activate(self.model.cloud)
+            split, reach = self.memory_plan.split, self._comparer.reach
             beside = self._comparer.surface_view(
                 gaussians, camera, target, split, iteration, view_index
             )
@@ -121,13 +132,13 @@ class RefineStage(Stage):
         )
         view = ViewPass(
             lambda: project(
-                self._activate(self.model.cloud),
+                self._placement.activate(self.model.cloud),
                 camera,
                 plane_reach=reach,
                 sh_degree=self._config.sh_degree(iteration),
             ),
             seen.background,
-            self._config.split,
+            self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
@@ -145,29 +156,10 @@ class RefineStage(Stage):
         cloud = self.model.cloud
         return rasterize_triangles(cloud.vertices.detach(), cloud.faces, camera).covered
 
-    def step_statistics(self) -> tuple[Tensor, ...]:
-        """Exposure gradients of the step's views."""
-        return () if self.exposures is None else self.exposures.step_statistics()
-
-    def apply(self, iteration: int) -> None:
-        """One optimiser step."""
-        self.model.optimizer.step()
-        if self.exposures is not None:
-            self.exposures.step(iteration)
-
-    def extra_state(self) -> dict[str, Any]:
-        """Exposures."""
-        return {} if self.exposures is None else self.exposures.state()
-
-    def restore_extra(self, state: dict[str, Any]) -> None:
-        """Exposures, if there were any."""
-        if self.exposures is not None:
-            self.exposures.restore(state)
-
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render at the degree reached."""
         return render_view(
-            self._activate(self.model.cloud),
+            self._placement.activate(self.model.cloud),
             camera,
             white=self._config.white_background,
             geometry=geometry,
@@ -181,22 +173,167 @@ class RefineStage(Stage):
             self._export(self.model.cloud)
 
 
-def refine_terms(config: RefineConfig, pairs: Tensor, n_vertices: int) -> tuple[LossTerm, ...]:
-    """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`.
-
-    Args:
-        config: Settings.
-        pairs: Adjacent triangles, from :func:`adjacent_face_pairs`.
-        n_vertices: Of the mesh.
-    """
+def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:
+    """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`."""
     weight = config.normal_consistency_factor
-    prepared = PairsOfTriangles(pairs, n_vertices) if config.fused_binding else None
 
     def bending(cloud: BoundCloud) -> Tensor:
-        if prepared is not None:
-            return prepared.bending(cloud.vertices)
-        return normal_consistency(cloud.vertices, pairs)
+        return pairs.bending(cloud.vertices)
 
     consistency = LossTerm("normal_consistency", weight, "model", bending)
     surface = comparing_terms(MultiviewConfig()) if config.refine_surface_terms else ()
     return (COLOR, *surface, *([consistency] if weight > 0 else []))
+
+
+TEST_INTERVAL = 5_000
+_alone = partial(flag, group="only train_refined.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefineOptions(CaptureOptions):
+    """A refinement run; of the checkpoint only cameras and exposures are used.
+
+    Attributes:
+        ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
+            ``output/refined_ply/<scene>``.
+    """
+
+    mesh_path: Path = _alone(
+        MISSING, "coarse mesh (PLY with vertex colours); needed", short="-m", parse=Path,
+        missing="pass the coarse mesh that extract_mesh.py made",
+    )  # fmt: skip
+    output_dir: Path | None = _alone(
+        None, "parent of the run's folder; unset: output/refined/<scene>", short="-o", parse=Path
+    )
+    ply_dir: Path | None = None
+    config: RefineConfig = field(default_factory=RefineConfig)
+    checkpoint_interval: int = checkpoint_interval("only train_refined.py")
+    preset: Preset = preset("only train_refined.py")
+    export_ply: bool = flag(True, "write the refined Gaussians as PLY", group="refinement stage")
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name that all files of the refined model share."""
+        return refined_name(
+            self.mesh_path,
+            self.config.normal_consistency_factor,
+            self.config.gaussians_per_triangle,
+        )
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        parent = self.output_dir or OUTPUT_ROOT / "refined" / scene_name(self.scene_path)
+        return parent / self.name
+
+    @property
+    def result(self) -> Path:
+        """The final ``.pt``."""
+        return self.directory / f"{self.config.refinement_iterations}.pt"
+
+    @property
+    def ply_path(self) -> Path:
+        """The refined Gaussians for other programs."""
+        folder = self.ply_dir or self.output_dir
+        if folder is None:
+            folder = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
+        return folder / f"{self.name}.ply"
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result."""
+        return {**self.capture_identity(), **self.config.identity()}
+
+    def sources(self) -> dict[str, Any]:
+        """Where the inputs lie."""
+        return {**super().sources(), "mesh": self.mesh_path.resolve()}
+
+
+def train_refined(options: RefineOptions, images: ImageStore | None = None) -> Path:
+    """Refine a coarse mesh.
+
+    Args:
+        images: Decoded photographs that other stages use, too; an own store if None.
+
+    Returns:
+        The final ``.pt``. A finished run with the same settings is not repeated.
+
+    Raises:
+        UserError: For anything the user can fix.
+    """
+    return run_stage(_prepared, options, images)
+
+
+def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
+    config = options.config
+    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
+    cloud = _start(options, scene.extent, notices)
+    compute = options.compute
+    span = 1, config.refinement_iterations
+    exposures, known = capture_exposures(
+        checkpoint, scene, config.exposure, span, compute.device, notices
+    )
+    read = scene_inputs(scene, tracks=config.refine_surface_terms)
+    inputs = {**read, "mesh": file_digest(options.mesh_path), **known}
+    identity = Identity(options.identity(), inputs, options.sources())
+
+    def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
+        def export(refined: BoundCloud) -> None:
+            write_refined_ply(options.ply_path, refined)
+            console.info(f"refined Gaussians: {options.ply_path}")
+
+        planned = plan_strips(cloud, config, options.memory, scene, store, console)
+        exports = export if options.export_ply else None
+        comparer = None
+        if config.refine_surface_terms:
+            neighbors = NeighborViews(
+                scene.train_cameras, scene.extent, observations=scene.observations
+            )
+            pixels = MultiviewConfig().multiview_pixels
+            comparer = ViewComparer(
+                neighbors, store, scene.extent, pixels, config.random_seed, compute.rasterizer
+            )
+        return RefineStage(
+            cloud, planned, scene.extent, exports, compute.rasterizer, exposures, comparer
+        )
+
+    results = (options.result, *([options.ply_path] if options.export_ply else []))
+    directory = RunDirectory(options.directory, identity)
+    return StageRun("refinement", scene, directory, _loop(options), build, results), cloud
+
+
+def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
+    """Write mesh-bound Gaussians as a free 3DGS cloud that any viewer reads.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    write_gaussian_ply(path, cloud.freed())
+
+
+def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundCloud:
+    mesh, device = read_mesh_ply(options.mesh_path), options.compute.device
+    notices(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {options.mesh_path}")
+    return bind_to_mesh(
+        torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
+        torch.tensor(mesh.faces, device=device),
+        torch.tensor(mesh.colors, device=device).float() / 255.0,
+        options.config.gaussians_per_triangle,
+        extent,
+    )
+
+
+def _loop(options: RefineOptions) -> LoopConfig:
+    config = options.config
+    test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
+    return LoopConfig(
+        first=1,
+        last=config.refinement_iterations,
+        seed=config.random_seed,
+        log_interval=config.log_interval,
+        checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
+        keep_checkpoints=options.run.keep_checkpoints,
+        test_iterations=tuple(range(test_interval, config.refinement_iterations, test_interval)),
+    )

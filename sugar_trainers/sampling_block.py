@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.graph import backpropagate_weighted
-from gaussian_splatting.engine.terms import LossTerm
+from gaussian_splatting.engine.stage import LossTerm
+from gaussian_splatting.engine.strips import backpropagate_weighted
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import FieldSamples, sample_points
 from sugar_scene.geometry import std_along_view
@@ -23,12 +23,7 @@ from sugar_utils.device import upload
 
 
 class CameraAxes:
-    """World to camera axes on a device: what is needed of the camera goes there once, unwaited for.
-
-    Args:
-        camera: The view.
-        device: Where the points are.
-    """
+    """World to camera axes on a device, sent there once without waiting."""
 
     def __init__(self, camera: Camera, device: torch.device) -> None:
         self.camera = camera
@@ -54,7 +49,6 @@ class SampleChunk:
         total: Number of samples of all chunks, the divisor of their mean.
         total_in_front: How many of these lie before the camera, at least 1; None without a depth
             map, or where these are all. () on the device
-        axes: Those of the view.
         depth: Leaf with the rendered depth, if a term at samples reads it. (H, W) world units
         extent: Camera extent in world units.
     """
@@ -73,8 +67,6 @@ def sampling_mask(
     """Gaussians to sample: the visible ones, in sdf mode those near the depth map.
 
     Args:
-        gaussians: N activated Gaussians.
-        camera: The view.
         visible: Gaussians that the view shows. (N,) bool
         depth: Rendered depth in sdf mode, else None. (H, W) world units
 
@@ -94,7 +86,6 @@ class SurfaceSampler:
     """Backpropagates what is found at samples.
 
     Args:
-        config: Settings of the coarse stage.
         extent: Camera extent in world units.
     """
 
@@ -124,7 +115,6 @@ class SurfaceSampler:
             neighbors: Neighbours of each Gaussian. (N, K) int32
             indices: Gaussian of each sample, sorted. (S,)
             noise: Standard normal draws. (S, 3)
-            camera: The view.
             depth: Leaf with the rendered depth, if a term reads it. (H, W) world units
             n_candidates: At most so many Gaussians have samples.
 

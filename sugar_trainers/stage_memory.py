@@ -46,8 +46,9 @@ from sugar_utils.console import Console
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
 WithoutSamples = TypeVar("WithoutSamples", MultiviewConfig, RefineConfig)
 
-_PAIR_BYTES = 32 * 3 // 2
-"""Corners of adjacent triangles, per triangle: three pairs on two triangles."""
+_TOPOLOGY_BYTES = 26 + 50
+"""Per triangle, as kernels take it: its corners; one and a half pairs of adjacent triangles, with
+four corners each; the order of both by vertex."""
 
 
 def sampling_candidates(
@@ -135,15 +136,13 @@ def refinement_loads(
     """The one phase of the refinement.
 
     Args:
-        cloud: What is refined.
-        views: What views cost.
         exposure: Whether exposures are learned.
         compared: Whether views are compared; counted as in the multi-view mode, a little more.
     """
     tensors: dict[str, Tensor] = {name: getattr(cloud, name) for name in GROUP_NAMES}
     n, n_faces = cloud.opacity_logits.shape[0], cloud.faces.shape[0]
     per_face, per_gaussian = BOUND_ACTIVATION
-    fixed = cloud.faces.nbytes + _PAIR_BYTES * n_faces
+    fixed = cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces
 
     def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
         load = StepLoad(

@@ -10,13 +10,11 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.reporting.view_pictures import grey_picture
+from gaussian_splatting.engine.reporting.view_findings import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
-from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_scene.multiview.plane_depth import REACH
-from sugar_scene.multiview.reprojection import ViewPair
-from sugar_trainers.multiview_terms import (
+from sugar_scene.multiview.reprojection import REACH, NeighborViews, ViewPair
+from sugar_trainers.terms import (
     Comparison,
     SurfaceView,
     all_pixels,
@@ -33,12 +31,8 @@ class ViewComparer:
     """Finds for each view of a step the neighbour and the pixels that it is compared by.
 
     Args:
-        neighbors: Neighbours of the training views.
-        images: Their photographs.
         extent: Camera extent in world units.
         pixels: Pixels of a view that are compared; 0 compares none.
-        seed: Of the run.
-        rasterizer: Rendering backend.
 
     Attributes:
         reach: Gaussians up to this depth are planes. World units
@@ -73,7 +67,6 @@ class ViewComparer:
 
         Args:
             gaussians: All of them; their gradients are left alone.
-            camera: The view.
             photograph: As the image store gives it. (H, W, 3), or with a mask (H, W, 4), uint8
             split: How the memory of the neighbour's depth is saved.
             iteration: Absolute iteration; neighbour and pixels follow from it, the seed and ...

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as SVG text, to be set into a page that gives the colours.
-
-A chart has no colour of its own: lines carry the classes ``s0`` to ``s7`` and everything else
-``axis``, ``grid`` and ``label``, which :mod:`sugar_utils.html` paints for light and dark.
-"""
+"""Line charts: where their lines, ticks and labels lie. The template of a page paints them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from sugar_utils.text import escape
+from typing import Any
 
 MAX_POINTS = 400
 """Points drawn of a series."""
@@ -30,7 +25,6 @@ class Series:
     """One line of a chart.
 
     Attributes:
-        name: What the legend says.
         points: (x, y) by rising x. Values that are not finite, or not positive on a logarithmic
             axis, interrupt the line.
     """
@@ -44,11 +38,8 @@ class Chart:
     """A line chart.
 
     Attributes:
-        title: Heading.
         series: Lines; those without a drawable point are left out.
-        x_label: Name of the x axis.
         y_label: Name of the y axis, with the unit.
-        log_y: Logarithmic y axis.
     """
 
     title: str
@@ -126,20 +117,19 @@ def tick_text(value: float) -> str:
     return number_text(value)
 
 
-def chart_svg(chart: Chart) -> str:
-    """The chart as an ``<svg>`` element; empty text when there is nothing to draw."""
+def drawn(chart: Chart) -> dict[str, Any]:
+    """What of a chart with something to draw lies where on a canvas, in its units."""
     series = chart.drawable()
-    if not series:
-        return ""
     frame = _Frame.around(series, chart.log_y)
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
-        f"<title>{escape(chart.title)}</title>",
-        *frame.axes(chart),
-    ]
-    for number, line in enumerate(series):
-        parts += _line(line, frame, number)
-    return "".join([*parts, "</svg>"])
+    y_ticks = log_ticks(*frame.y) if chart.log_y else nice_ticks(*frame.y)
+    return {
+        "title": chart.title, "x_label": chart.x_label, "y_label": chart.y_label,
+        "width": _WIDTH, "height": _HEIGHT,
+        "left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM,
+        "y_ticks": [(frame.at(frame.x[0], y)[1], tick_text(y)) for y in y_ticks],
+        "x_ticks": [(frame.at(x, frame.y[0])[0], tick_text(x)) for x in nice_ticks(*frame.x)],
+        "lines": [_line(line, frame, number) for number, line in enumerate(series)],
+    }  # fmt: skip
 
 
 def _is_drawable(point: Point, log_y: bool) -> bool:
@@ -179,36 +169,9 @@ class _Frame:
             _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),
         )
 
-    def axes(self, chart: Chart) -> list[str]:
-        left, right, bottom = _LEFT, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-        parts = []
-        for value in log_ticks(*self.y) if self.log_y else nice_ticks(*self.y):
-            y = self.at(self.x[0], value)[1]
-            parts.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>')
-            parts.append(_label(left - 7, y + 4, tick_text(value), "end"))
-        for value in nice_ticks(*self.x):
-            x = self.at(value, self.y[0])[0]
-            parts.append(f'<path class="axis" d="M{x:.1f} {bottom}v5"/>')
-            parts.append(_label(x, bottom + 19, tick_text(value), "middle"))
-        parts.append(f'<path class="axis" d="M{left} {_TOP}V{bottom}H{right}"/>')
-        parts.append(_label((left + right) / 2, _HEIGHT - 7, chart.x_label, "middle"))
-        if chart.y_label:
-            middle = (_TOP + bottom) / 2
-            parts.append(
-                f'<text class="label" text-anchor="middle" transform="translate(13 {middle:.0f}) '
-                f'rotate(-90)">{escape(chart.y_label)}</text>'
-            )
-        return parts
 
-
-def _label(x: float, y: float, text: str, anchor: str) -> str:
-    return (
-        f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
-
-
-def _line(series: Series, frame: _Frame, number: int) -> list[str]:
-    color = f"s{number % N_COLORS}"
+def _line(series: Series, frame: _Frame, number: int) -> dict[str, Any]:
+    """Name, number of the colour, paths between gaps, and dots where the points are few."""
     runs: list[list[Point]] = [[]]
     for point in series.points:
         if _is_drawable(point, frame.log_y):
@@ -216,13 +179,11 @@ def _line(series: Series, frame: _Frame, number: int) -> list[str]:
         elif runs[-1]:
             runs.append([])
     total = sum(map(len, runs))
-    parts = []
+    paths, dots = [], []
     for run in filter(None, runs):
         limit = max(4, MAX_POINTS * len(run) // total)
         places = [frame.at(x, y) for x, y in thinned(run, limit)]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        parts.append(f'<path class="line {color}" d="M{path}"/>')
+        paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
         if total <= _MARKED or len(run) == 1:
-            parts += [f'<circle class="dot {color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
-                      for x, y in places]  # fmt: skip
-    return parts
+            dots += places
+    return {"name": series.name, "color": number % N_COLORS, "paths": paths, "dots": dots}

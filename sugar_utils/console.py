@@ -101,7 +101,6 @@ class Console:
         """Print names and values below each other, for example the resolved configuration.
 
         Args:
-            title: Line above the table.
             rows: Name and value; values are shown by ``str``.
         """
         title = printable(title)
@@ -129,7 +128,6 @@ class Console:
         Args:
             description: What is running, for example ``"coarse"``.
             first: First iteration of the whole loop, also after a resume.
-            last: Last iteration, inclusive.
 
         Yields:
             The object to update once per iteration.
@@ -280,7 +278,6 @@ class Progress:
         """Report that an iteration is done; cheap enough to be called every time.
 
         Args:
-            iteration: The iteration just finished.
             rate: Iterations per second; measured here if None.
             fields: Short texts by name to show beside (loss terms, Gaussians, memory). None
                 keeps those of the last call.

@@ -40,9 +40,7 @@ class Gpu:
     """One CUDA device as torch sees it.
 
     Attributes:
-        name: Name of the product.
         capability: CUDA compute capability, for example (8, 9).
-        memory: Bytes of its memory.
     """
 
     name: str

@@ -1,35 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML file that needs nothing else: no script, no font, no picture from elsewhere.
+"""One HTML file that needs nothing else: no font, no picture from elsewhere.
 
-Pictures are inside the file, and so are models that turn, with the script that shows them. It reads
-in light and dark, on a phone and on paper. All text is escaped: names of files and scenes may hold
+A page collects blocks; the Jinja template ``web/page.html.j2`` shows them, in light and dark, on a
+phone and on paper. Pictures are inside the file, and so are models that turn, with the script that
+shows them: Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts under
+the BSD and MIT licences that it names). All text is escaped: names of files and scenes may hold
 anything.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
 
-from sugar_utils.charts import N_COLORS, Chart, chart_svg, number_text
+from sugar_utils.charts import Chart, drawn, number_text
 from sugar_utils.files import write_text_atomic
-from sugar_utils.html_style import page_style
 from sugar_utils.memory import format_bytes
-from sugar_utils.text import escape
-from sugar_utils.turning_model import MODEL_STYLE, model_figure, model_scripts
+from sugar_utils.text import printable
 
 PICTURE_WIDTH = 640
 WIDE_PICTURE_WIDTH = 1600
 _JPEG_QUALITY = 88
-_TURN = "Turn it with the mouse or a finger. Reduced for this page; the files have all of it."
+_WEB = Path(__file__).parent / "web"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,6 @@ class Picture:
 
     Attributes:
         image: (H, W, 3) uint8, or an image file.
-        caption: Text; may be empty.
         alt: What it shows, for who cannot see it; the caption if empty.
     """
 
@@ -48,37 +49,27 @@ class Picture:
 
 
 class Page:
-    """A report under construction; each method appends something.
-
-    Args:
-        title: Heading and window title.
-        subtitle: A line below it.
-    """
+    """A report under construction; each method appends something, or nothing where it is empty."""
 
     def __init__(self, title: str, subtitle: str = "") -> None:
-        self._title = title
-        self._has_models = False
-        self._parts = [f"<h1>{escape(title)}</h1>"]
-        if subtitle:
-            self._parts.append(f'<p class="sub">{escape(subtitle)}</p>')
+        self._title, self._subtitle = title, subtitle
+        self._blocks: list[dict[str, Any]] = []
+
+    def _add(self, kind: str, **content: Any) -> None:
+        self._blocks.append({"kind": kind, **content})
 
     def heading(self, text: str, level: int = 2) -> None:
         """A heading of level 2 or 3."""
-        self._parts.append(f"<h{level}>{escape(text)}</h{level}>")
+        self._add("heading", text=text, level=level)
 
     def paragraph(self, text: str, note: bool = False) -> None:
         """A paragraph; ``note`` marks what the reader should not miss."""
-        kind = ' class="note"' if note else ""
-        self._parts.append(f"<p{kind}>{escape(text)}</p>")
+        self._add("paragraph", text=text, note=note)
 
     def facts(self, rows: Iterable[tuple[str, object]]) -> None:
         """A few figures that matter, as many side by side as fit."""
-        items = "".join(
-            f"<div><dt>{escape(name)}</dt><dd>{escape(value_text(value))}</dd></div>"
-            for name, value in rows
-        )
-        if items:
-            self._parts.append(f'<dl class="facts">{items}</dl>')
+        if rows := list(rows):
+            self._add("facts", rows=rows)
 
     def pairs(self, rows: Iterable[tuple[str, object]], folded: str | None = None) -> None:
         """Names and values below each other.
@@ -87,35 +78,30 @@ class Page:
             rows: Values are shown by :func:`value_text`.
             folded: Text to click on to see the table, for long ones; None shows it at once.
         """
-        cells = "".join(
-            f'<tr><th scope="row">{escape(name)}</th><td>{escape(value_text(value))}</td></tr>'
-            for name, value in rows
-        )
-        if not cells:
-            return
-        table = f'<div class="scroll"><table class="pairs"><tbody>{cells}</tbody></table></div>'
-        self._parts.append(_folded(table, folded))
+        if rows := list(rows):
+            self._add("pairs", rows=rows, folded=folded)
 
     def table(
-        self, header: Sequence[str], rows: Iterable[Sequence[object]], text_columns: int = 1
-    ) -> None:
+        self, header: Sequence[str], rows: Iterable[Sequence[object]], text_columns: int = 1,
+        folded: str | None = None,
+    ) -> None:  # fmt: skip
         """A table.
 
         Args:
-            header: Names of the columns.
             rows: As many cells each; paths become links.
             text_columns: Columns from the left whose cells are words; the others are numbers,
                 except for paths.
         """
-        rows = [list(row) for row in rows]
-        if rows:
-            self._parts.append(_table(header, rows, text_columns))
+        if rows := [list(row) for row in rows]:
+            # A column of files is one of words, wherever it stands.
+            links = {i for row in rows for i, cell in enumerate(row) if isinstance(cell, Link)}
+            words = links | set(range(text_columns))
+            self._add("table", header=header, rows=rows, words=words, folded=folded)
 
     def charts(self, charts: Iterable[Chart]) -> None:
         """Line charts side by side; empty ones are left out."""
-        figures = [_chart_figure(chart) for chart in charts if chart.drawable()]
-        if figures:
-            self._parts.append(f'<div class="charts">{"".join(figures)}</div>')
+        if figures := [drawn(chart) for chart in charts if chart.drawable()]:
+            self._add("charts", charts=figures)
 
     def pictures(self, pictures: Iterable[Picture], width: int = PICTURE_WIDTH) -> None:
         """Pictures side by side, four in a row where there is room.
@@ -124,22 +110,16 @@ class Page:
             pictures: Pictures that cannot be read are named in their caption.
             width: Larger ones are made smaller, pixels.
         """
-        figures = "".join(_figure(picture, width) for picture in pictures)
-        if figures:
-            self._parts.append(f'<div class="pictures">{figures}</div>')
+        if figures := [_figure(picture, width) for picture in pictures]:
+            self._add("pictures", figures=figures)
 
     def wide_picture(self, picture: Picture, width: int = WIDE_PICTURE_WIDTH) -> None:
         """One picture over the whole width; narrow screens scroll it."""
-        self._parts.append(_figure(picture, width, kind=' class="wide"'))
+        self._add("wide", figure=_figure(picture, width))
 
     def model(self, glb: bytes) -> None:
-        """A textured mesh that can be turned.
-
-        Args:
-            glb: A file with the variants ``textured`` and ``clay``.
-        """
-        self._parts.append(model_figure(glb, _TURN))
-        self._has_models = True
+        """A textured mesh that can be turned: a GLB with the variants ``textured`` and ``clay``."""
+        self._add("model", glb=_base64(glb))
 
     def files(self, paths: Iterable[Path], root: Path, folded: str | None = None) -> None:
         """Files with their sizes, as links relative to the folder of this page.
@@ -147,33 +127,50 @@ class Page:
         Args:
             paths: Files and folders; a folder counts with all that is in it. Those that do not
                 exist are left out.
-            root: Folder that the page will be written to.
-            folded: As in :meth:`pairs`.
         """
         rows = [(Link.to(path, root), format_bytes(size)) for path, size in sizes_of(paths)]
-        if rows:
-            self._parts.append(_folded(_table(("file", "size"), rows, 1), folded))
+        self.table(("file", "size"), rows, folded=folded)
 
     def html(self) -> str:
         """The whole page."""
-        style, scripts = page_style(), ""
-        if self._has_models:
-            style, scripts = style + MODEL_STYLE, model_scripts()
-        return (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            '<meta name="color-scheme" content="light dark">'
-            f"<title>{escape(self._title)}</title><style>{style}</style></head>\n<body>\n"
-            + "\n".join(self._parts)
-            + f"\n{scripts}</body></html>\n"
+        component = None
+        if any(block["kind"] == "model" for block in self._blocks):
+            source = (_WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
+            # Maps of the source are not carried along.
+            component = source.split("\n//# sourceMappingURL")[0]
+        return _template().render(
+            title=self._title, subtitle=self._subtitle, blocks=self._blocks, component=component
         )
+
+
+@functools.cache
+def _template() -> Any:
+    # Only when a page is written: it takes a tenth of a second.
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(_WEB),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Text in one line that moves no cursor; what is marked as HTML already stays as it is.
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    environment.filters["shown"] = value_text
+    return environment.get_template("page.html.j2")
+
+
+def chart_svg(chart: Chart) -> str:
+    """The chart as an ``<svg>`` element; empty text when there is nothing to draw."""
+    return _template().module.chart_svg(drawn(chart)) if chart.drawable() else ""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A table cell that leads to a file."""
+    """A table cell that leads to a file; plain text without an address."""
 
-    html: str
+    text: str
+    href: str = ""
 
     @staticmethod
     def to(path: Path, root: Path) -> Link:
@@ -182,17 +179,12 @@ class Link:
             relative = Path(os.path.relpath(path, root)).as_posix()
         except ValueError:
             # Another drive on Windows.
-            return Link(escape(str(path)))
-        return Link(f'<a href="{escape(quote(os.fsencode(relative)))}">{escape(relative)}</a>')
+            return Link(str(path))
+        return Link(relative, quote(os.fsencode(relative)))
 
 
 def write_page(path: Path, build: Callable[[], Page], notify: Callable[[str], None]) -> Path | None:
     """Build a report and write it, complete or not at all; whatever goes wrong is only told.
-
-    Args:
-        path: The file.
-        build: Makes the page.
-        notify: Told why there is no report.
 
     Returns:
         The file, or None without a report.
@@ -262,60 +254,13 @@ def _typed(value: object) -> object:
     return value
 
 
-def _folded(table: str, summary: str | None) -> str:
-    if summary is None:
-        return table
-    return f"<details><summary>{escape(summary)}</summary>{table}</details>"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]], text_columns: int) -> str:
-    # A column of files is one of words, wherever it stands.
-    paths = {i for row in rows for i, cell in enumerate(row) if isinstance(cell, Link)}
-    words = paths | set(range(text_columns))
-
-    def cell(tag: str, column: int, content: object) -> str:
-        if isinstance(content, Link):
-            return f'<{tag} class="path">{content.html}</{tag}>'
-        kind = "" if column in words else ' class="number"'
-        return f"<{tag}{kind}>{escape(value_text(content))}</{tag}>"
-
-    head = "".join(cell("th", i, name) for i, name in enumerate(header))
-    body = "".join(
-        "<tr>" + "".join(cell("td", i, value) for i, value in enumerate(row)) + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _chart_figure(chart: Chart) -> str:
-    series = chart.drawable()
-    legend = ""
-    if len(series) > 1:
-        items = "".join(
-            f'<li><svg viewBox="0 0 22 10" aria-hidden="true"><path class="line s{k % N_COLORS}" '
-            f'd="M1 5H21" style="stroke-width:3"/></svg>{escape(line.name)}</li>'
-            for k, line in enumerate(series)
-        )
-        legend = f'<ul class="legend">{items}</ul>'
-    return (
-        f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption>{legend}'
-        f"{chart_svg(chart)}</figure>"
-    )
-
-
-def _figure(picture: Picture, width: int, kind: str = "") -> str:
-    caption, alt = escape(picture.caption), escape(picture.alt or picture.caption)
+def _figure(picture: Picture, width: int) -> dict[str, Any]:
     try:
-        uri, size = _data_uri(picture.image, width)
+        uri, (width, height) = _data_uri(picture.image, width)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        reason = f"{caption} (no picture: {escape(str(error))})"
-        return f"<figure{kind}><figcaption>{reason}</figcaption></figure>"
-    image = f'<img src="{uri}" width="{size[0]}" height="{size[1]}" alt="{alt}">'
-    below = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f"<figure{kind}>{image}{below}</figure>"
+        return {"caption": f"{picture.caption} (no picture: {error})"}
+    alt = picture.alt or picture.caption
+    return {"uri": uri, "width": width, "height": height, "caption": picture.caption, "alt": alt}
 
 
 def _data_uri(image: np.ndarray | Path, width: int) -> tuple[str, tuple[int, int]]:
@@ -334,4 +279,8 @@ def _data_uri(image: np.ndarray | Path, width: int) -> tuple[str, tuple[int, int
         picture.save(buffer, kind, **options)
         encoded[kind] = buffer.getvalue()
     kind, data = min(encoded.items(), key=lambda item: len(item[1]))
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", picture.size
+    return f"data:image/{kind};base64,{_base64(data)}", picture.size
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

@@ -33,7 +33,6 @@ class MemoryUsage:
     """Memory of one device at one moment.
 
     Attributes:
-        current: Bytes in use now.
         peak: Most bytes in use since the start or the last ``reset_peak``.
         kind: ``"RSS"`` or ``"CUDA"``.
     """

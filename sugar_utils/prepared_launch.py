@@ -119,9 +119,6 @@ class PreparedLaunch:
     Not for several threads at once but for :meth:`run`, while no arguments are taken.
 
     Args:
-        kernel: Warp kernel.
-        dim: Work items, to begin with.
-        arguments: Of the kernel: tensors, numbers, structs, vectors.
         how: Further arguments of ``wp.launch``: device or stream, and the size of blocks.
     """
 

@@ -46,10 +46,6 @@ class ProcessGroup:
     Every method but the properties, :meth:`share` and :meth:`single_report` is a collective call:
     all processes make it, in the same order, and none goes on before all have. Of a single
     process they change nothing and cost nothing.
-
-    Attributes:
-        rank: Number of this process.
-        size: How many there are.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None) -> None:
@@ -66,7 +62,6 @@ class ProcessGroup:
         """Join the other processes.
 
         Args:
-            launch: What torchrun said.
             cuda: Whether tensors may lie on a GPU.
 
         Raises:

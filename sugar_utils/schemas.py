@@ -80,8 +80,6 @@ def conform(value: Any, schema: type[T], place: object, advice: str = WRITE_AGAI
 
     Args:
         value: Containers and primitives, as a parser gives them.
-        schema: A type.
-        place: The file, for messages.
         advice: What to do about a file that is not so.
 
     Raises:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 
 # C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
@@ -20,8 +19,3 @@ def printable(text: str) -> str:
     it, or add a line that looks like the program's own. Letters of all scripts stay as they are.
     """
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
-
-
-def escape(text: str) -> str:
-    """The text for the inside of an HTML element or of a quoted attribute, in one line."""
-    return html.escape(printable(text))

@@ -24,9 +24,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable
+from sugar_utils.files import check_writable, temporary_cache
 from sugar_utils.prepared_launch import Argument, PreparedLaunch, TypedTensor, describe
 
 wp.config.log_level = wp.LOG_WARNING
@@ -122,7 +121,6 @@ def as_array(tensor: Tensor, dtype: Any = None) -> TypedTensor:
     """A tensor as an argument of a kernel.
 
     Args:
-        tensor: Any contiguous tensor; gradients are not tracked.
         dtype: Warp type of one element; the tensor's own scalar type when None.
     """
     return TypedTensor(tensor, dtype)
@@ -154,9 +152,7 @@ def launch(
 
     Args:
         kernel: Warp kernel whose first argument is the index of its first item.
-        n_items: Number of work items.
         inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
-        device: Where the tensors live.
         min_items: Least number of items worth a range of its own on the CPU.
         block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
@@ -188,9 +184,7 @@ def launch_blocks(
 
     Args:
         kernel: Warp kernel with ``block, thread = wp.tid()``.
-        n_blocks: Number of blocks.
         inputs: Kernel arguments; tensors go through :func:`as_array`.
-        device: Where the tensors live.
         block_dim: Threads per block; the kernel's module must be made for it.
         together: So many blocks are one on a GPU; for blocks that are warps and share nothing.
     """

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.geometry import (
     covariances,
+    diamond_faces,
+    diamond_vertices,
     inverse_square_roots,
     packed_covariances,
     smallest_axis,

@@ -24,17 +24,15 @@ from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import StageRun, run_stage
-from gaussian_splatting.engine.session import Notices, RunOptions
-from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
+from gaussian_splatting.engine.stage import COLOR, Stage, StepResult, report
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
-from gaussian_splatting.engine.terms import COLOR, report
-from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization import RenderOutput, project
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import TinyScene, assert_same_bits, disturbed_cloud, load_pt
 

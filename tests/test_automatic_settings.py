@@ -14,7 +14,7 @@ from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MOST_POINTS, MeshOptions
 from sugar_extractors.mesh.meshing_backends import SolverConfig
 from sugar_extractors.mesh.poisson import MOST_DEPTH, PoissonConfig, automatic_depth, pixel_size
-from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import MOST_SAMPLES, CoarseConfig
 from sugar_trainers.coarse_options import coarse_parser

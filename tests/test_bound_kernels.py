@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sugar_scene.bound_kernels import Placement
-from sugar_scene.mesh.bending_kernels import PairsOfTriangles
-from sugar_scene.mesh.corner_sums import CornerSums
-from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bind_to_mesh
+from sugar_scene.mesh.mesh_normals import CornerSums, PairsOfTriangles, adjacent_face_pairs
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, Placement, bind_to_mesh
+from tests.support.bound_reference import activated, normal_consistency
 
 N_VERTICES = 60
 RAW = ("vertices", "opacity_logits", "log_scales", "rotations")
@@ -49,7 +47,7 @@ def values_and_gradients(cloud: BoundCloud, dtype, activate):
 @pytest.mark.parametrize("per_triangle", LAYOUTS)
 def test_values_and_gradients_are_those_of_torch_in_float64(per_triangle):
     cloud = disturbed(per_triangle)
-    expected = values_and_gradients(cloud, torch.float64, BoundCloud.activate)
+    expected = values_and_gradients(cloud, torch.float64, activated)
     found = values_and_gradients(cloud, torch.float32, Placement(cloud).activate)
     for name, value in expected.items():
         error = (found[name] - value).abs().max() / value.abs().max()
@@ -62,7 +60,7 @@ def test_any_turn_of_a_triangle_gives_its_unit_quaternion():
     angles = torch.tensor([0.0, 1e-4, torch.pi / 2, -torch.pi / 2, 3.0, torch.pi, -torch.pi, 1.6])
     cloud.rotations = 2.5 * torch.stack([angles.cos(), angles.sin()], dim=1)
     found = Placement(cloud).activate(cloud).quats
-    expected = cloud.activate().quats
+    expected = activated(cloud).quats
     torch.testing.assert_close(found.norm(dim=1), torch.ones(8))
     assert (found[:, 0] >= 0).all()
     torch.testing.assert_close((found * expected).sum(dim=1).abs(), torch.ones(8))
@@ -73,7 +71,7 @@ def test_a_triangle_without_area_moves_with_its_corners_and_feels_no_turn():
     leaves = {name: getattr(cloud, name).requires_grad_() for name in RAW}
     cloud = replace(cloud, **leaves)
     placed = Placement(cloud).activate(cloud)
-    torch.testing.assert_close(placed.means, cloud.activate().means)
+    torch.testing.assert_close(placed.means, activated(cloud).means)
     placed.quats.square().sum().mul(0.5).backward(retain_graph=True)
     assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in leaves.values())
     (pull,) = torch.autograd.grad((placed.quats * draw(9, 4)).sum(), [cloud.vertices])

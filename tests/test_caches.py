@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sugar_utils.caches import temporary_cache
+from sugar_utils.files import temporary_cache
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNSET = ("WARP_CACHE_PATH", "XDG_CACHE_HOME")

@@ -14,8 +14,8 @@ from PIL import Image
 
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.images import ImageFolder, decode_image
-from sugar_utils.caches import temporary_cache
 from sugar_utils.errors import UserError
+from sugar_utils.files import temporary_cache
 from tests.support.captures import PINHOLE, make_scene
 
 

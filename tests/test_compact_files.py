@@ -10,25 +10,25 @@ import struct
 import numpy as np
 import pytest
 import torch
-from plyfile import PlyData
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.moved_cloud import moved_cloud
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
-from sugar_extractors.export.compressed_ply import space_order, write_compressed_ply
-from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.compact_files import (
+    fidelity,
+    from_smallest_three,
+    shares,
+    smallest_three,
+    write_splat,
+    write_spz,
+)
 from sugar_extractors.export.gltf_gaussians import EXTENSION, write_gltf_gaussians
-from sugar_extractors.export.packing import from_smallest_three, shares, smallest_three
-from sugar_extractors.export.splat_file import write_splat
-from sugar_extractors.export.spz_file import write_spz
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 
 WRITERS = {
     "a.spz": write_spz,
     "a.splat": write_splat,
-    "a.compressed.ply": write_compressed_ply,
     "a.gltf.glb": write_gltf_gaussians,
 }
 
@@ -68,7 +68,6 @@ def one_gaussian() -> GaussianCloud:
     [
         ("a.spz", 2e-6, 0.033, 0.3, 3.7, 0.51, 0.05),
         ("a.splat", 1e-7, 1e-5, 0.8, 0.51, 0.51, 0.21),
-        ("a.compressed.ply", 0.01, 0.006, 0.2, 0.6, 0.51, 0.02),
         ("a.gltf.glb", 1e-6, 1e-6, 0.05, 1e-4, 0.26, 1e-6),
     ],
 )
@@ -162,32 +161,6 @@ def test_splat_has_the_bytes_of_its_description(tmp_path):
     assert struct.unpack("<3f", content[32:44]) == (7, 7, 7)
 
 
-def test_compressed_ply_has_the_layout_of_its_description(tmp_path):
-    cloud = random_cloud(300)
-    order = write_compressed_ply(tmp_path / "a.ply", cloud)
-    data = PlyData.read(str(tmp_path / "a.ply"))
-    assert [(e.name, e.count) for e in data.elements] == [
-        ("chunk", 2),
-        ("vertex", 300),
-        ("sh", 300),
-    ]
-    chunk = data["chunk"].data[0]
-    names = "min_x min_y min_z max_x max_y max_z min_scale_x min_scale_y min_scale_z max_scale_x "
-    names += "max_scale_y max_scale_z min_r min_g min_b max_r max_g max_b"
-    assert list(chunk.dtype.names) == names.split()
-    inside = cloud.select(torch.from_numpy(order[:256]))
-    assert chunk["min_x"] == inside.means[:, 0].min()
-    assert chunk["max_scale_z"] == inside.log_scales[:, 2].max()
-    red = inside.sh_dc[:, 0, 0].double() * SH_C0 + 0.5
-    assert chunk["max_r"] == pytest.approx(float(red.max()), abs=1e-6)
-    highest = int(inside.means[:, 0].argmax())
-    assert int(data["vertex"]["packed_position"][highest]) >> 21 == 2047
-    sh = inside.sh_rest[0]
-    # Channel by channel, as f_rest lies in any PLY of Gaussians.
-    for k, value in ((0, sh[0, 0]), (15, sh[0, 1]), (44, sh[14, 2])):
-        assert abs(int(data["sh"][f"f_rest_{k}"][0]) - (float(value) / 8 + 0.5) * 256) < 1
-
-
 def test_quaternions_come_back_from_their_three_smallest_parts():
     quats = np.random.default_rng(0).normal(size=(500, 4))
     largest, three = smallest_three(quats)
@@ -199,13 +172,6 @@ def test_quaternions_come_back_from_their_three_smallest_parts():
 
 def test_shares_reach_both_ends():
     assert shares(np.array([-1.0, 0.0, 0.5, 1.0, 2.0]), 10).tolist() == [0, 0, 512, 1023, 1023]
-
-
-def test_neighbours_in_space_are_near_each_other_in_order():
-    points = np.random.default_rng(1).uniform(size=(2000, 3))
-    ordered = points[space_order(points)]
-    steps = np.linalg.norm(np.diff(ordered, axis=0), axis=1).mean()
-    assert steps < 0.3 * np.linalg.norm(np.diff(points, axis=0), axis=1).mean()
 
 
 def test_a_gltf_has_what_its_extension_asks_for(tmp_path):

@@ -14,7 +14,6 @@ import pycolmap
 import pytest
 from PIL import Image, ImageFilter
 
-from benchmarks.convert import pose_errors
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
@@ -26,9 +25,12 @@ from gaussian_splatting.posing.convert_options import (
     convert_parser,
 )
 from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.features import create_database, extract_features
-from gaussian_splatting.posing.matching import verified_matches
-from gaussian_splatting.posing.pair_errors import contradicting_pairs
+from gaussian_splatting.posing.matching import (
+    contradicting_pairs,
+    create_database,
+    extract_features,
+    verified_matches,
+)
 from gaussian_splatting.posing.photographs import (
     described_photographs,
 )
@@ -43,6 +45,7 @@ from tests.support.photographed_room import (
     photograph,
     write_photographs,
 )
+from tests.support.pose_errors import pose_errors
 from tests.support.tiny_scene import finish, start
 
 N = 7

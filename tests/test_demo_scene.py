@@ -16,14 +16,14 @@ from scipy.spatial import cKDTree
 
 from gaussian_splatting.data.scene import load_scene
 from sugar_pipeline.demo.demo_scene import DemoScene, make_demo_scene
-from sugar_pipeline.demo.object_geometry import (
+from sugar_pipeline.demo.ray_tracer import (
     N_ALONG,
     N_AROUND,
+    DemoRenderer,
     make_geometry,
     rope_knot,
 )
-from sugar_pipeline.demo.ray_tracer import DemoRenderer
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 
 SMALL = {"n_views": 6, "width": 64, "height": 48}

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.pixels import pixel_rays
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.vanilla import plane_sweep
-from gaussian_splatting.vanilla.dense_start import dense_points, with_dense_points
-from gaussian_splatting.vanilla.plane_sweep import (
+from gaussian_splatting.vanilla import dense_start as plane_sweep
+from gaussian_splatting.vanilla.dense_start import (
     N_DEPTHS,
     NOWHERE,
     GreyView,
     best_plane,
     consistent,
+    dense_points,
     parallax,
     sweep,
+    with_dense_points,
     world_points,
 )
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud

@@ -30,9 +30,9 @@ from sugar_extractors.mesh.poisson import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline.model_metrics import MetricsOptions, measure
-from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
+from sugar_scene.multiview.reprojection import NeighborRule, NeighborViews
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_config import MultiviewConfig
@@ -240,15 +240,13 @@ def mesh_scene(tmp_path_factory):
 @pytest.mark.parametrize(
     "extra",
     [
-        {"mesh_extractor": "centers"},
-        {"mesh_extractor": "marching_cubes", "grid_resolution": 48},
         {
             "mesh_extractor": "tsdf",
             "tsdf": TsdfConfig(tsdf_depth="level_set", tsdf_voxel_size=0.08),
         },
         {"mesh_extractor": "tsdf", "tsdf": TsdfConfig(tsdf_depth="blended", tsdf_voxel_size=0.08)},
     ],
-    ids=["centers", "marching cubes", "level set", "blended"],
+    ids=["level set", "blended"],
 )
 def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
     meshes = []

@@ -13,13 +13,17 @@ import torch
 import train
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.rasterization.backends import self_test
-from sugar_pipeline.doctor import machine_checkup
-from sugar_pipeline.doctor.findings import Finding
-from sugar_pipeline.doctor.machine_checkup import BACKENDS, machine_findings
-from sugar_pipeline.doctor.scene_checkup import gaussian_findings, scene_findings
+from gaussian_splatting.rasterization.backends import choice as self_test
+from sugar_pipeline import doctor as machine_checkup
+from sugar_pipeline.doctor import (
+    BACKENDS,
+    Finding,
+    gaussian_findings,
+    machine_findings,
+    scene_findings,
+)
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.device import CudaFacts, Gpu
 from tests.support.tiny_scene import run_cli, tiny_cloud
 
@@ -49,7 +53,7 @@ def test_flags_that_the_doctor_names_exist():
     known = train_parser(None)._option_string_actions
     texts = [*machine_checkup.OPTIONAL.values(), *(flag for _, flag in BACKENDS.values())]
     named = [text for text in texts if text.startswith("--")]
-    assert len(named) == 4
+    assert len(named) == 3
     for flag, value in map(str.split, named):
         assert value in known[flag].choices, flag
 

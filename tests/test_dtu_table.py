@@ -12,7 +12,6 @@ from scipy.io import savemat
 from scipy.spatial import cKDTree
 
 from benchmarks import dtu, tanks_and_temples
-from benchmarks.convert import cameras_of
 from benchmarks.published import dtu_score, scans
 from benchmarks.published.dtu_data import (
     Truth,
@@ -32,6 +31,7 @@ from gaussian_splatting.data.images import ImageFolder
 from sugar_scene.mesh.triangle_mesh import merge_meshes
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import sphere_points
+from tests.support.pose_errors import cameras_of
 from tests.support.published_layouts import grid, plate, some_similarity, write_points
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,

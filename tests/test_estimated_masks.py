@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.masks import MaskOptions, object_mask_path, overview, with_object_masks
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
-from gaussian_splatting.data.scene import load_scene, load_scene_for_checkpoint
+from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.rendering import render_view
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.estimated_masks import needs_masks

@@ -20,14 +20,18 @@ from gaussian_splatting.moved_cloud import moved_cloud
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_extractors.export.any_gaussians import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.export.reposing import reposed_cloud
+from sugar_extractors.export.reposing import reposed
 from sugar_extractors.export.simplified_mesh import simplified
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_extractors.texture.textured_mesh_io import (
+    TexturedMesh,
+    render_textured,
+    write_textured_mesh,
+)
 from sugar_pipeline.filming.shown_models import open_model
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.errors import UserError
+from tests.support.bound_reference import freed
 from tests.support.random_scenes import look_at
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
@@ -71,7 +75,7 @@ def moved(points: torch.Tensor, matrix: np.ndarray) -> torch.Tensor:
     return points @ torch.from_numpy(matrix[:3, :3]).T + torch.from_numpy(matrix[:3, 3])
 
 
-@pytest.mark.parametrize("to", ["spz", "splat", "ply", "compressed.ply", "gltf.glb"])
+@pytest.mark.parametrize("to", ["spz", "splat", "ply", "gltf.glb"])
 def test_gaussians_of_any_stage_are_written_and_their_errors_told(to, inputs, tmp_path, capsys):
     for name, n in (("vanilla", 200), ("refined", 60)):
         target = tmp_path / f"{name}.{to}"
@@ -143,8 +147,8 @@ def test_what_cannot_be_exported_is_one_line(inputs, tmp_path, capsys):
 
 def test_an_unedited_mesh_leaves_its_gaussians_alone():
     cloud = bound()
-    same = reposed_cloud(cloud, cloud.vertices)
-    for name, tensor in cloud.freed().tensors().items():
+    same = freed(reposed(cloud, cloud.vertices))
+    for name, tensor in freed(cloud).tensors().items():
         torch.testing.assert_close(same.tensors()[name], tensor, rtol=0, atol=1e-12)
 
 
@@ -153,8 +157,8 @@ def test_a_mesh_that_moves_as_a_whole_looks_the_same_to_a_camera_that_moves_alon
     cloud, matrix = bound(seed), similarity(seed, scale)
     # How thin Gaussians are does not follow the scale.
     cloud = replace(cloud, thickness=cloud.thickness * 1e-3)
-    before = rasterize_reference(cloud.freed().activate(), VIEW).image
-    edited = reposed_cloud(cloud, moved(cloud.vertices, matrix))
+    before = rasterize_reference(freed(cloud).activate(), VIEW).image
+    edited = freed(reposed(cloud, moved(cloud.vertices, matrix)))
     after = rasterize_reference(edited.activate(), moved_camera(VIEW, matrix)).image
     assert before.std() > 0.05
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
@@ -163,8 +167,8 @@ def test_a_mesh_that_moves_as_a_whole_looks_the_same_to_a_camera_that_moves_alon
 def test_covariances_follow_the_stretch_within_the_plane():
     cloud = bound(3)
     stretch = torch.tensor([[1.5, 0.2, 0.0], [0.0, 0.8, 0.3], [0.1, 0.0, 1.2]]).double()
-    edited = reposed_cloud(cloud, cloud.vertices @ stretch.T).activate()
-    start = cloud.freed().activate()
+    edited = freed(reposed(cloud, cloud.vertices @ stretch.T)).activate()
+    start = freed(cloud).activate()
 
     def in_plane(gaussians) -> torch.Tensor:
         turn = Rotation.from_quat(gaussians.quats[:, [1, 2, 3, 0]].numpy()).as_matrix()
@@ -386,42 +390,6 @@ def test_without_lxml_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_compressed_glb_opens_elsewhere_and_is_smaller(tmp_path, capsys):
-    pytest.importorskip("DracoPy")
-    mesh = painted_grid()
-    write_textured_mesh(tmp_path / "grid.obj", mesh, glb=False)
-    shapes = []
-    for name, words in (("plain", ()), ("draco", ("--draco", True))):
-        target = tmp_path / f"{name}.glb"
-        assert run_cli(export.main, tmp_path / "grid.obj", "--to", "glb", "-o", target, *words) == 0
-        shapes.append(trimesh.load(target, force="mesh", process=False))
-    plain, packed = shapes
-    assert "corners moved by at most" in capsys.readouterr().out
-    assert len(packed.faces) == len(plain.faces) == mesh.n_faces
-    sizes = [(tmp_path / f"{name}.glb").stat().st_size for name in ("plain", "draco")]
-    saved = 60 * mesh.n_faces
-    assert sizes[0] - sizes[1] > 0.8 * saved
-
-    def corners(shape) -> np.ndarray:
-        rows = np.concatenate([shape.vertices, shape.visual.uv], axis=1)[shape.faces]
-        middle = rows.mean(axis=1)
-        return middle[np.lexsort(middle[:, :3].round(2).T)]
-
-    np.testing.assert_allclose(corners(packed)[:, :3], corners(plain)[:, :3], atol=2e-4)
-    np.testing.assert_allclose(corners(packed)[:, 3:], corners(plain)[:, 3:], atol=2e-3)
-    assert packed.visual.material.baseColorTexture.size == (256, 256)
-
-
-def test_compression_is_for_glb_and_its_package_is_named(monkeypatch, inputs, tmp_path, capsys):
-    words = (inputs["obj"], "-o", tmp_path / "a", "--draco", True)
-    assert run_cli(export.main, *words, "--to", "obj") == 2
-    assert "--draco is for --to glb" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "DracoPy", None)
-    assert run_cli(export.main, *words, "--to", "glb") == 2
-    assert "pip install DracoPy" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_usdz_opens_in_its_own_library_upright(tmp_path):
     pytest.importorskip("pxr")
     from pxr import Usd, UsdGeom, UsdShade
@@ -452,21 +420,3 @@ def test_without_usd_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):
     assert run_cli(export.main, inputs["obj"], "--to", "usdz", "-o", tmp_path / "a.usdz") == 2
     assert "pip install usd-core" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_levels_of_detail_lie_beside_each_other(tmp_path, capsys):
-    write_textured_mesh(tmp_path / "grid.obj", painted_grid(), glb=False)
-    words = ("--to", "glb", "-o", tmp_path / "a.glb", "--max_triangles", 600, "--lods", 3)
-    assert run_cli(export.main, tmp_path / "grid.obj", *words) == 0
-    counts = [
-        len(trimesh.load(tmp_path / name, force="mesh", process=False).faces)
-        for name in ("a.glb", "a_lod1.glb", "a_lod2.glb")
-    ]
-    assert 500 <= counts[0] <= 600
-    assert counts[1] <= counts[0] // 4 + 1
-    assert counts[2] <= counts[1] // 4 + 1
-    assert run_cli(export.main, tmp_path / "grid.obj", *words) == 2
-    assert "is there already" in capsys.readouterr().err
-    cloud = ("--to", "spz", "-o", tmp_path / "a.spz", "--lods", 2)
-    assert run_cli(export.main, tmp_path / "grid.obj", *cloud) == 2
-    assert "--lods is for meshes" in capsys.readouterr().err

@@ -17,7 +17,7 @@ import export
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.export import export_run
 from sugar_extractors.export.any_gaussians import read_any_gaussians
-from sugar_extractors.export.splat_file import ROW, write_splat
+from sugar_extractors.export.compact_files import ROW, write_splat
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
@@ -52,8 +52,7 @@ def names(folder: Path) -> list[str]:
         ("spz", "scan", ["scan.spz"]),
         ("splat", "scan.v2", ["scan.v2.splat"]),
         ("ply", "scan", ["scan.ply"]),
-        ("compressed.ply", "scan", ["scan.compressed.ply"]),
-        ("compressed.ply", "scan.ply", ["scan.ply"]),
+        ("ply", "scan.PLY", ["scan.ply"]),
         ("gltf", "scan", ["scan.gltf.glb"]),
         ("gltf", "scan.glb", ["scan.glb"]),
         ("glb", "scan", ["scan.glb"]),
@@ -134,28 +133,13 @@ def test_a_gltf_whose_attributes_do_not_fit_is_damaged(place, value, inputs, tmp
     assert "have other types or lengths than Gaussians have" in capsys.readouterr().err
 
 
-def test_a_level_of_detail_that_cannot_be_made_leaves_none(inputs, tmp_path, capsys):
-    words = (inputs.obj, "--to", "glb", "-o", tmp_path / "a.glb")
-    assert run_cli(export.main, *words, "--lods", 9) == 2
-    error = capsys.readouterr().err
-    assert "triangles have 5 levels" in error
-    assert error.count("\n") == 1
-    assert names(tmp_path) == []
-    for name in ("a.glb", "a_lod1.glb"):
-        (tmp_path / name).write_text("mine")
-    # The picture is too small for the first level but one.
-    words = (*words, "--overwrite", "True", "--texture_size", 80)
-    assert run_cli(export.main, *words, "--lods", 3) == 2
+def test_a_picture_too_small_for_its_triangles_leaves_what_was_there(inputs, tmp_path, capsys):
+    (tmp_path / "a.glb").write_text("mine")
+    words = (inputs.obj, "--to", "glb", "-o", tmp_path / "a.glb", "--overwrite", "True")
+    assert run_cli(export.main, *words, "--texture_size", 20) == 2
     assert "do not fit into a picture" in capsys.readouterr().err
-    assert names(tmp_path) == ["a.glb", "a_lod1.glb"]
-    assert {(tmp_path / name).read_text() for name in names(tmp_path)} == {"mine"}
-
-
-def test_absurdly_many_levels_are_refused_at_once(inputs, tmp_path, capsys):
-    words = (inputs.obj, "--to", "glb", "-o", tmp_path / "a.glb", "--lods", 1_000_000_000)
-    assert run_cli(export.main, *words) == 2
-    assert "use 16 or fewer" in capsys.readouterr().err
-    assert names(tmp_path) == []
+    assert names(tmp_path) == ["a.glb"]
+    assert (tmp_path / "a.glb").read_text() == "mine"
 
 
 def test_an_export_that_fails_when_it_is_read_back_leaves_nothing(

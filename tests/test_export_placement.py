@@ -23,11 +23,8 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.upright import up_direction
 from gaussian_splatting.moved_cloud import moved_cloud
-from sugar_extractors.export.compressed_ply import read_compressed_ply
-from sugar_extractors.export.fidelity import fidelity
+from sugar_extractors.export.compact_files import cloud_of, fidelity, read_splat
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.export.packing import cloud_of
-from sugar_extractors.export.splat_file import read_splat
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from tests.support.random_scenes import random_gaussians
 from tests.support.refined_models import refined_state, save_model
@@ -159,7 +156,6 @@ GAUSSIANS = {
     "ply": (plain_ply, (1e-5, 1e-4, 0.1, 0.01, 1e-5)),
     "spz": (plain_spz, (1e-5, 0.04, 0.5, 8.0, 0.05)),
     "splat": (read_splat, (1e-5, 1e-4, 1.0, 0.6, None)),
-    "compressed.ply": (read_compressed_ply, (0.03, 0.01, 0.5, 2.0, 0.02)),
     "gltf": (plain_gltf, (1e-5, 1e-4, 0.1, 0.01, 1e-5)),
 }
 Y_UP = ("spz", "gltf", "glb", "usdz")

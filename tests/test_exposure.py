@@ -15,16 +15,21 @@ import train
 import train_refined
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.exposure_file import read_exposures, write_exposures
+from gaussian_splatting.data.reference_layout import read_exposures, write_exposures
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
 from gaussian_splatting.losses.photometric import l1_and_ssim
-from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, LaterExposure
-from gaussian_splatting.optim.visited_adam import BETAS
+from gaussian_splatting.optim.learned_exposure import (
+    BETAS,
+    ExposureConfig,
+    Exposures,
+    LaterExposure,
+    exposed,
+    fit_gain_and_offset,
+)
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (

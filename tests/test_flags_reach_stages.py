@@ -42,13 +42,13 @@ STAGES_OF_FLAGS = {
     "tsdf_margin tsdf_fill meshing_backend watertight",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
-    "r": "export_ply refine_surface_terms fused_binding",
+    "r": "export_ply refine_surface_terms",
     "t": "square_size texture_atlas texture_source postprocess_mesh postprocess_density_threshold "
     "postprocess_iterations export_glb orient scale_factor known_distance",
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera masked_features extraction_size max_features matcher mapper "
-    "device gpu rasterizer neighbors stop_after force export_obj gs_output_dir demo doctor",
+    "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor",
 }
 """Stages, by their initials, and the flags that change what they do."""
 
@@ -59,7 +59,7 @@ VALUES = {
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
-    "growing_resolution": "True", "fused_binding": "False",
+    "growing_resolution": "True",
     "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip

@@ -10,10 +10,9 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.densification import DensificationConfig, FootprintWatch, ScoreConfig
 from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
-from gaussian_splatting.vanilla.footprints import FootprintWatch, ScoreConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
 from gaussian_splatting.vanilla.robust import RobustConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig

@@ -20,7 +20,7 @@ needs_full_device = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/ful
 
 TERMINATED = """
 import os, signal
-from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.libraries import load_pycolmap
 {preparation}
 os.kill(os.getpid(), signal.SIGTERM)
 signal.pause()
@@ -123,7 +123,7 @@ def test_pycolmap_is_loaded_in_one_place():
     found = [
         path.name for path in production_files() if "import pycolmap" in path.read_text("utf-8")
     ]
-    assert found == ["colmap_library.py"]
+    assert found == ["libraries.py"]
 
 
 @parametrize_files(entry_points())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gaussian_splatting.data.cameras import camera_extent
-from gaussian_splatting.engine.trainable import GROUP_NAMES
+from gaussian_splatting.engine.model import GROUP_NAMES
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
 from tests.support.golden import GOLDEN_DIR, golden_cameras, golden_cloud, load_golden

@@ -19,12 +19,11 @@ import torch
 from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu.common import Setup, SkipCheck, compare, equal, large_scene
 from benchmarks.gpu.runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
-from tests.support.golden import GOLDEN_DIR
 from tests.support.pretend_device import pretend_gpu
 from tests.support.tiny_scene import REPOSITORY
 
 BROKEN = Section("broken", "tests.support.broken_checks", 1.0)
-SETUP = {"device": "cpu", "quick": True, "golden": str(GOLDEN_DIR), "scene": None, "work": ""}
+SETUP = {"device": "cpu", "quick": True, "scene": None, "work": ""}
 
 NOT_PRETENDED = {"tile lists"}
 """Lists of nothing leave marks that the pretended device takes for those of the host's lists beside
@@ -135,7 +134,7 @@ def test_every_section_reports_on_a_cpu_and_nothing_fails(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("section", PRETENDED, ids=lambda section: section.name)
 def test_checks_keep_host_and_device_apart(section, tmp_path):
-    setup = Setup("cpu:0", True, str(GOLDEN_DIR), None, str(tmp_path))
+    setup = Setup("cpu:0", True, None, str(tmp_path))
     for check in importlib.import_module(section.module).CHECKS:
         if check.name in NOT_PRETENDED:
             continue
@@ -187,7 +186,7 @@ def test_the_check_says_what_it_cannot_do_without(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "section"),
-    [((), "search and fields"), (("scipy",), "determinism"), (gpu_check._STAGES, "step")],
+    [((), "parity"), (("scipy",), "determinism"), (gpu_check._STAGES, "step")],
 )
 def test_sections_run_with_the_packages_that_they_name(more, section, tmp_path):
     blocked = PACKAGES - set(gpu_check.BASE) - set(more)

@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
+from gaussian_splatting.engine.stage import COLOR
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
-from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.rasterization import project, rasterize, rasterizers
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from benchmarks.launches import counting
 from gaussian_splatting.engine.guard import (
     check_gradients,
     check_losses,
@@ -16,6 +15,7 @@ from gaussian_splatting.engine.guard import (
     shows_any,
 )
 from sugar_utils.errors import TrainingError
+from tests.support.launches import counting
 
 INF, NAN = math.inf, math.nan
 

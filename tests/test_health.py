@@ -16,7 +16,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.view_findings import constant_psnr
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.mesh_health import mesh_health
+from sugar_pipeline.pipeline_run import mesh_health
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (

@@ -19,7 +19,6 @@ from sugar_utils.charts import (
     MAX_POINTS,
     Chart,
     Series,
-    chart_svg,
     log_ticks,
     nice_ticks,
     thinned,
@@ -29,6 +28,7 @@ from sugar_utils.html import (
     Link,
     Page,
     Picture,
+    chart_svg,
     duration_text,
     flattened,
     value_text,
@@ -166,7 +166,10 @@ def test_links_without_a_relative_path_are_text(monkeypatch):
         raise ValueError("path is on mount 'D:'")
 
     monkeypatch.setattr("sugar_utils.html.os.path.relpath", other_drive)
-    assert "<a" not in Link.to(Path("x"), Path("y")).html
+    assert Link.to(Path("x"), Path("y")) == Link("x")
+    page = Page("t")
+    page.table(("file",), [(Link("x"),)])
+    assert "<a" not in page.html()
 
 
 def test_writing_is_all_or_nothing_and_never_raises(tmp_path, monkeypatch):

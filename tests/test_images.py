@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.images import (
     ImageFolder,
     ImageStore,
@@ -17,7 +16,8 @@ from gaussian_splatting.data.images import (
     fit_to_file,
     missing_images,
 )
-from sugar_trainers.image_size import SugarSize
+from gaussian_splatting.data.scene import VanillaSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils import device
 from sugar_utils.errors import UserError
 

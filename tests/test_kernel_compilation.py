@@ -10,8 +10,8 @@ import torch
 import warp as wp
 
 import sugar_pipeline.pipeline_run  # noqa: F401  everything that a pipeline may launch
-from gaussian_splatting.engine import kernel_compilation
-from gaussian_splatting.engine.kernel_compilation import compile_ahead, kernel_modules
+from gaussian_splatting.engine import runner as kernel_compilation
+from gaussian_splatting.engine.runner import compile_ahead, kernel_modules
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from sugar_utils.console import Console
 from tests.test_cuda_compilation import device_modules

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.launches import count, counting
+from tests.support.launches import count, counting
 
 LIMITS = {
     "dn_consistency": (18, 120, 2),

@@ -13,19 +13,18 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from gaussian_splatting.data.pixels import pixel_rays
+from gaussian_splatting.data.cameras import pixel_rays
 from gaussian_splatting.engine import runner
-from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.viewing import live_view
-from gaussian_splatting.viewing.browser_views import (
+from gaussian_splatting.viewing.live_view import LIVE_PICTURES, SHARE, LiveView, open_live_view
+from gaussian_splatting.viewing.page_server import (
     REST_SECONDS,
     SMALLEST_SIDE,
     BrowserView,
+    ViewerOptions,
     Wishes,
 )
-from gaussian_splatting.viewing.live_page import open_live_view
-from gaussian_splatting.viewing.live_view import LIVE_PICTURES, SHARE, LiveView
-from gaussian_splatting.viewing.viewer_flags import ViewerOptions
 from sugar_utils.console import Console
 from sugar_utils.process_group import ALONE
 from tests.support.tiny_scene import TinyScene, assert_same_bits, tiny_cameras

@@ -12,10 +12,9 @@ from PIL import Image
 import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.compositing import composited, dilated, eroded, outlined
-from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.identity import scene_inputs
 from sugar_utils.errors import UserError
 from tests.support.captures import PINHOLE, make_scene, write_scene

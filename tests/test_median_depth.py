@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.rasterization.median_depth import median_depth
 from gaussian_splatting.rasterization.reference import project_reference, rasterize_reference
+from gaussian_splatting.rasterization.render import median_depth
 from tests.support.random_scenes import look_at, random_gaussians
 
 

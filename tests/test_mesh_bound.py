@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mesh-bound Gaussians and normal consistency against recorded values."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.geometry import covariances
-from sugar_scene.mesh.mesh_normals import adjacent_face_pairs, normal_consistency
-from sugar_scene.mesh.vertex_rows import vertex_rows
+from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh_bound import LAYOUTS, bind_to_mesh, face_frames, face_normals
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
+from tests.support.bound_reference import normal_consistency as reference_consistency
 from tests.support.golden import golden_cameras, load_golden
 
 
@@ -22,6 +24,15 @@ def case():
 
 def tensor(case, name):
     return torch.tensor(case[name])
+
+
+def fused_consistency(vertices, pairs):
+    return PairsOfTriangles(pairs, len(vertices)).bending(vertices)
+
+
+CONSISTENCIES = pytest.mark.parametrize(
+    "normal_consistency", [fused_consistency, reference_consistency]
+)
 
 
 def bound(case, g):
@@ -110,7 +121,8 @@ def test_face_normals_match_the_recorded_ones(case):
     np.testing.assert_allclose(face_normals(triangles), case["out_face_normals"], atol=1e-6)
 
 
-def test_normal_consistency_matches_the_recorded_value_and_gradient(case):
+@CONSISTENCIES
+def test_normal_consistency_matches_the_recorded_value_and_gradient(case, normal_consistency):
     vertices = tensor(case, "in_vertices").requires_grad_(True)
     loss = normal_consistency(vertices, adjacent_face_pairs(tensor(case, "in_faces")))
     loss.backward()
@@ -118,7 +130,8 @@ def test_normal_consistency_matches_the_recorded_value_and_gradient(case):
     assert_gradient(vertices.grad, case["grad_normal_consistency_vertices"], 1e-4)
 
 
-def test_a_flat_mesh_is_consistent_whatever_its_winding():
+@CONSISTENCIES
+def test_a_flat_mesh_is_consistent_whatever_its_winding(normal_consistency):
     vertices = torch.tensor([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
     for second in ([0, 2, 3], [0, 3, 2]):
         pairs = adjacent_face_pairs(torch.tensor([[0, 1, 2], second]))
@@ -131,7 +144,8 @@ def test_an_edge_with_three_faces_gives_three_pairs():
     assert adjacent_face_pairs(faces).shape == (3, 4)
 
 
-def test_separate_triangles_have_no_pairs_and_no_loss():
+@CONSISTENCIES
+def test_separate_triangles_have_no_pairs_and_no_loss(normal_consistency):
     pairs = adjacent_face_pairs(torch.tensor([[0, 1, 2], [3, 4, 5]]))
     vertices = torch.rand(6, 3, requires_grad=True)
     loss = normal_consistency(vertices, pairs)
@@ -175,14 +189,15 @@ def test_gradients_of_a_large_mesh_have_the_same_bits_on_every_run():
     rng = torch.Generator().manual_seed(0)
     vertices = torch.randn(10_000, 3, generator=rng)
     faces = torch.randint(0, len(vertices), (20_000, 3), generator=rng)
-    pull = torch.randn(20_000, 3, 3, generator=rng)
+    cloud = bind_to_mesh(vertices, faces, torch.full((10_000, 3), 0.5), 1, 1.0)
+    pull = torch.randn(20_000, 3, generator=rng)
     seen = set()
     for _ in range(30):
         leaf = vertices.clone().requires_grad_()
-        (vertex_rows(leaf, faces) * pull).sum().backward()
+        (replace(cloud, vertices=leaf).activate().means * pull).sum().backward()
         seen.add(leaf.grad.numpy().tobytes())
     assert len(seen) == 1
     expected = torch.zeros(10_000, 3, dtype=torch.float64)
-    expected.index_add_(0, faces.flatten(), pull.double().reshape(-1, 3))
+    thirds = (pull.double() / 3).repeat_interleave(3, dim=0)
+    expected.index_add_(0, faces.flatten(), thirds)
     torch.testing.assert_close(leaf.grad.double(), expected, rtol=0, atol=1e-5)
-    assert torch.equal(vertex_rows(vertices, faces), vertices[faces])

@@ -15,7 +15,6 @@ import torch
 
 import extract_mesh
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_options import mesh_options, mesh_parser
 from sugar_extractors.mesh.meshing_backends import PycolmapBackend, SolverConfig, choose_backend
@@ -27,13 +26,13 @@ from sugar_extractors.mesh.poisson import (
     reconstruct_region,
 )
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples
-from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_extractors.mesh.tsdf import SparseField, TsdfConfig, extract_surface
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     doubled_area_normals,
     merge_meshes,
     open_edge_share,
+    read_mesh_ply,
     without_small_components,
 )
 from sugar_utils.errors import UserError
@@ -367,37 +366,12 @@ def test_the_command_line_fills_every_option(tmp_path):
     assert default == MeshOptions(scene_path=Path("s"), checkpoint_path=Path("c"))
 
 
-def test_the_ablations_are_named_as_in_the_original(options):
-    model = options.coarse_model_path.parent.name.removeprefix("sugarcoarse_")
-    cubes = replace(options, mesh_extractor="marching_cubes").mesh_paths[0].name
-    centers = replace(options, mesh_extractor="centers").mesh_paths[0].name
-    assert cubes == "sugarmesh_" + model + "marchingcubes_level03_decim3000.ply"
-    assert centers == "sugarmesh_" + model + "_poissoncenters_decim3000.ply"
-
-
-@pytest.mark.parametrize("extractor", ["centers", "marching_cubes"])
-def test_the_ablations_find_the_sphere(options, extractor):
-    # An eighth of the ball.
-    box = {"bboxmin": (0.0,) * 3, "bboxmax": (1.5,) * 3, "background_mesh": False}
-    (path,) = extract_coarse_mesh(
-        replace(options, mesh_extractor=extractor, grid_resolution=56, min_opacity=0.2, **box)
-    )
-    mesh = read_mesh_ply(path)
-    radii = np.linalg.norm(mesh.vertices, axis=1)
-    assert np.abs(radii - 1).max() < 0.15
-    outward = (doubled_area_normals(mesh) * mesh.vertices[mesh.faces[:, 0]]).sum(axis=1) > 0
-    if extractor == "centers":
-        assert outward.mean() > 0.95
-    else:
-        # A shell of Gaussians has two sides, and the density is a level set on both.
-        assert (radii[mesh.faces[outward]] > 1).mean() > 0.95
-        assert (radii[mesh.faces[~outward]] < 1).mean() > 0.95
-
-
-def test_the_two_ablations_exclude_each_other():
-    words = "-s s -c c --use_marching_cubes True --use_centers_to_extract_mesh True"
-    with pytest.raises(UserError, match="exclude each other"):
-        mesh_options(mesh_parser(None).parse_args(words.split()))
+@pytest.mark.parametrize("flag", ["--use_marching_cubes", "--use_centers_to_extract_mesh"])
+def test_ablations_of_the_original_are_refused_in_one_line(flag):
+    parser = mesh_parser(None)
+    assert mesh_options(parser.parse_args(["-s", "s", "-c", "c", flag, "False"]))
+    with pytest.raises(UserError, match=f"{flag}: .* --mesh_extractor tsdf"):
+        mesh_options(parser.parse_args(["-s", "s", "-c", "c", flag, "True"]))
 
 
 def test_the_entry_point_reports_errors_in_one_line(tmp_path, monkeypatch, capsys):

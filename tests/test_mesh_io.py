@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from plyfile import PlyData, PlyElement
 
-from sugar_scene.mesh.mesh_io import read_mesh_ply, write_mesh_ply
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     clean_mesh,
@@ -15,8 +14,10 @@ from sugar_scene.mesh.triangle_mesh import (
     keep_vertices,
     merge_meshes,
     open_edge_share,
+    read_mesh_ply,
     with_vertex_normals,
     without_unused_vertices,
+    write_mesh_ply,
 )
 from sugar_utils.errors import UserError
 
@@ -135,7 +136,7 @@ def test_lack_of_memory_is_not_blamed_on_the_file(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("sugar_scene.mesh.mesh_io.PlyData.read", fail)
+    monkeypatch.setattr("sugar_scene.mesh.triangle_mesh.PlyData.read", fail)
     with pytest.raises(UserError, match="out of memory reading its .*; close other") as caught:
         read_mesh_ply(path)
     assert "damaged" not in str(caught.value)

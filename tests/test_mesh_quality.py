@@ -10,19 +10,16 @@ import pytest
 from plyfile import PlyData, PlyElement
 
 from benchmarks.mesh_quality import parser, run
-from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import (
     CLEARANCE,
+    Surface,
     compare_surfaces,
     make_reference,
     read_reference,
-)
-from sugar_extractors.quality.surface_distance import (
-    Surface,
     sample_surface,
 )
-from sugar_scene.mesh.mesh_io import write_mesh_ply
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, merge_meshes
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, merge_meshes, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import mesh_of, sphere
 

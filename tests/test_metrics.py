@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.ndimage import correlate1d
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.reporting import image_metrics as metrics
+from gaussian_splatting.engine.reporting import evaluation as metrics
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.losses.ssim_reference import (
     gaussian_window,

@@ -12,21 +12,22 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
-from gaussian_splatting.data.pixels import pixel_rays
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.plane_views import confirmed_depth, plane_view
-from sugar_scene.multiview.neighbor_views import NeighborRule, NeighborViews
 from sugar_scene.multiview.patch_matching import UNCOUNTED
-from sugar_scene.multiview.plane_depth import plane_depth, plane_depth_map
 from sugar_scene.multiview.reprojection import (
+    NeighborRule,
+    NeighborViews,
     ViewPair,
     bilinear_depth,
     cycle_error,
     cycle_weights,
+    plane_depth,
+    plane_depth_map,
 )
-from sugar_trainers.multiview_losses import (
+from sugar_trainers.losses import (
     edge_weights,
     flatness_loss,
     gray_values,

@@ -25,16 +25,16 @@ from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
 from sugar_pipeline.metrics_options import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import train_plan
-from sugar_scene.mesh.mesh_io import read_mesh_ply
+from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.multiview.neighbor_views import NeighborViews
 from sugar_scene.multiview.patch_matching import UNCOUNTED
+from sugar_scene.multiview.reprojection import NeighborViews
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
 from sugar_trainers.multiview_options import options_of_mode
 from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
-from sugar_trainers.multiview_terms import gray_of, spread_pixels
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.terms import gray_of, spread_pixels
 from sugar_trainers.view_comparison import ViewComparer
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (

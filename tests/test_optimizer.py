@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim import adam
 from gaussian_splatting.optim.adam import ADAM_EPS, GroupedAdam
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.moments import ADAM_BETAS, AdamStep, moment_format
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig

@@ -11,7 +11,7 @@ import torch
 
 from gaussian_splatting.data.scene import load_scene
 from sugar_pipeline.filming.shown_models import model_of
-from sugar_pipeline.viewing.own_pictures import (
+from sugar_pipeline.viewing.scene_nodes import (
     ERROR,
     PHOTOGRAPH,
     Arrangement,
@@ -22,7 +22,7 @@ from sugar_pipeline.viewing.own_pictures import (
     nearest_camera,
     slid,
 )
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import HEIGHT, WIDTH, TinyScene, tiny_cameras
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sugar_utils.errors import UserError
-from sugar_utils.own_process import run_alone
+from sugar_utils.libraries import run_alone
 from tests.support.repository import ROOT
 
 
@@ -71,7 +71,7 @@ def test_it_ends_when_its_parent_is_killed(module, tmp_path):
     )
     note = tmp_path / "pid"
     wait = (
-        "import sys; from sugar_utils.own_process import run_alone\n"
+        "import sys; from sugar_utils.libraries import run_alone\n"
         "run_alone(sys.argv[1], sys.argv[2:])"
     )
     parent = subprocess.Popen([sys.executable, "-c", wait, module(work), str(note)], cwd=ROOT)

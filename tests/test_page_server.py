@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gaussian_splatting.viewing.browser_views import Wishes
 from gaussian_splatting.viewing.page_server import (
+    Wishes,
     closing,
     follow_browsers,
     open_server,

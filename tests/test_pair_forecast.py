@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.launches import EXTENT, gpu_paths
 from benchmarks.memory import photograph
 from benchmarks.rasterizer import Case, as_cloud, make_scene
 from benchmarks.step_scenes import MadeUpPhotographs
@@ -31,6 +30,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
 from sugar_utils.process_group import ALONE
+from tests.support.launches import EXTENT, gpu_paths
 from tests.support.random_scenes import look_at, random_gaussians
 
 CASE = Case("pairs", 200, 48, 36, 1, radius=6.0)

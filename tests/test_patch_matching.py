@@ -18,9 +18,8 @@ from sugar_scene.multiview.patch_matching import (
     UNCOUNTED,
     patch_correlation,
 )
-from sugar_scene.multiview.plane_depth import plane_depth
-from sugar_scene.multiview.reprojection import ViewPair
-from sugar_trainers.multiview_losses import rays_of
+from sugar_scene.multiview.reprojection import ViewPair, plane_depth
+from sugar_trainers.losses import rays_of
 from tests.support.random_scenes import look_at
 
 DISTANCE, TILT = 3.0, 0.3

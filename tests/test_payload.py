@@ -11,7 +11,7 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_payload
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.trainable_bound import TrainableBoundCloud

@@ -17,8 +17,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.consistency.image_content import sharpness
 from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.features import create_database, extract_features
-from gaussian_splatting.posing.flat_scene import originals, write_flat_pictures
+from gaussian_splatting.posing.matching import create_database, extract_features
 from gaussian_splatting.posing.photographs import (
     camera_groups,
     described_photographs,
@@ -26,6 +25,7 @@ from gaussian_splatting.posing.photographs import (
     output_names,
     read_upright,
 )
+from gaussian_splatting.posing.scene_folder import originals, write_flat_pictures
 from gaussian_splatting.posing.verdict import BLURRED
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -16,7 +16,7 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.quality.mesh_quality import MeshQuality
 from sugar_extractors.quality.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report
 from sugar_pipeline.pipeline_report import StageRecord, write_report
-from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import (
     ITERATION,
     cameras_around,
@@ -94,7 +94,7 @@ def test_a_pipeline_report_has_it_all(tmp_path):
 def test_several_meshes_stand_side_by_side(tmp_path):
     quality = {"coarse": QUALITY, "refined": QUALITY}
     path = write_report(tmp_path / "r.html", "t", [], quality=quality, notify=pytest.fail)
-    header = re.search(r"<thead>.*?</thead>", path.read_text(encoding="utf-8"))[0]
+    header = re.search(r"(?s)<thead>.*?</thead>", path.read_text(encoding="utf-8"))[0]
     assert header.index("coarse") < header.index("refined")
 
 

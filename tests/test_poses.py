@@ -14,12 +14,17 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.images import ImageFolder
 from gaussian_splatting.data.reference_layout import read_cameras_json
-from gaussian_splatting.engine.pose_fit import fitted_pose
-from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement, with_motion
+from gaussian_splatting.engine.poses import (
+    PoseConfig,
+    PoseRefinement,
+    fitted_pose,
+    pose_gradient,
+    rotation_generators,
+    with_motion,
+)
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.reporting.view_findings import POSED
-from gaussian_splatting.optim.rigid_motion import pose_gradient, rotation_generators
-from gaussian_splatting.optim.visited_adam import rate_at
+from gaussian_splatting.optim.learned_exposure import rate_at
 from gaussian_splatting.rasterization.reference import rasterize_reference, sh_basis_reference
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at

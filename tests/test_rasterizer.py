@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.engine.trainable import GROUP_NAMES
+from gaussian_splatting.engine.model import GROUP_NAMES
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_trainers.losses import depth_normal_consistency, normals_from_depth

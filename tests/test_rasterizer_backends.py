@@ -10,15 +10,18 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from gaussian_splatting.engine.rendering import render_view
+from gaussian_splatting.engine.reporting.evaluation import render_view
+from gaussian_splatting.engine.stage import COLOR
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
-from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.rasterization import WARP, Rows, project, rasterize
 from gaussian_splatting.rasterization.backends import choice
-from gaussian_splatting.rasterization.backends.choice import choose_rasterizer
-from gaussian_splatting.rasterization.backends.gsplat import GsplatRasterizer, load_gsplat
-from gaussian_splatting.rasterization.backends.inria import InriaRasterizer, load_inria
-from gaussian_splatting.rasterization.backends.self_test import self_test
+from gaussian_splatting.rasterization.backends.choice import choose_rasterizer, self_test
+from gaussian_splatting.rasterization.backends.other_packages import (
+    GsplatRasterizer,
+    InriaRasterizer,
+    load_gsplat,
+    load_inria,
+)
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.rasterizer_doubles import FakeGsplat, FakeInria, OlderSettings

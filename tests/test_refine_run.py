@@ -9,7 +9,7 @@ import torch
 
 import train_refined
 from gaussian_splatting.data.ply import read_gaussian_ply
-from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_utils.frame import run_main
 from tests.support.golden import GOLDEN_DIR
@@ -67,37 +67,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(monkeypatch, inputs, tmp_pat
     expected, found = final(tmp_path / "a"), final(tmp_path / "b")
     for name, tensor in expected["state_dict"].items():
         assert torch.equal(tensor, found["state_dict"][name]), name
-
-
-@pytest.fixture(scope="module")
-def fused(inputs, tmp_path_factory):
-    """A whole run of the preset, with Gaussians put on their triangles by kernels."""
-    output = tmp_path_factory.mktemp("fused")
-    with pytest.MonkeyPatch.context() as patch:
-        words = "--preset", "fast", "--checkpoint_interval", 2
-        assert refine(patch, inputs, output, *words) == 0
-    return output
-
-
-def test_the_preset_changes_rounding_alone(monkeypatch, inputs, tmp_path, fused):
-    assert refine(monkeypatch, inputs, tmp_path) == 0
-    expected, found = final(tmp_path)["state_dict"], final(fused)["state_dict"]
-    assert not torch.equal(expected["_points"], found["_points"])
-    # Turns without a gradient, of which there are some here, follow rounding alone.
-    for name in ("_points", "_scales", "all_densities", "_sh_coordinates_dc"):
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-4)
-
-
-def test_an_interrupted_run_of_the_preset_ends_with_the_same_bits(
-    monkeypatch, inputs, tmp_path, fused
-):
-    words = "--preset", "fast", "--checkpoint_interval", 2
-    assert refine(monkeypatch, inputs, tmp_path, *words) == 0
-    for later in (4, STEPS):
-        (tmp_path / NAME / f"{later}.pt").unlink()
-    assert refine(monkeypatch, inputs, tmp_path, *words) == 0
-    for name, tensor in final(fused)["state_dict"].items():
-        assert torch.equal(tensor, final(tmp_path)["state_dict"][name]), name
 
 
 def test_another_mesh_in_the_same_folder_is_refused(monkeypatch, inputs, tmp_path, capsys):

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.cameras import camera_extent
-from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import (
     ReferenceCheckpoint,
@@ -19,8 +18,8 @@ from gaussian_splatting.data.reference_layout import (
     read_cameras_json,
     write_cameras_json,
 )
-from gaussian_splatting.data.scene import load_scene, load_scene_for_checkpoint
-from sugar_trainers.image_size import SugarSize
+from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.captures import PINHOLE, make_scene, write_scene
 from tests.support.golden import GOLDEN_DIR, load_golden

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 
 import pytest
 
-from gaussian_splatting.engine.identity import settings_differences
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
@@ -25,8 +23,6 @@ from sugar_utils.settings import (
     from_args,
     without_flags,
 )
-
-FORMER = Path(__file__).parent / "data" / "former_settings.json"
 
 
 @dataclass(frozen=True)
@@ -114,25 +110,6 @@ def test_a_field_that_is_added_to_the_settings_is_a_flag_that_reaches_them():
     add_flags(parser, WithAFlag, "coarse stage")
     assert from_args(WithAFlag, parser.parse_args(["--blur", "2"])).blur == 2.0
     assert "| `--blur` | 0.5 | width of a blur |  |" in flag_table(parser, "coarse stage")
-
-
-@pytest.mark.parametrize("stage", json.loads(FORMER.read_text(encoding="utf-8")))
-def test_runs_of_earlier_versions_have_the_same_identity(stage):
-    """Settings as they were recorded before fields were named like their flags."""
-    capture = {"scene_path": Path("s"), "checkpoint_path": Path("c")}
-    mesh = MeshOptions(**capture, coarse_model_path=Path("x"))
-    now = {
-        "vanilla": VanillaConfig().identity(),
-        "coarse": CoarseConfig().identity(),
-        "refine": RefineConfig().identity(),
-        "mesh": mesh.identity(0.3, 100),
-        "tsdf": replace(mesh, mesh_extractor="tsdf").identity(0.3, 100),
-        "texture": TextureOptions(**capture, refined_model_path=Path("r")).identity(),
-    }[stage]
-    then = json.loads(FORMER.read_text(encoding="utf-8"))[stage]
-    assert settings_differences(then, now) == []
-    first = next(name for name, value in then.items() if isinstance(value, float))
-    assert settings_differences({**then, first: 77.0}, now)
 
 
 def test_every_flag_of_the_program_has_a_help_text_and_a_heading():

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.pixels import pixel_rays
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.vanilla.robust import SHELL_GREY, RobustConfig, shell_of, with_shell
 from gaussian_splatting.vanilla.shell_colors import directional_colors, with_shell_colors

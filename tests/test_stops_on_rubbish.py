@@ -12,10 +12,10 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
-from gaussian_splatting.engine import terms
+from gaussian_splatting.engine import stage as terms
 from gaussian_splatting.vanilla import vanilla_stage
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_trainers import coarse_terms
+from sugar_trainers import terms as coarse_terms
 from sugar_trainers.coarse_stage import CoarseStage
 from tests.support.tiny_scene import (
     TinyScene,

@@ -9,14 +9,14 @@ import torch
 
 import train
 import train_refined
-from gaussian_splatting.engine.graph import backpropagate_weighted
+from gaussian_splatting.engine.stage import COLOR
 from gaussian_splatting.engine.strips import (
     WHOLE_IMAGE,
     ImageSplit,
     ImageTerm,
     ViewPass,
+    backpropagate_weighted,
 )
-from gaussian_splatting.engine.terms import COLOR
 from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss, l1_and_ssim
 from gaussian_splatting.rasterization import (
     Rows,
@@ -30,16 +30,16 @@ from gaussian_splatting.rasterization import (
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.mesh.mesh_io import write_mesh_ply
+from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_options import coarse_options, coarse_parser
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.coarse_terms import coarse_terms
 from sugar_trainers.losses import depth_normal_consistency
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_options import refine_options, refine_parser
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at, random_gaussians

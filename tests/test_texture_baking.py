@@ -15,8 +15,7 @@ from sugar_extractors.texture.texture_baking import (
     bake_texture,
     count_bands,
 )
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_extractors.texture.textured_rendering import render_textured, sample_texture
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, sample_texture
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from tests.support.mesh_scenes import cameras_around
 from tests.support.random_scenes import look_at

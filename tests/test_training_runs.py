@@ -18,17 +18,16 @@ from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.engine.terms import report
-from gaussian_splatting.engine.trainable import cloud_from_state
+from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.engine.stage import report
 from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import sdf_from_density
 from sugar_scene.sampling import draw_samples
+from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.coarse_terms import coarse_terms
-from sugar_trainers.image_size import SugarSize
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
@@ -38,6 +37,7 @@ from sugar_trainers.losses import (
     sdf_estimation_loss,
 )
 from sugar_trainers.sampling_block import CameraAxes, depth_gap, sampling_mask
+from sugar_trainers.terms import coarse_terms
 from sugar_utils.random import derive_seed
 from tests.support.golden import GOLDEN_DIR
 from tests.support.tiny_scene import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from gaussian_splatting.posing import mapping, matching
-from gaussian_splatting.posing.pairs import all_pairs, neighbour_pairs, similar_pairs
+from gaussian_splatting.posing.matching import all_pairs, neighbour_pairs, similar_pairs
 from gaussian_splatting.posing.verdict import Evidence, verdict_of
 
 

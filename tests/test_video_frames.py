@@ -16,8 +16,8 @@ from PIL import Image, ImageFilter
 
 from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
 from gaussian_splatting.posing.convert_run import convert
+from gaussian_splatting.posing.photographs import choose_frames, extract_frames
 from gaussian_splatting.posing.scene_folder import needs_cameras, scene_root
-from gaussian_splatting.posing.video_frames import choose_frames, extract_frames
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import HEIGHT, WIDTH, camera_poses, photograph

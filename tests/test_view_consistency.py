@@ -15,7 +15,6 @@ from PIL import Image
 from gaussian_splatting.data.consistency.image_content import inconsistent_images
 from gaussian_splatting.data.consistency.mask_agreement import mask_agreement
 from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
-from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import (
@@ -24,7 +23,7 @@ from gaussian_splatting.data.reference_layout import (
     write_cfg_args,
     write_point_cloud,
 )
-from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene, load_scene_for_checkpoint
 from sugar_utils.errors import UserError
 from tests.support.faulty_captures import changed_image, copy_scene, faults, view_names
 from tests.support.tiny_scene import tiny_cloud

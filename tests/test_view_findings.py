@@ -14,9 +14,7 @@ from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.images import ImageFolder
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore
-from gaussian_splatting.engine.reporting.view_findings import Findings, find
-from gaussian_splatting.engine.reporting.view_pictures import farthest
-from gaussian_splatting.losses.fog import fog_share
+from gaussian_splatting.engine.reporting.view_findings import Findings, farthest, find, fog_share
 from tests.support.tiny_scene import make_tiny_scene, tiny_cameras
 from tests.support.tracks import add_tracks
 

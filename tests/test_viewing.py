@@ -21,23 +21,15 @@ import view
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.engine.trainable import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
-from gaussian_splatting.viewing.browser_views import BrowserView
-from gaussian_splatting.viewing.page_server import closing, look_through, open_server
-from sugar_extractors.recorded_capture import Capture, capture_of
+from gaussian_splatting.viewing.page_server import BrowserView, closing, look_through, open_server
+from sugar_extractors.results import Capture, capture_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_pipeline.filming.shown_models import model_of, read_result
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_pipeline.viewing.found_results import (
-    COARSE,
-    COARSE_MESH,
-    REFINED,
-    TEXTURED,
-    VANILLA,
-    find_results,
-)
-from sugar_pipeline.viewing.measured import (
+from sugar_pipeline.viewing.scene_nodes import splat_values, textured_glb
+from sugar_pipeline.viewing.tool_panels import (
     box_around,
     box_edges,
     box_flags,
@@ -45,15 +37,25 @@ from sugar_pipeline.viewing.measured import (
     hit,
     inside,
     length_text,
+    write_path,
 )
-from sugar_pipeline.viewing.scene_nodes import splat_values, textured_glb
-from sugar_pipeline.viewing.tool_panels import write_path
 from sugar_pipeline.viewing.view_options import view_options, view_parser
 from sugar_pipeline.viewing.view_page import ViewPage
-from sugar_pipeline.viewing.view_run import cut_result, exhibit_of, first_view, surroundings
+from sugar_pipeline.viewing.view_run import (
+    COARSE,
+    COARSE_MESH,
+    REFINED,
+    TEXTURED,
+    VANILLA,
+    cut_result,
+    exhibit_of,
+    find_results,
+    first_view,
+    surroundings,
+)
 from sugar_scene.geometry import covariances
-from sugar_scene.mesh.mesh_io import write_mesh_ply
-from sugar_trainers.image_size import SugarSize
+from sugar_scene.mesh.triangle_mesh import write_mesh_ply
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron, sphere
 from tests.support.refined_models import NAME, refined_state, save_model

@@ -8,7 +8,8 @@ import torch
 import warp as wp
 
 from sugar_utils.prepared_launch import describe
-from sugar_utils.warp_lanes import (
+from sugar_utils.warp_launch import as_array, launch_blocks
+from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,
     Columns,
@@ -21,7 +22,6 @@ from sugar_utils.warp_lanes import (
     reciprocal_fast,
     sum_columns,
 )
-from sugar_utils.warp_launch import as_array, launch_blocks
 
 OPTIONS = {"enable_backward": False, "block_dim": WARP_LANES}
 

@@ -14,9 +14,14 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import SolverConfig
 from sugar_extractors.mesh.poisson import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_scene.mesh.hole_filling import with_holes_filled
-from sugar_scene.mesh.mesh_io import read_mesh_ply
-from sugar_scene.mesh.triangle_mesh import Topology, TriangleMesh, doubled_area_normals, topology
+from sugar_scene.mesh.triangle_mesh import (
+    Topology,
+    TriangleMesh,
+    doubled_area_normals,
+    read_mesh_ply,
+    topology,
+    with_holes_filled,
+)
 from tests.support.mesh_scenes import (
     ITERATION,
     cameras_around,

@@ -3,8 +3,8 @@
 
 Prints a table, writes JSON with ``--json``, and ends within ``--minutes``. Exit code 1 if a check
 FAILED. Sections: environment; compilation of all kernels; parity with float64 references;
-determinism; recorded values of the original method; times of the rasterizer; time and memory of the
-geometric step; launches and waits; neighbours and fields; a short training with all stages.
+determinism; times of the rasterizer; time and memory of the geometric step; a short training with
+all stages.
 ``--sections`` chooses some of them, and ``--quick --device cpu`` tries the checks themselves
 without a GPU.
 
@@ -39,7 +39,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.gpu.runner import (
     FAILED,
     OK,
-    ROOT,
     SKIPPED,
     Row,
     Runner,
@@ -65,11 +64,8 @@ SECTIONS = (
     Section("compilation", "benchmarks.gpu.compilation", 0.12, ("rich",)),
     Section("parity", "benchmarks.gpu.parity", 0.20),
     Section("determinism", "benchmarks.gpu.determinism", 0.10, ("scipy",)),
-    Section("golden", "benchmarks.gpu.golden", 0.06, ("scipy",)),
     Section("timing", "benchmarks.gpu.timing", 0.16),
     Section("step", "benchmarks.gpu.step", 0.14, _STAGES),
-    Section("launches", "benchmarks.gpu.launches", 0.04, _STAGES),
-    Section("search and fields", "benchmarks.gpu.fields", 0.08),
     Section("training", "benchmarks.gpu.training", 0.24, (*_STAGES, "pycolmap", "av")),
 )
 
@@ -184,8 +180,6 @@ def parser() -> argparse.ArgumentParser:
     add("--json", type=Path, help="also write all figures to this file")
     add("--minutes", type=positive_float, default=8.0, help="time for everything")
     add("--sections", default="all", help=f"some of these, separated by commas: {names}")
-    add("--golden", type=Path, default=ROOT / "tests" / "data" / "golden",
-        help="folder of the recorded cases")  # fmt: skip
     add("--scene", type=Path, help="capture to train on; unset: the built-in demo scene")
     add("--quick", action="store_true", help="tiny sizes, for a try on the CPU")
     add("--worker", help=argparse.SUPPRESS)
@@ -205,7 +199,6 @@ def main() -> int:
     setup = {
         "device": args.device,
         "quick": args.quick,
-        "golden": str(args.golden.resolve()),
         "scene": None if args.scene is None else str(args.scene.resolve()),
     }
     rows = check_all(sections, setup, args.minutes, args.json)

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import sugar_utils  # noqa: F401  before torch
@@ -25,6 +24,8 @@ Size = TypeVar("Size")
 REPLICATED = 500_000
 """Largest scene that is drawn; larger ones consist of jittered copies, which takes no minutes."""
 
+_SHEETS, _DUPLICATES, _OUTLIERS = 400, 0.01, 0.0005
+
 
 class SkipCheck(Exception):
     """A check cannot be made here; the message says why. No fault."""
@@ -37,14 +38,12 @@ class Setup:
     Attributes:
         device: ``cuda``, ``cuda:1``, ``cpu``.
         quick: Sizes for a try on the CPU.
-        golden: Folder of the recorded cases.
         scene: Folder of a capture; None for the built-in demo scene.
         work: Folder for temporary results.
     """
 
     device: str
     quick: bool
-    golden: str
     scene: str | None
     work: str
 
@@ -62,11 +61,6 @@ class Setup:
     def size(self, full: Size, quick: Size) -> Size:
         """One of two sizes."""
         return quick if self.quick else full
-
-    @property
-    def golden_folder(self) -> Path:
-        """Folder of the recorded cases."""
-        return Path(self.golden)
 
     def need_cuda(self) -> None:
         """Leave a check that says nothing on a CPU."""
@@ -231,3 +225,24 @@ def large_cloud(
     """The same as raw parameters."""
     scene, camera = large_scene(n, width, height, device)
     return as_cloud(scene), camera
+
+
+def reconstruction_points(n: int, seed: int = 0) -> Tensor:
+    """Points as of a reconstruction: thin sheets of very different density, with duplicates and
+    outliers a thousand scene sizes away. (N, 3)"""
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    share = (1.5 * normal(_SHEETS)).exp()
+    sheet = torch.multinomial(share, n, replacement=True, generator=rng)
+    axes, _ = torch.linalg.qr(normal(_SHEETS, 3, 3))
+    size = (0.8 * normal(_SHEETS, 1)).exp() * torch.tensor([1.0, 1.0, 0.005])
+    local = normal(n, 3) * size[sheet]
+    points = 5 * normal(_SHEETS, 3)[sheet] + (axes[sheet] @ local[..., None]).squeeze(-1)
+    doubled, far = int(_DUPLICATES * n), int(_OUTLIERS * n)
+    rows = torch.randperm(n, generator=rng)
+    points[rows[:doubled]] = points[rows[-doubled - 1 : -1]]
+    points[rows[doubled : doubled + far]] *= 1000.0
+    return points

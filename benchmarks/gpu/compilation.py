@@ -13,7 +13,7 @@ import warp as wp
 # What launches kernels, so that all of them are known. The extractors need more packages.
 import sugar_utils.neighbors  # noqa: F401
 from benchmarks.gpu.common import Check, Finding, Setup
-from gaussian_splatting.engine.kernel_compilation import kernel_modules, n_workers
+from gaussian_splatting.engine.runner import kernel_modules, n_workers
 
 
 def compile_all(setup: Setup) -> Iterator[Finding]:

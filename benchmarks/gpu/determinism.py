@@ -8,16 +8,22 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common import Check, Finding, Setup, large_cloud, large_scene
-from benchmarks.neighbors import reconstruction_points
+from benchmarks.gpu.common import (
+    Check,
+    Finding,
+    Setup,
+    large_cloud,
+    large_scene,
+    reconstruction_points,
+)
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.moments import AdamStep, moment_format
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import build_tile_lists, project, rasterize
-from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage

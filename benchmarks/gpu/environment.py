@@ -16,7 +16,7 @@ from sugar_utils.device import choose_device, cuda_facts
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 
-OPTIONAL = ("gsplat", "pytorch3d", "diff_gaussian_rasterization", "pycolmap", "plyfile", "open3d")
+OPTIONAL = ("gsplat", "diff_gaussian_rasterization", "pycolmap", "plyfile", "open3d")
 
 
 def machine(setup: Setup) -> Iterator[Finding]:

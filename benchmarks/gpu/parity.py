@@ -28,7 +28,7 @@ from benchmarks.gpu.parity_values import (
 from benchmarks.gpu.parity_values import diamonds as diamond_checks
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.reporting.image_metrics import psnr, ssim
+from gaussian_splatting.engine.reporting.evaluation import psnr, ssim
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.rasterization import (

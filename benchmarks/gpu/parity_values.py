@@ -18,9 +18,9 @@ from gaussian_splatting.optim.moments import (
     moment_format,
 )
 from gaussian_splatting.rasterization import complete_normals
-from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import evaluate_fields_reference
+from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import depth_normal_consistency
 from sugar_utils.neighbors import (

@@ -3,14 +3,11 @@
 
 Shares of the peak count work as ``benchmarks/rasterizer.py`` does: 125 operations for each blended
 (pixel, Gaussian) pair, forward and backward. Shares of the bandwidth count the least bytes that a
-step must move: every Gaussian's parameters and splat once, pixels once. The first kernels for GPUs
-are timed beside those in use, so that the two are compared where neither could be tried before;
-``SUGAR_FIRST_KERNELS=0`` leaves them out.
+step must move: every Gaussian's parameters and splat once, pixels once.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +23,6 @@ from benchmarks.gpu.common import (
     measure_peaks,
     milliseconds,
 )
-from benchmarks.gpu.first_blending import first_block_kernels
 from benchmarks.rasterizer import FLOP_PER_PAIR, N_FEATURES, count_blended_pairs
 from gaussian_splatting.rasterization import (
     Projection,
@@ -36,7 +32,7 @@ from gaussian_splatting.rasterization import (
     build_tile_lists,
     project,
 )
-from gaussian_splatting.rasterization.backends.gsplat import load_gsplat
+from gaussian_splatting.rasterization.backends.other_packages import load_gsplat
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
 from gaussian_splatting.rasterization.rasterizers import WarpRasterizer
 from sugar_utils.errors import UserError
@@ -45,8 +41,6 @@ from sugar_utils.memory import out_of_memory
 CHANNELS = 3 + N_FEATURES
 PARAMETERS = 3 + 4 + 3 + 1 + 48 + N_FEATURES
 SIZES = (50_000, 300_000, 1_000_000, 3_000_000, 6_000_000)
-FIRST_KERNELS = "SUGAR_FIRST_KERNELS"
-"""Environment variable; 0 leaves out the first kernels for GPUs, timed beside those in use."""
 COUNTED = 1_000_000
 """Blended pairs are counted up to this size; it takes longer than what is measured."""
 
@@ -117,7 +111,7 @@ def _steps(setup: Setup, n: int) -> Iterator[Finding]:
     yield _time(f"tile lists, {n_pairs:,} pairs", lists, pairs=n_pairs)
 
     d_pixels = torch.rand(height, width, CHANNELS, device=setup.place)
-    first, used = _first_rasterizer(), WarpRasterizer(blocks=True)
+    used = WarpRasterizer(blocks=True)
     there, back, pixels, gradients = _blend_times(setup, used, found, tiles, d_pixels)
     least = 4 * (n_pairs * (SPLAT_HEADER + CHANNELS + 1) + pixels.numel())
     yield _time("blending, forward", there, of_bandwidth=least / bandwidth)
@@ -126,9 +120,6 @@ def _steps(setup: Setup, n: int) -> Iterator[Finding]:
         blended = count_blended_pairs(found, tiles)
         needed = blended * FLOP_PER_PAIR / flops
         yield _time("blending, both", there + back, of_flops=needed, blended_pairs=blended)
-    if first is not None:
-        own = (there, back, pixels, gradients)
-        yield from _beside(setup, "first kernels", first, tiles, found, d_pixels, own, 1e-3)
     total = forward + backward + lists + there + back
     yield _time("everything", total, frames_per_second=1e3 / total)
     yield from _beside_gsplat(setup, found, d_pixels, (there, back, pixels, gradients))
@@ -139,13 +130,6 @@ def _time(what: str, ms: float, **more: float) -> Finding:
     shares = {name: s / (ms / 1e3) for name, s in more.items() if name.startswith("of_")}
     words = [f"{100 * share:.0f} % {name.replace('_', ' ')}" for name, share in shares.items()]
     return Finding(what, True, ", ".join([f"{ms:.3f} ms", *words]), {"ms": ms, **more, **shares})
-
-
-def _first_rasterizer() -> Rasterizer | None:
-    """What blends with the first kernels for GPUs, unless the environment says otherwise."""
-    if os.environ.get(FIRST_KERNELS, "1") == "0":
-        return None
-    return WarpRasterizer(first_block_kernels, blocks=True)
 
 
 def _beside(
@@ -207,12 +191,9 @@ def full_screen(setup: Setup) -> Iterator[Finding]:
     n_filling = int((found.tile_counts == tiles.offsets.shape[0] - 1).sum())
     yield _time(f"tile lists, {n_filling} in every tile", lists, filling=n_filling)
     d_pixels = torch.rand(height, width, CHANNELS, device=setup.place)
-    used, first = WarpRasterizer(blocks=True), _first_rasterizer()
-    own = _blend_times(setup, used, found, tiles, d_pixels)
+    own = _blend_times(setup, WarpRasterizer(blocks=True), found, tiles, d_pixels)
     yield _time("blending, forward", own[0])
     yield _time("blending, backward", own[1])
-    if first is not None:
-        yield from _beside(setup, "first kernels", first, tiles, found, d_pixels, own, 1e-3)
 
 
 def gsplat(setup: Setup) -> Iterator[Finding]:

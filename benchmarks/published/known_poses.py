@@ -9,11 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from gaussian_splatting.posing.features import create_database, database_name, extract_features
-from gaussian_splatting.posing.matching import match_pairs, pairs_to_match
+from gaussian_splatting.posing.matching import (
+    create_database,
+    database_name,
+    extract_features,
+    match_pairs,
+    pairs_to_match,
+)
 from gaussian_splatting.posing.photographs import described_photographs
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import load_pycolmap
 
 LONGEST_SIDE, MAX_FEATURES = 1600, 8192
 _WORK = "database.db"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sugar_extractors.quality.surface_distance import sample_surface
+from sugar_extractors.quality.mesh_quality import sample_surface
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 
 

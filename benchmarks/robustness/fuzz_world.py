@@ -42,19 +42,18 @@ import train_refined
 from benchmarks.robustness.child import Command, Limits, Outcome, run_child
 from benchmarks.robustness.tool_commands import TOOLS, load_servers, write_inputs
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
-from gaussian_splatting.data.image_sizes import VanillaSize
 from gaussian_splatting.data.ply import read_point_ply, write_gaussian_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import (
+    EXPOSURE_FILE,
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
+    write_exposures,
 )
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
-from sugar_extractors.quality.surface_distance import sample_surface
-from sugar_scene.mesh.mesh_io import write_mesh_ply
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_extractors.quality.mesh_quality import sample_surface
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinhole cameras: one pose, one size and one set of intrinsics each, and nothing global.
+"""Pinhole cameras: one pose, one size and one set of intrinsics each; pixels and rays.
 
 Axes are COLMAP's: x right, y down, z forward. Image coordinates have their origin at the corner
 of the image, so the middle of a 640 x 480 image is (320, 240) and the middle of its first pixel
 (0.5, 0.5).
+
+The middle of the first pixel is at (0.5, 0.5).
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 MaskMode = Literal["object", "ignore"]
 
@@ -23,7 +27,6 @@ class ViewMask:
     """Which pixels of a photograph count; black ones do not.
 
     Attributes:
-        path: Image file.
         mode: ``object``: outside there is nothing; ``ignore``: outside, nothing is known.
         alpha: Whether the transparency of the file is meant, and not its brightness.
         lens: Lens that the mask has to be freed of, as its photograph was; else empty.
@@ -113,11 +116,60 @@ def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
 def camera_extent(cameras: Sequence[Camera]) -> float:
     """Extent E of a capture: 1.1 times the largest distance of a camera from their mean.
 
-    Args:
-        cameras: Training cameras; at least one.
-
     Returns:
         E in world units. It scales position learning rates and the signed distance field.
     """
     centers = np.stack([camera.center for camera in cameras])
     return float(1.1 * np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
+
+
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+
+class Pixels(NamedTuple):
+    """Where points are in an image; points outside of it have the nearest pixel of its border.
+
+    Attributes:
+        rows: (...,) int64
+        columns: (...,) int64
+        inside: Points before the camera and in the image. (...,) bool
+    """
+
+    rows: Tensor
+    columns: Tensor
+    inside: Tensor
+
+
+def pixel_rays(
+    camera: Camera,
+    rows: tuple[int, int] | None = None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Tensor:
+    """Points at depth 1 of the middles of pixels, in camera axes.
+
+    Args:
+        rows: First row and the row after the last one; None for the whole image.
+
+    Returns:
+        (R, W, 3)
+    """
+    first, last = rows or (0, camera.height)
+    x = (torch.arange(camera.width, dtype=dtype, device=device) + 0.5 - camera.cx) / camera.fx
+    y = (torch.arange(first, last, dtype=dtype, device=device) + 0.5 - camera.cy) / camera.fy
+    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
+    return torch.cat([grid, torch.ones_like(grid[..., :1])], dim=-1)
+
+
+def pixels_of(points: Tensor, camera: Camera) -> Pixels:
+    """The pixels that points are in. (..., 3) in camera axes"""
+    x, y, z = points.unbind(dim=-1)
+    depth = z.clamp_min(_SMALLEST)
+    columns = (x / depth * camera.fx + camera.cx).floor()
+    rows = (y / depth * camera.fy + camera.cy).floor()
+    inside = (z > 0) & (columns >= 0) & (columns < camera.width)
+    inside &= (rows >= 0) & (rows < camera.height)
+    return Pixels(
+        rows.clamp(0, camera.height - 1).long(), columns.clamp(0, camera.width - 1).long(), inside
+    )

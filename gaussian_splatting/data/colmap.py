@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""COLMAP models: cameras, poses and points, read through ``pycolmap``.
+"""COLMAP models, read through ``pycolmap``, and written again with other poses.
 
 Models without lens distortion are taken as they are, with their principal point. Photographs of
 any other camera model are undistorted once, into a cache beside the originals.
@@ -23,22 +23,28 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.colmap_files import PARTS, check_binary
+from gaussian_splatting.data.colmap_files import PARTS, check_binary, write_model
 from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
 from gaussian_splatting.data.images import (
     ImageFolder,
     colors_of,
     find_images,
     image_size,
+    lens_text,
     missing_images,
     open_image,
+    undistort_plane,
 )
-from gaussian_splatting.data.lenses import lens_text, undistort_plane
 from gaussian_splatting.data.observations import MAX_POINTS, Observations, ViewFit
-from sugar_utils.caches import temporary_cache
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, file_digest, require_regular_file
+from sugar_utils.files import (
+    atomic_path,
+    check_writable,
+    file_digest,
+    require_regular_file,
+    temporary_cache,
+)
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
@@ -58,7 +64,6 @@ class ColmapModel:
         cameras: One undistorted camera per registered image, in the order of the image names.
         points: Points, ordered by their COLMAP number. (P, 3) float32 world units
         points_rgb: Their colours. (P, 3) uint8
-        n_undistorted: How many of the cameras had a lens distortion.
         observations: Which points the photographs observe; None where no tracks are kept.
     """
 
@@ -105,12 +110,10 @@ def read_colmap(
 
     Args:
         folder: Folder with ``cameras``, ``images`` and perhaps ``points3D``, binary or text.
-        images: Where the photographs are.
         cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
             None uses the folder that holds the photographs' folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
         repair: Whether poses and points that do not fit the keypoints are corrected.
-        notify: Is told about undistortion and corrections.
 
     Returns:
         The model; cameras have the size that COLMAP stored, or that undistortion gave.
@@ -401,3 +404,43 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
     flat = [undistort_plane(plane, lens) for plane in planes]
     with atomic_path(target) as temporary:
         Image.fromarray(np.dstack(flat)).save(temporary, compress_level=1)
+
+
+def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
+    """Copy a COLMAP model with the poses of some of its images replaced.
+
+    Points stay where they are, and so do images that none of the cameras is named after. Of
+    cameras that are mounted together the first one of each mount decides.
+
+    Args:
+        target: Folder to write; the model lies below it in ``0``, in binary form.
+
+    Returns:
+        The folder of the copy.
+
+    Raises:
+        UserError: The model cannot be read, or the folder not be written.
+    """
+    pycolmap = load_pycolmap()
+    try:
+        reconstruction = pycolmap.Reconstruction(str(model))
+    except Exception as error:  # pycolmap raises what its C++ threw
+        raise UserError(f"{model}: cannot be read again ({error}); export it again") from error
+    by_name = {camera.name: camera for camera in cameras}
+    for image in reconstruction.images.values():
+        camera = by_name.get(image.name)
+        if camera is not None and image.has_pose and image.is_ref_in_frame():
+            pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
+            image.frame.set_cam_from_world(image.camera_id, pose)
+    folder, fresh = target / "0", target / ".new"
+    check_writable(target)
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        write_model(reconstruction, fresh)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except OSError as error:
+        raise UserError(
+            f"{target}: cannot be written ({error}); free space or fix the permissions"
+        ) from error
+    return folder

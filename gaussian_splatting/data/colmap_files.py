@@ -9,8 +9,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import load_pycolmap
 
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 """Files of a model, without the suffix."""

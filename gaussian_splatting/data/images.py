@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs: where they lie, and keeping them decoded.
+"""Photographs: where they lie, under which names, freed of a lens's distortion, kept decoded.
 
 Images stay 8-bit until the device needs them. They are decoded once, at the size of their camera,
 and the next one is decoded on a background thread while the current one is trained on.
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +25,10 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.compositing import composited
-from gaussian_splatting.data.lenses import lens_of, undistort_plane
 from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError
 from sugar_utils.files import require_regular_file
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
@@ -103,7 +105,6 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
     EXIF orientation is not applied, because COLMAP does not apply it either.
 
     Args:
-        path: File in any format and depth that Pillow reads.
         width: Width of the result in pixels.
         height: Height of the result in pixels.
         white_background: Whether transparent pixels become white instead of black.
@@ -127,7 +128,6 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
     Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
 
     Args:
-        mask: Where it is, and what it means.
         width: Width of the result in pixels.
         height: Height of the result in pixels.
         upright: Whether the EXIF orientation is applied, as to a photograph that was turned.
@@ -378,9 +378,7 @@ class ImageStore:
         """A smaller copy of a photograph, kept under the same budget as photographs.
 
         Args:
-            camera: The view at full size.
             scale: Of the copy; tells copies of one photograph apart.
-            make: Gives the copy of the photograph.
 
         Returns:
             As :meth:`get`.
@@ -487,3 +485,73 @@ def shared_or_own_store(
 
 def _store_key(camera: Camera, scale: float = 1.0) -> tuple:
     return camera.image_path, camera.width, camera.height, camera.mask, scale
+
+
+def lens_text(lens: Any) -> str:
+    """Model, size and parameters of a pycolmap camera."""
+    return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
+
+
+def lens_of(text: str, width: int, height: int) -> Any:
+    """The pycolmap camera of a :func:`lens_text`, for pictures of another size.
+
+    Args:
+        width: Width of the distorted pictures in pixels.
+    """
+    pycolmap = load_pycolmap()
+    model, own_width, own_height, rest = text.split(" ", 3)
+    # Lists of numpy's numbers name their type.
+    numbers = re.findall(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?", rest.replace("float64", ""))
+    lens = pycolmap.Camera(
+        model=model, width=int(own_width), height=int(own_height), params=list(map(float, numbers))
+    )
+    if (width, height) != (lens.width, lens.height):
+        lens.rescale(width, height)
+    return lens
+
+
+def undistort_plane(plane: np.ndarray, lens: Any) -> np.ndarray:
+    """A picture as a lens without distortion would have taken it.
+
+    Args:
+        plane: (H, W) or (H, W, 3) uint8
+    """
+    pycolmap = load_pycolmap()
+    options = pycolmap.UndistortCameraOptions()
+    bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(plane))
+    return pycolmap.undistort_image(options, bitmap, lens)[0].to_array()
+
+
+class CamerasByName:
+    """Finds the camera of a stored name.
+
+    Args:
+        train: Cameras that are found by abridged names, too.
+        test: Cameras that are found by their exact names. NeRF-synthetic training and test images
+            share their names; stored ones mean training.
+    """
+
+    def __init__(self, train: Sequence[Camera], test: Sequence[Camera]) -> None:
+        self._exact = {camera.name: camera for camera in (*train, *test)}
+        self._loose: dict[str, list[Camera]] = {}
+        for camera in train:
+            pure = PurePosixPath(camera.name)
+            keys = {_stem(camera.name), _stem(pure.name), pure.name.split(".")[0]}
+            for key in {key.lower() for key in keys}:
+                self._loose.setdefault(key, []).append(camera)
+
+    def __call__(self, name: str) -> Camera | None:
+        """The camera; None if there is none or the choice is unclear."""
+        if name in self._exact:
+            return self._exact[name]
+        for key in (name.lower(), _stem(name).lower()):
+            found = self._loose.get(key, [])
+            if len(found) == 1:
+                return found[0]
+        return None
+
+
+def _stem(name: str) -> str:
+    """The name without a known image extension."""
+    pure = PurePosixPath(name)
+    return pure.with_suffix("").as_posix() if pure.suffix.lower() in IMAGE_SUFFIXES else name

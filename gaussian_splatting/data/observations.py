@@ -58,7 +58,6 @@ class ViewFit:
     """How well a reconstruction knows a photograph.
 
     Attributes:
-        n_points: Points that it observes.
         error: Median reprojection error in pixels of the photograph as calibrated; nan for none.
     """
 
@@ -139,7 +138,6 @@ def hardly_known(observations: Observations | None, options: ViewOptions) -> dic
 
     Args:
         observations: What is known; None, or a view without a fit, names nothing.
-        options: The least number of points.
     """
     return _weak({} if observations is None else observations.fits, options.min_observations)
 

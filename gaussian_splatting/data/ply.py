@@ -84,10 +84,6 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
     (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2 and opacities
     shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
 
-    Args:
-        path: The PLY file.
-        notify: Is told about dropped rows and fused filters.
-
     Returns:
         The cloud on the CPU, float32, degree 3.
 
@@ -157,11 +153,7 @@ def _read_vertices(path: Path) -> np.ndarray:
 
 
 def does_not_fit(path: Path) -> UserError:
-    """The error for a PLY that there is no memory for, unless its header asks for the impossible.
-
-    Args:
-        path: A file that exists.
-    """
+    """The error for a PLY without memory for it, unless its header asks for the impossible."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES).split(b"end_header")[0]
@@ -245,7 +237,6 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
     """Write coloured points as 3DGS does (x y z, zero normals, red green blue), atomically.
 
     Args:
-        path: The PLY file.
         points: (N, 3) world units
         colors: (N, 3) uint8
 
@@ -269,7 +260,6 @@ def read_point_ply(
 
     Args:
         path: PLY with x y z and, best, red green blue (8 bits, or floats from 0 to 1).
-        notify: Is told about missing colours and dropped rows.
 
     Returns:
         Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.

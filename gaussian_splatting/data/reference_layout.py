@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder that a plain 3DGS trainer leaves behind, read and written.
+"""The folder that a plain 3DGS trainer leaves behind, read and written, ``exposure.json`` too.
 
 ::
 
@@ -7,27 +7,34 @@
     cameras.json                                  test cameras first, then training cameras
     input.ply                                     the points training started from
     point_cloud/iteration_N/point_cloud.ply       the Gaussians
+
+The name of each photograph and a 3 x 4 matrix, which takes colours of the model (with a 1 below) to
+those of the photograph. Of this program it holds gains on the diagonal and offsets in the last
+column.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
+from sugar_utils.files import file_digest, read_json, write_json_atomic, write_text_atomic
 from sugar_utils.schemas import (
     WRITE_AGAIN,
     Coordinate,
@@ -70,8 +77,6 @@ class ReferenceCheckpoint:
 
     Attributes:
         root: The checkpoint folder; the PLY's own folder for a lone PLY.
-        ply_path: The Gaussians.
-        iteration: Training iteration, as far as the folder's name tells.
         cameras: Entries of ``cameras.json`` in file order; None without that file.
         settings: What ``cfg_args`` says; empty without that file.
         held_out_views: Names of the views that its training held out; None if it kept no record.
@@ -138,9 +143,7 @@ def write_cameras_json(
     """Write ``cameras.json``: test cameras first, as all readers of the format expect.
 
     Args:
-        root: Checkpoint folder.
         train_cameras: Training cameras at their calibrated size, not at the training size.
-        test_cameras: Held-out cameras, likewise.
     """
     write_camera_list(root / "cameras.json", [*test_cameras, *train_cameras])
 
@@ -355,3 +358,52 @@ def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
             notify(str(error))
             del settings[name]
     return {name: value for name, value in settings.items() if value is not None}
+
+
+EXPOSURE_FILE = "exposure.json"
+_ExposureFileEntry = Annotated[float, msgspec.Meta(ge=-1e3, le=1e3)]
+_Gain = Annotated[float, msgspec.Meta(ge=1e-3, le=1e3)]
+_Matrix = tuple[
+    tuple[_Gain, _ExposureFileEntry, _ExposureFileEntry, _ExposureFileEntry],
+    tuple[_ExposureFileEntry, _Gain, _ExposureFileEntry, _ExposureFileEntry],
+    tuple[_ExposureFileEntry, _ExposureFileEntry, _Gain, _ExposureFileEntry],
+]
+
+
+def write_exposures(path: Path, exposures: Mapping[str, Tensor]) -> None:
+    """Write exposures by name: logarithms of gains, then offsets, (2, 3) each."""
+
+    def matrix(log_gains: list[float], offsets: list[float]) -> list[list[float]]:
+        rows = [[0.0, 0.0, 0.0, offset] for offset in offsets]
+        for channel, value in enumerate(log_gains):
+            rows[channel][channel] = math.exp(value)
+        return rows
+
+    write_json_atomic(path, {name: matrix(*e.tolist()) for name, e in exposures.items()})
+
+
+def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tensor]:
+    """Read what :func:`write_exposures` wrote; empty where there is no such file.
+
+    Args:
+        notify: Told that matrices of another program mix channels, which is left out.
+
+    Raises:
+        UserError: It cannot be read, or is no table of exposures.
+    """
+    if not path.is_file():
+        return {}
+    matrices = conform(read_json(path), dict[FileName, _Matrix], path)
+    if any(m[i][j] for m in matrices.values() for i in range(3) for j in range(3) if i != j):
+        notify(f"{path}: its matrices mix channels; only gains and offsets are taken over")
+    return {
+        name: torch.tensor(
+            [[math.log(m[c][c]) for c in range(3)], [m[c][3] for c in range(3)]], device="cpu"
+        )
+        for name, m in matrices.items()
+    }
+
+
+def exposure_digest(path: Path) -> dict[str, str]:
+    """The file as an input of a run; empty where there is none."""
+    return {"exposures": file_digest(path)} if path.is_file() else {}

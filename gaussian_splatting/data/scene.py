@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from gaussian_splatting.data.camera_names import CamerasByName
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency.views import checked_views
-from gaussian_splatting.data.image_sizes import SizeRule
 from gaussian_splatting.data.images import (
+    CamerasByName,
     ImageFolder,
     find_images,
     missing_images,
@@ -46,12 +46,9 @@ class Scene:
     """Everything a stage needs to know about a capture.
 
     Attributes:
-        root: Scene folder.
         train_cameras: Cameras to train on, at their training size, in the order of their names.
-        test_cameras: Held-out cameras, likewise; may be empty.
         original_train_cameras: The training cameras at their calibrated size, for cameras.json;
             those that were left out included.
-        original_test_cameras: The held-out cameras likewise.
         points: Points of the reconstruction. (P, 3) float32 world units; P may be 0
         points_rgb: Their colours. (P, 3) uint8
         extent: 1.1 times the largest distance of a training camera from their mean, world units.
@@ -135,15 +132,10 @@ def load_scene(
     is held out; scenes with a ``transforms_test.json`` hold out those instead.
 
     Args:
-        root: Scene folder.
-        size_rule: Training size of each image.
         images_dir: Folder of the photographs of a COLMAP scene, relative to ``root``.
         eval_split: Whether to hold out test cameras. Otherwise all cameras are trained on.
         white_background: Whether transparent pixels are white instead of black.
         seed: Seed of the initial points of a scene without points.
-        masks: Which masks to look for.
-        view_options: Which views to keep or to leave out.
-        notify: Is told what else the user should know.
 
     Returns:
         The scene; all image files have been found, none decoded.
@@ -190,15 +182,12 @@ def load_scene_for_checkpoint(
     Args:
         root: Scene folder; needs only the photographs if there is a ``cameras.json``.
         checkpoint: The 3DGS checkpoint.
-        size_rule: Training size of each image.
         images_dir: Folder of the photographs, relative to ``root``.
         eval_split: Whether to hold out test cameras.
         white_background: Whether transparent pixels are white instead of black.
         seed: Seed of the initial points of a scene without points.
         require_images: Whether missing photographs are an error. Meshing and texturing need none:
             such a camera then gets its size from the checkpoint.
-        masks: Which masks to look for.
-        view_options: Which views to keep or to leave out.
         notify: Is told about duplicates, disagreements and anything else that was decided.
 
     Returns:
@@ -478,3 +467,51 @@ def _finish(
             sized[c.name] for c in test if c.name in sized and c.name in checked.dropped
         ],
     )
+
+
+DIVISORS = (1, 2, 4, 8)
+_MAX_SIDE = 1 << 16
+
+
+class SizeRule(Protocol):
+    """Chooses the size at which an image is trained on."""
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels for a file of the given size."""
+        ...
+
+
+def whole_pixels(width: float, height: float) -> tuple[int, int]:
+    """Whole pixels, at least one a side.
+
+    Raises:
+        UserError: There are so many of them that a division must have been meant.
+    """
+    if max(width, height) > _MAX_SIDE:
+        raise UserError(
+            f"images of {width:.6g} x {height:.6g} px cannot be worked at, a side has at most "
+            f"{_MAX_SIDE:,} px; use another --resolution or --resolution_factor"
+        )
+    return max(1, round(width)), max(1, round(height))
+
+
+@dataclass(frozen=True)
+class VanillaSize:
+    """The size rule of the plain 3DGS trainer."""
+
+    resolution: float = -1
+    """-1: at most 1600 px wide; 1, 2, 4, 8: divisor; another positive number: width in pixels."""
+
+    def __post_init__(self) -> None:
+        if self.resolution != -1 and not (math.isfinite(self.resolution) and self.resolution > 0):
+            raise UserError(
+                f"--resolution must be -1, a divisor (1, 2, 4, 8) or a width, not {self.resolution}"
+            )
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels for a file of the given size."""
+        if self.resolution in DIVISORS:
+            return whole_pixels(width / self.resolution, height / self.resolution)
+        wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)
+        wanted = max(1, int(wanted))
+        return whole_pixels(wanted, height * wanted // width)

@@ -25,7 +25,6 @@ def up_direction(rotations: np.ndarray, points: np.ndarray, seed: int = 0) -> np
     Args:
         rotations: World to camera, x right, y down. (N, 3, 3)
         points: Of the reconstruction; may be none. (P, 3)
-        seed: Of the planes that are tried.
 
     Returns:
         (3,) float64 of length 1.

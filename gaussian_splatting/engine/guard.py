@@ -28,11 +28,6 @@ _KEPT = "the last good checkpoint is kept"
 def check_losses(terms: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:
     """Stop on a loss term that is not a finite number.
 
-    Args:
-        terms: Scalars by name, on one device.
-        iteration: For the message.
-        camera_name: For the message.
-
     Raises:
         TrainingError: Names the first bad term and its value.
     """
@@ -53,8 +48,6 @@ def check_gradients(named: Mapping[str, Tensor | None], iteration: int, camera_n
 
     Args:
         named: Gradients by parameter name, (N, ...) each and on one device; None means absent.
-        iteration: For the message.
-        camera_name: For the message.
 
     Raises:
         TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
@@ -76,8 +69,6 @@ def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: s
 
     Args:
         named: Parameters by name, (N, ...) each and on one device.
-        iteration: For the message.
-        camera_name: For the message.
 
     Raises:
         TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
@@ -100,8 +91,6 @@ def check_scales(log_scales: Tensor, extent: float, iteration: int, camera_name:
     Args:
         log_scales: Logarithms of the standard deviations. (N, 3)
         extent: Size E of the capture in world units; not positive means unknown.
-        iteration: For the message.
-        camera_name: For the message.
 
     Raises:
         TrainingError: A scale is above ``MAX_SCALE_IN_EXTENTS`` times the extent, or not finite.
@@ -133,11 +122,6 @@ def shows_any(radii: Tensor) -> bool:
 
 def check_population(n_gaussians: int, iteration: int, event: str = "pruning") -> None:
     """Stop when no Gaussians are left.
-
-    Args:
-        n_gaussians: How many there are.
-        iteration: For the message.
-        event: What removed them.
 
     Raises:
         TrainingError: There are none.

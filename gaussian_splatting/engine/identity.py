@@ -21,7 +21,6 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.former_names import with_present_names
 from sugar_utils.files import file_digest, json_values
 
 _NAMED = 3
@@ -34,7 +33,6 @@ class Identity:
     """What decides a result; all values as JSON keeps them.
 
     Attributes:
-        settings: Values that were chosen; may be nested.
         inputs: Digests of what is read: a text, or texts by name, for each kind of input.
         sources: Where the inputs lie. Told to the reader, never compared.
     """
@@ -70,15 +68,11 @@ def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -
     Nested dictionaries are compared by dotted name; a tuple equals the list that a file keeps of
     it.
 
-    Args:
-        saved: Settings of the checkpoint.
-        current: Settings asked for now.
-
     Returns:
         The differences in the order of ``current``, then those only in ``saved``.
     """
     new = _flatten(json_values(current))
-    old = with_present_names(_flatten(json_values(saved)), new)
+    old = _flatten(json_values(saved))
     names = [*new, *(name for name in old if name not in new)]
     absent = "(not set)"
     return [
@@ -89,12 +83,7 @@ def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -
 
 
 def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"photographs: a.jpg changed"`` for every kind of input that is not the same.
-
-    Args:
-        saved: Digests of the checkpoint's inputs.
-        current: Digests of what is there now.
-    """
+    """Lines such as ``"photographs: a.jpg changed"`` for kinds of input that are not the same."""
     lines = []
     for kind in [*current, *(kind for kind in saved if kind not in current)]:
         old, new = saved.get(kind), current.get(kind)
@@ -124,7 +113,6 @@ def scene_inputs(
     """Digests of a scene's cameras, which of them are held out, their photographs and masks.
 
     Args:
-        scene: The scene, at the size that is worked at.
         photographs: Whether the photographs are read; otherwise only the cameras count.
         tracks: Whether the result depends on which points the photographs observe.
 

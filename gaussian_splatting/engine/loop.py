@@ -21,9 +21,8 @@ from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.engine.reporting.view_residuals import contradicting_views
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
-from gaussian_splatting.engine.signals import StopRequest
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.engine.stepping import Stepper, StopRequest
 from gaussian_splatting.viewing.live_view import LiveView
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -53,14 +52,8 @@ class LoopConfig:
     """When the loop does what; all numbers are absolute iterations.
 
     Attributes:
-        first: First iteration.
-        last: Last iteration, inclusive.
-        seed: Random seed of the run.
-        log_interval: Iterations between two log lines.
         checkpoint_interval: Iterations between two checkpoints; None for milestones only.
-        checkpoint_milestones: Further checkpoints, which are never thinned out.
         keep_checkpoints: How many interval checkpoints to keep; None for all.
-        test_iterations: When to measure the held-out views.
         export_iterations: When to write what other programs read, besides the last iteration.
         view_check_iterations: After which iterations training views that contradict the model are
             left out.
@@ -93,12 +86,6 @@ class Trainer:
     """Runs a stage from its first iteration (or a checkpoint) to its last.
 
     Args:
-        stage: What is optimised.
-        config: When to do what.
-        scene: Views to learn from and to hold out.
-        images: Decoded photographs.
-        run: Where everything is written.
-        console: Where everything is said.
         group: The processes that train together; all but the first only compute.
         live: Shows the model while it trains; None shows it to nobody.
     """

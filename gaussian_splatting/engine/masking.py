@@ -16,10 +16,9 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import COUNTS, composited
 from gaussian_splatting.engine.strips import StripMaps
-from gaussian_splatting.losses.color_weights import weighted_color_loss
-from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import color_terms
-from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.losses.ssim_reference import weighted_color_loss
+from gaussian_splatting.optim.learned_exposure import Exposures, exposed
 from sugar_utils.random import draw_labels, generator
 
 
@@ -168,7 +167,7 @@ def color_terms_of(
         image: What the strip looks like. (R, W, 3)
         maps: The strip.
         photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with weights of the pixels
-        weight: As of :func:`~gaussian_splatting.losses.color_weights.weighted_color_loss`.
+        weight: As of :func:`~gaussian_splatting.losses.ssim_reference.weighted_color_loss`.
 
     Returns:
         ``(loss, l1, ssim)`` scalars; those of all strips add up to those of the image.

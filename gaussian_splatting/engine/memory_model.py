@@ -30,8 +30,8 @@ half the size; depth only; planes, which are compared with a neighbouring view."
 FREE_ACTIVATION = 36
 """Scales, opacities, unit quaternions and their lengths."""
 
-BOUND_ACTIVATION = (167, 186)
-"""What the graph of mesh-bound Gaussians keeps, per triangle and per Gaussian."""
+BOUND_ACTIVATION = (36, 44)
+"""Gradients of a triangle's corners, and what is placed: centre, quaternion, scales, opacity."""
 
 _SHAPE_GRADIENTS = 44
 """Gradients of centres, quaternions, scales and opacities."""
@@ -63,10 +63,8 @@ class ViewLoad:
     Attributes:
         width: In pixels.
         height: In pixels.
-        visible: Gaussians in view.
         pairs: (Tile, splat) pairs that are blended.
         pairs_per_tile_row: How many of them lie in each row of tiles.
-        mask: What the photograph's mask is for; empty without one.
     """
 
     width: int
@@ -127,8 +125,6 @@ class ModelLoad:
     """Bytes of what an optimiser keeps.
 
     Attributes:
-        parameters: Values; their gradients take the same.
-        moments: Of Adam.
         band_bytes: Bytes of a value of the colour bands 1 to 3.
     """
 
@@ -154,12 +150,6 @@ class StepLoad:
     """What the step of a phase works on.
 
     Attributes:
-        n: Gaussians.
-        model: Their parameters and moments.
-        view: The costliest view.
-        geometry: What is rendered beside colour.
-        activation: Bytes that the graph of the activation keeps.
-        samples: Points sampled around the surface.
         candidates: Gaussians that samples are drawn from; None for all that the view shows.
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
         pair_bytes: Ceiling of the buffer of gradients of pairs of a sample and a neighbour.
@@ -202,12 +192,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """Bytes of tensors when most are alive.
-
-    Attributes:
-        peak_at: Part of the step in which that is.
-        parts: What for.
-    """
+    """Bytes of tensors when most are alive."""
 
     peak_at: str
     parts: dict[str, int] = field(default_factory=dict)
@@ -219,12 +204,7 @@ class MemoryBreakdown:
 
 
 def predict(load: StepLoad, plan: MemoryPlan) -> MemoryBreakdown:
-    """The most that a step holds, photograph included, other photographs not.
-
-    Args:
-        load: What it works on.
-        plan: How it saves memory.
-    """
+    """The most that a step holds, photograph included, other photographs not."""
     standing = {
         "parameters": load.model.parameters,
         "moments": load.model.moments,

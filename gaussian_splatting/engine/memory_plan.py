@@ -112,9 +112,6 @@ class MemoryChoice:
     """A plan that fits.
 
     Attributes:
-        plan: How a step saves memory.
-        phases: What each phase needs.
-        budget: Bytes that may be used.
         image_bytes: Of them for photographs; 0 where those lie in other memory.
     """
 
@@ -216,11 +213,8 @@ def choose(
     """The plan with the least slowdown that fits.
 
     Args:
-        loads_of: Phases of the stage.
-        optimizer: Formats that the flags ask for.
         first: What the flags ask for; also what is best where memory is plenty.
         options: Whether its strips may be changed.
-        budget: Bytes.
         photographs: Bytes of each photograph that the stage reads; none where they lie in other
             memory.
 

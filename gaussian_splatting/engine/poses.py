@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Camera poses that are learned beside the Gaussians: a small motion per training photograph.
+"""Camera poses that are learned beside the Gaussians, and fitted for held-out photographs.
 
 Reconstructions of weak texture or rolling shutters are off by some pixels, which Gaussians answer
 with blur and floaters. The motions start at zero, have no mean, so that the world stays where it
 is, and are pulled back to zero by a little.
+
+Learned poses agree with each other, not with poses that nobody learned: the world may have bent by
+a pixel. So a held-out view is also measured from the pose in which the finished Gaussians show its
+photograph best, as BARF (Lin et al., ICCV 2021, section 4.2) does. The Gaussians stay as they are.
+
+A camera that moves and a world that moves the other way give the same image. So the gradient to a
+motion of the camera is a sum over the gradients that the Gaussians have anyway, and no kernel has
+to know of it. Motions turn about the camera's centre.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.optim.rigid_motion import pose_gradient
-from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
+from gaussian_splatting.engine.masking import is_counted
+from gaussian_splatting.optim.learned_exposure import VisitedAdam, fit_gain_and_offset, rate_at
+from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
+from gaussian_splatting.rasterization.reference import sh_basis_reference
 from sugar_utils.errors import UserError
 
 WAY = 0.03
@@ -40,7 +52,6 @@ class PoseConfig:
         rate: Learning rate of rotations in radians, and of shifts in camera extents.
         final_share: Share of the rate that is left at the end; it falls log-linearly.
         start: First iteration in which poses move: before it the Gaussians are not there yet.
-        last: Last iteration of the run.
         anchor: Share of a motion that each of its steps takes back, times the rate.
     """
 
@@ -65,9 +76,7 @@ class PoseRefinement:
     On the host, in float64: V rows of 6 numbers.
 
     Args:
-        cameras: Training views with the poses to start from.
         extent: Camera extent in world units; shifts are learned in it.
-        config: Rates.
     """
 
     def __init__(self, cameras: Sequence[Camera], extent: float, config: PoseConfig) -> None:
@@ -91,7 +100,6 @@ class PoseRefinement:
 
         Args:
             camera: The view, in its present pose.
-            values: Parameters of the Gaussians.
             gradients: Their gradients, of this view alone.
         """
         found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
@@ -150,7 +158,6 @@ def with_motion(camera: Camera, motion: Tensor, extent: float) -> Camera:
     """A camera turned about its centre and shifted.
 
     Args:
-        camera: The camera.
         motion: Axis times angle in radians, and shift in extents, both in world axes. (6,)
         extent: World units of one extent.
     """
@@ -168,3 +175,127 @@ def _rotation(vector: np.ndarray) -> np.ndarray:
     x, y, z = vector / angle
     skew = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
     return np.eye(3) + np.sin(angle) * skew + (1 - np.cos(angle)) * (skew @ skew)
+
+
+STEPS = 50
+RATE, FINAL_SHARE = 2e-3, 0.02
+"""Radians, and extents of the cameras; the whole way is some 0.03, two degrees."""
+
+_MOVED = ("means", "quats", "sh_rest")
+
+
+def fitted_pose(
+    gaussians: Gaussians,
+    camera: Camera,
+    photograph: Tensor,
+    extent: float,
+    background: Tensor,
+    *,
+    exposed: bool = False,
+    rasterizer: Rasterizer = WARP,
+) -> Camera:
+    """The camera moved to where its photograph is shown best.
+
+    Args:
+        gaussians: The model; not changed.
+        photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
+        extent: World units of one extent of the cameras.
+        background: Colour behind the Gaussians. (3,)
+        exposed: Compare after a gain and an offset per channel.
+    """
+    leaves = {n: getattr(gaussians, n).detach().clone().requires_grad_(True) for n in _MOVED}
+    frozen = replace(gaussians, **leaves)
+    target, counted = photograph[..., :3].to(background) / 255, is_counted(photograph)
+    weights = torch.ones_like(target[..., :1]) if counted is None else counted[..., None].to(target)
+    motion = torch.zeros(1, 6, dtype=torch.float64, device="cpu")
+    adam = VisitedAdam(motion.shape, motion.dtype, motion.device)
+    best, least = camera, float("inf")
+    for step in range(STEPS + 1):
+        moved = with_motion(camera, motion[0], extent)
+        with torch.enable_grad():
+            image = rasterize(frozen, moved, background, rasterizer=rasterizer).image
+            if exposed:
+                gain, offset = fit_gain_and_offset(image.detach(), target)
+                image = image * gain.to(image) + offset.to(image)
+            loss = ((image - target).abs() * weights).mean()
+            gradients = torch.autograd.grad(loss, list(leaves.values()))
+        if float(loss.detach()) < least:
+            best, least = moved, float(loss.detach())
+        pulls = dict(zip(_MOVED, gradients, strict=True))
+        found = pose_gradient(leaves, pulls, torch.from_numpy(moved.center))
+        found[3:] *= extent
+        adam.gradient[0] = found
+        motion = motion - rate_at(RATE, FINAL_SHARE, 0, STEPS, step) * adam.direction()
+    return best
+
+
+_DIRECTIONS = 400
+
+
+def pose_gradient(
+    values: Mapping[str, Tensor], gradients: Mapping[str, Tensor], center: Tensor
+) -> Tensor:
+    """Gradient of a loss to the motion of the camera that saw it.
+
+    It is exact where the renderer's gradient is that of its image; the cap of alpha and the limits
+    of the linearisation are not (see DOCS/ARCHITECTURE.md).
+
+    Args:
+        values: Parameters ``means`` (N, 3), ``quats`` (N, 4, of any norm) and ``sh_rest``
+            (N, 15, 3).
+        gradients: Gradients of the same names; one that is missing is zero.
+        center: Camera centre in world units. (3,)
+
+    Returns:
+        Gradient to a small rotation of the camera about its centre, as an axis times an angle in
+        radians in world axes, and to a shift of its centre in world units. (6,) float64, CPU
+    """
+    turn, shift = torch.zeros(2, 3, dtype=torch.float64, device="cpu").unbind()
+    if "means" in gradients:
+        pull = gradients["means"].double()
+        arms = values["means"].detach().double() - center.to(pull.device)
+        turn -= torch.linalg.cross(arms, pull).sum(dim=0).cpu()
+        shift -= pull.sum(dim=0).cpu()
+    if "quats" in gradients:
+        turn -= _turn_of_quaternions(values["quats"].detach(), gradients["quats"]).cpu()
+    if "sh_rest" in gradients:
+        turn -= _turn_of_colors(values["sh_rest"].detach(), gradients["sh_rest"]).cpu()
+    return torch.cat([turn, shift])
+
+
+def _turn_of_quaternions(quats: Tensor, gradients: Tensor) -> Tensor:
+    """Gradient to a rotation of the world, through the orientations. (3,) float64"""
+    w, v = quats[:, :1].double(), quats[:, 1:].double()
+    d_w, d_v = gradients[:, :1].double(), gradients[:, 1:].double()
+    return 0.5 * (w * d_v - d_w * v + torch.linalg.cross(v, d_v)).sum(dim=0)
+
+
+def _turn_of_colors(sh_rest: Tensor, gradients: Tensor) -> Tensor:
+    """Gradient to a rotation of the world, through the colours' dependence on the direction."""
+    n_bands = sh_rest.shape[1]
+    rows = gradients.movedim(1, 0).reshape(n_bands, -1)
+    columns = sh_rest.movedim(1, 0).reshape(n_bands, -1)
+    # In the precision of the parameters: a sum over all Gaussians and colours.
+    products = (rows.float() @ columns.float().T).double()
+    generators = rotation_generators()[:, :n_bands, :n_bands].to(products.device)
+    return (generators * products).sum(dim=(1, 2))
+
+
+@functools.cache
+def rotation_generators() -> Tensor:
+    """How coefficients of the bands 1 to 3 change when the function turns about x, y or z.
+
+    Returns:
+        For each axis the derivative of the coefficients to the angle. (3, 15, 15) float64
+    """
+    rng = torch.Generator("cpu").manual_seed(0)
+    directions = torch.randn(_DIRECTIONS, 3, generator=rng, dtype=torch.float64, device="cpu")
+    directions = torch.nn.functional.normalize(directions, dim=1)
+    basis = sh_basis_reference(directions)[:, 1:]
+    found = []
+    for axis in torch.eye(3, dtype=torch.float64, device="cpu"):
+        # The turned function has at d the value that the function has at d turned back.
+        back = -torch.linalg.cross(axis.expand_as(directions), directions)
+        _, slope = torch.autograd.functional.jvp(sh_basis_reference, directions, back)
+        found.append(torch.linalg.lstsq(basis, slope[:, 1:]).solution)
+    return torch.stack(found)

@@ -35,7 +35,6 @@ class ResumePlan:
 
     Attributes:
         payload: Checkpoint to continue from; None to start anew.
-        source: Its file.
         finished: The folder holds the finished run already; nothing is to be done.
     """
 
@@ -48,13 +47,9 @@ class RunDirectory:
     """The folder of one training run.
 
     Args:
-        path: The folder; need not exist.
-        identity: Everything that decides the result.
-        output_flag: See the attribute.
         products: Folders elsewhere that belong to the run: where one exists, a run is there.
 
     Attributes:
-        output_flag: The flag that moves the run elsewhere, for messages.
         replaces: Whether another run is still in the folder, to be replaced by this one.
     """
 
@@ -99,8 +94,6 @@ class RunDirectory:
         Args:
             resume: ``"auto"``, ``"none"``, or a checkpoint file or run folder to continue from.
             overwrite: Whether a run in the folder may be replaced.
-            final: Last iteration of the run.
-            notify: Told what was skipped or ignored.
 
         Raises:
             UserError: If the folder holds another run, or the checkpoint cannot be used.
@@ -157,9 +150,6 @@ class RunDirectory:
 
         A process killed meanwhile leaves the old run, or the new one and a list of what is still
         to be removed. Nothing may have the log or the event files open.
-
-        Args:
-            checkpoint: The first checkpoint of this run.
 
         Raises:
             UserError: A file cannot be removed; the next start of the run tries again.

@@ -1,24 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of any stage: read, decide about the folder, build, train, report."""
+"""One run of any stage: decide about its folder, read, compile, build, train, report.
+
+The first run on a machine compiles every kernel, on a GPU in tens of seconds. Later ones find them
+in Warp's cache and only load them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import warp as wp
 
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.kernel_compilation import compile_ahead
+from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.reporting.run_report import write_run_report
-from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.session import Notices, RunOptions, open_session
+from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.viewing.live_page import open_live_view
+from gaussian_splatting.rasterization.blend_cpu import tile_kernels
+from gaussian_splatting.rasterization.blend_cuda import block_kernels
+from gaussian_splatting.viewing.live_view import open_live_view
+from gaussian_splatting.viewing.page_server import ViewerOptions
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, exclusive
+from sugar_utils.flags import positive_int
+from sugar_utils.process_group import ALONE, ProcessGroup
+from sugar_utils.settings import flag
+from sugar_utils.text import printable
 
 Model = TypeVar("Model")
 
@@ -28,10 +47,6 @@ class StageRun(Generic[Model]):
     """A run that has read its inputs and has not touched its folder yet.
 
     Attributes:
-        title: Heading of the configuration that is printed.
-        scene: Views to learn from and to hold out.
-        directory: The folder.
-        loop: When to do what.
         build: Makes the stage of the initial model; may plan memory, and say so.
         results: Files of a finished run, the one that the next stage reads first.
         enrich: Makes more of the initial model by looking at the photographs; not called where a
@@ -56,14 +71,7 @@ class StageConfig(Protocol):
 
 
 class StageOptions(Protocol):
-    """What every stage's options have.
-
-    Attributes:
-        config: What decides the optimisation.
-        compute: Device and rendering backend.
-        run: Treatment of an occupied folder.
-        notices: Lines to print at the start.
-    """
+    """What every stage's options have."""
 
     config: StageConfig
     compute: Compute
@@ -83,7 +91,6 @@ def run_stage(
 
     Args:
         prepare: Reads the inputs: the run, and the model that it starts from.
-        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:
@@ -127,3 +134,174 @@ def run_stage(
                 write_run_report(run.directory.path, console.warn)
             console.info(f"finished: {run.results[0]}")
     return run.results[0]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run treats its folder and its checkpoints; none of it changes the result.
+
+    ``keep_checkpoints`` of None keeps all.
+
+    Attributes:
+        watching: Whether it can be watched while it trains.
+    """
+
+    resume: str = flag(
+        "auto", "auto: go on where an unfinished run with the same settings stopped; none: start "
+        "anew; PATH: continue this checkpoint file, or run folder",
+        group="run", metavar="{auto,none,PATH}",
+    )  # fmt: skip
+    overwrite: bool = flag(
+        False, "replace another run in the output folder", group="run",
+        idle="for an unfinished run with the same settings, which is continued",
+    )  # fmt: skip
+    keep_checkpoints: int | None = flag(
+        3, "interval checkpoints to keep; milestones and the last one always stay", group="run",
+        parse=positive_int,
+    )  # fmt: skip
+    watching: ViewerOptions = field(default_factory=ViewerOptions)
+
+
+@dataclass
+class Session:
+    """An open run.
+
+    Attributes:
+        plan: Whether to start, continue or skip it.
+    """
+
+    run: RunDirectory
+    plan: ResumePlan
+    console: Console
+
+
+@dataclass
+class Notices:
+    """Keeps what is noticed before there is a console, and passes it on afterwards."""
+
+    messages: list[str] = field(default_factory=list)
+
+    def __call__(self, message: str) -> None:
+        self.messages.append(message)
+
+
+@contextmanager
+def open_session(
+    run: RunDirectory,
+    options: RunOptions,
+    final: int,
+    notices: Notices,
+    title: str,
+    group: ProcessGroup = ALONE,
+) -> Iterator[Session]:
+    """Plan the run, open its log and print the resolved configuration.
+
+    Args:
+        group: The processes that run together: the first decides, and it alone prints and writes.
+    """
+    with _lock(run) if group.is_first else nullcontext():
+        try:
+            plan = _agreed_plan(run, options, final, notices, group)
+        except UserError:
+            for message in notices.messages if group.is_first else ():
+                print(printable(message))
+            raise
+        with Console(run.log) if group.is_first else Console.silent() as console:
+            yield _opened(run, plan, console, notices, title)
+
+
+def _lock(run: RunDirectory) -> AbstractContextManager[None]:
+    """Keep other processes out of the folder of a run."""
+    advice = f"wait until it ends, stop it, or choose another {run.output_flag}"
+    return exclusive(check_writable(run.path), advice)
+
+
+def _opened(
+    run: RunDirectory, plan: ResumePlan, console: Console, notices: Notices, title: str
+) -> Session:
+    console.table(title, _flat({**run.identity.sources, **run.identity.settings}))
+    for message in notices.messages:
+        console.info(message)
+    return Session(run, plan, console)
+
+
+def _agreed_plan(
+    run: RunDirectory, options: RunOptions, final: int, notices: Notices, group: ProcessGroup
+) -> ResumePlan:
+    """The plan of the first process, for all of them; each reads the checkpoint for itself."""
+    plan = ResumePlan()
+    if group.is_first:
+        plan = run.plan(options.resume, options.overwrite, final, notices)
+    source, finished = group.broadcast((plan.source, plan.finished))
+    if group.is_first or source is None:
+        return plan
+    return ResumePlan(load_payload(source), source, finished)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", value))
+    return rows
+
+
+ROOMS = ("gaussian_splatting", "sugar_utils", "sugar_scene", "sugar_trainers", "sugar_extractors",
+         "sugar_pipeline")  # fmt: skip
+
+RENDERED_CHANNELS = (3, 6)
+"""Colour, and colour with normals: blending has kernels of its own for each number of channels."""
+
+WORKERS_CPU, WORKERS_GPU = 2, 8
+"""Modules that are compiled at once; the compiler for CPUs mostly waits for itself."""
+
+PATIENCE = 1.5
+"""Seconds after which it is said that kernels are being compiled; loading takes less."""
+
+
+def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:
+    """Compile or load the kernels of all modules of ours that have been imported.
+
+    A kernel that does not compile says so where it is first used.
+
+    Args:
+        console: Is told how far it is, unless it is done at once.
+    """
+    place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
+    modules = kernel_modules(device.type == "cpu", channels)
+    with ThreadPoolExecutor(n_workers(device), thread_name_prefix="compile") as pool:
+        loaded = [pool.submit(wp.force_load, place, [module]) for module in modules]
+        if wait(loaded, timeout=PATIENCE).not_done:
+            with console.progress("compiling kernels, once", 1, len(loaded)) as progress:
+                for n_done, _ in enumerate(as_completed(loaded), start=1):
+                    progress.update(n_done)
+
+
+def n_workers(device: torch.device) -> int:
+    """Modules to compile at once for a device."""
+    most = WORKERS_CPU if device.type == "cpu" else WORKERS_GPU
+    return min(most, os.cpu_count() or 1)
+
+
+def kernel_modules(on_cpu: bool, channels: Sequence[int] = ()) -> list[Any]:
+    """Warp's modules of kernels that a device of a kind may be given, in the order of names.
+
+    Those that are made on demand, by a function, are blending's; the few others compile at their
+    first use.
+    """
+    blend = tile_kernels if on_cpu else block_kernels
+    numbers = (*RENDERED_CHANNELS, *channels)
+    made = [kernel.module for n in numbers for kernel in vars(blend(n)).values()]
+    named = _imported_modules("_cuda" if on_cpu else "_cpu")
+    modules = {module.name: module for module in (*named, *made)}
+    return [modules[name] for name in sorted(modules)]
+
+
+def _imported_modules(left_out: str) -> Iterator[Any]:
+    """Warp's modules that bear the name of one of ours, without those of another device."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ROOMS and not name.endswith(left_out):
+            kernels = (value for value in vars(module).values() if isinstance(value, wp.Kernel))
+            yield from {kernel.module for kernel in kernels if kernel.module.name == name}

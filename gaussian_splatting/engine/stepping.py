@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One optimiser step: the views of all processes, their checks, and the mean of their gradients.
+"""One optimiser step: views of all processes, their checks, their mean; and requests to stop.
 
 A step averages over ``views_per_step`` views. Which photograph and which random draws belong to a
 view follows from the iteration and the view's index in its step alone, so a run is the same however
@@ -9,9 +9,13 @@ that. With two views it does not, because two numbers have one sum.
 
 from __future__ import annotations
 
+import signal
+import threading
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +24,8 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.guard import check_parameters, check_step
 from gaussian_splatting.engine.memory_plan import cheaper, describe
-from gaussian_splatting.engine.order import CameraOrder
-from gaussian_splatting.engine.signals import SIGNALS
-from gaussian_splatting.engine.sized_views import SizedViews
 from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.training_views import CameraOrder, SizedViews
 from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairsMissed
 from sugar_utils.console import Console
 from sugar_utils.device import upload
@@ -60,10 +62,6 @@ class EmptyViews:
     """Views that show no Gaussian: each is named once, and too many in a row end the run.
 
     Such a view pulls at nothing. A pose that is wrong makes one; a model that is lost makes all.
-
-    Args:
-        n_cameras: Views of an epoch.
-        warn: Told about a view when it is met first.
     """
 
     def __init__(self, n_cameras: int, warn: Callable[[str], None]) -> None:
@@ -100,13 +98,7 @@ class Stepper:
     """Makes the steps of a stage.
 
     Args:
-        stage: What is optimised.
-        cameras: Views to learn from.
-        first: First iteration of the run.
-        seed: Random seed of the run.
-        images: Decoded photographs.
         group: The processes that share the views of a step.
-        console: Where warnings go.
     """
 
     def __init__(
@@ -168,7 +160,6 @@ class Stepper:
         """Learn from the views of one iteration.
 
         Args:
-            iteration: Absolute iteration.
             requested: Signal that asked this process to stop.
 
         Raises:
@@ -343,3 +334,44 @@ class Stepper:
                 f"({numbers}); the last good checkpoint is kept: use GPUs of one model and "
                 "continue from it"
             )
+
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK")
+"""What asks a run to stop."""
+
+
+class StopRequest:
+    """Context in which a stop signal sets a flag that the training loop looks at.
+
+    The first signal is noted in ``requested``, so that the loop can save a checkpoint and leave.
+    A second Ctrl-C raises ``KeyboardInterrupt`` at once. The handlers found at entry are back in
+    place after the context. Outside the main thread Python delivers no signals; the context then
+    changes nothing.
+
+    Attributes:
+        requested: Name of the first signal received, for example ``"SIGTERM"``; None before.
+    """
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for name in SIGNALS:
+                number = getattr(signal, name, None)
+                if number is not None:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            # None stands for a handler that was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.requested is None:
+            self.requested = signal.Signals(number).name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image terms of one view, one horizontal strip after the other.
+"""The image terms of one view, one horizontal strip after the other, and the cut of the graph.
 
 The Gaussians are projected and sorted into tiles once. Each strip is blended with a halo of
 neighbouring rows, its shares of all terms are backpropagated to its pixels and from there to the
@@ -7,6 +7,11 @@ projected splats, and everything as large as its pixels is freed before the next
 backward pass through the projection follows the last one. Every share is divided by the size of
 the whole image, so shares and gradients add up to those of the unsplit image; only the rounding
 of the sums depends on the number of strips, and the order of the sums is always the same.
+
+All terms share the expensive first half (activation, rasterizer). Each is differentiated down to
+the cut as soon as it is known and its own graph is freed; the gradients meet in the leaves at the
+cut, and the shared half runs backward once with their sum. The result is that of one backward
+pass over the sum of all terms, the peak memory that of the largest term.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.engine.graph import backpropagate_weighted, cut
 from gaussian_splatting.rasterization import (
     WARP,
     BlendedRows,
@@ -32,6 +36,7 @@ from gaussian_splatting.rasterization import (
     channel_background,
 )
 from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairGuess
+from sugar_utils.device import constants
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,7 @@ class StripMaps:
         image: Colour. (R, W, 3)
         depth: Depth along the view axis. (R, W) world units
         normal_xy: Camera-space x and y of the normals; see ``complete_normals``. (R, W, 2)
-        shown: Which rows of the image these are.
         counted: Rows of these maps that count; the others are their neighbours.
-        height: Rows of the whole image.
         plane: Blended normals and distances of the Gaussians' planes. (R, W, 4)
         features: Blended free features. (R, W, F)
     """
@@ -116,9 +119,7 @@ class ViewPass:
     Args:
         project: Projects all Gaussians; gradients flow through what it returns.
         color: Colour behind the image; black when None. (3,)
-        split: How memory is saved.
         farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
-        rasterizer: Rendering backend.
         pairs: What views had when they were seen last; None: the host waits for the number.
 
     Attributes:
@@ -187,7 +188,6 @@ class ViewPass:
         """Send the gradient of all terms to what was projected; the last thing a pass does.
 
         Args:
-            terms: Image terms.
             d_depth: Further gradient of the depth map. (H, W)
 
         Returns:
@@ -329,3 +329,31 @@ def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> 
         channels = pixels[..., start : start + width]
         channels.copy_(gradient.reshape(channels.shape))
     return pixels
+
+
+def cut(tensor: Tensor) -> Tensor:
+    """A leaf with the values of ``tensor`` that collects gradients for it."""
+    return tensor.detach().requires_grad_(True)
+
+
+def backpropagate_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Backpropagate the weighted sum of scalars, which nobody asks for itself.
+
+    The weights are the gradients to begin with: no sum is formed, and none differentiated.
+    """
+    chosen = constants(tuple(map(float, weights)), values[0].device)
+    torch.autograd.backward(list(values), [w.to(v) for v, w in zip(values, chosen, strict=True)])
+
+
+def backward_through(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Send the gradients collected by ``leaves`` on through the tensors they were cut from.
+
+    A tensor that is its own leaf has its gradient already.
+    """
+    pairs = [
+        (tensor, leaf.grad)
+        for tensor, leaf in zip(tensors, leaves, strict=True)
+        if leaf is not tensor and leaf.grad is not None and tensor.requires_grad
+    ]
+    if pairs:
+        torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])

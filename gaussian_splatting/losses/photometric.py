@@ -12,10 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gaussian_splatting.losses.color_weights import weighted_color_loss
 from gaussian_splatting.losses.photometric_cpu import NativePhotometric
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
-from gaussian_splatting.losses.ssim_reference import WINDOW_SIZE, ssim_map_reference
+from gaussian_splatting.losses.ssim_reference import (
+    WINDOW_SIZE,
+    ssim_map_reference,
+    weighted_color_loss,
+)
 
 DSSIM_WEIGHT = 0.2
 

@@ -10,8 +10,11 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.losses.color_weights import gradient_weights, weighted_color_loss
-from gaussian_splatting.losses.ssim_reference import gaussian_window
+from gaussian_splatting.losses.ssim_reference import (
+    gaussian_window,
+    gradient_weights,
+    weighted_color_loss,
+)
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
 
 wp.set_module_options(NATIVE_OPTIONS)

@@ -13,8 +13,13 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.losses.color_weights import gradient_weights
-from gaussian_splatting.losses.ssim_reference import C1, C2, WINDOW_SIZE, gaussian_window
+from gaussian_splatting.losses.ssim_reference import (
+    C1,
+    C2,
+    WINDOW_SIZE,
+    gaussian_window,
+    gradient_weights,
+)
 from sugar_utils.warp_launch import launch
 
 RUN = 32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structural similarity in plain torch: the definition that faster versions are held against.
+"""Structural similarity in plain torch, and how L1 and SSIM make the colour loss.
 
 Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural
 Similarity", IEEE TIP 2004, with the choices of 3D Gaussian splatting: an 11 x 11 Gaussian window
@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
+
+from sugar_utils.device import constants
 
 WINDOW_SIZE = 11
 WINDOW_SIGMA = 1.5
@@ -70,3 +72,31 @@ def _blur(channels: Tensor) -> Tensor:
     batch = channels[:, None]
     rows = conv2d(batch, window.view(1, 1, 1, -1), padding=(0, middle))
     return conv2d(rows, window.view(1, 1, -1, 1), padding=(middle, 0))[:, 0]
+
+
+def weighted_color_loss(l1: Tensor, ssim: Tensor, weight: float, share: float = 1.0) -> Tensor:
+    """(1 - weight) L1 + weight (share - SSIM), for the ``share`` of an image that was counted."""
+    return (1.0 - weight) * l1 + weight * (share - ssim)
+
+
+def gradient_weights(
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None], weight: float, n_values: int
+) -> Tensor:
+    """Gradients of the sums of |x - y| and of SSIM.
+
+    Args:
+        gradients: Those of the colour loss, of L1 and of SSIM, not all None; None is zero. ()
+        weight: As of :func:`weighted_color_loss`.
+
+    Returns:
+        (2,)
+    """
+    d_loss, d_l1, d_ssim = gradients
+    given = d_loss if d_loss is not None else d_l1 if d_l1 is not None else d_ssim
+    factors = constants(((1.0 - weight) / n_values, -weight / n_values), given.device)
+    weights = torch.zeros_like(factors) if d_loss is None else d_loss * factors
+    if d_l1 is not None or d_ssim is not None:
+        zero = torch.zeros_like(given)
+        own = torch.stack([zero if d is None else d for d in (d_l1, d_ssim)])
+        weights = weights + own / n_values
+    return weights

@@ -55,8 +55,6 @@ class _Group:
     """What belongs to one parameter.
 
     Attributes:
-        rate: Learning rate.
-        format: How its moments are stored.
         steps: Steps made so far; rows that were added later have made fewer.
         moments: Tensors by name; None before the first step.
         moved: Whether moments may be other than zero.
@@ -88,9 +86,6 @@ class GroupedAdam:
 
         Args:
             tensors: Initial values; copied into new leaf tensors.
-            learning_rates: Rate of each name.
-            config: Storage, and which rows step.
-            seed: Seed of the run, for stochastic rounding.
         """
         self.config = config
         self.parameters = {

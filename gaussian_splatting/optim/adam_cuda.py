@@ -36,9 +36,7 @@ class Stepped:
 
     Attributes:
         value: Changed in place. (N, ...) float32
-        gradient: Of the same shape.
         moments: Changed in place, float32.
-        step: Rate and number of the step.
     """
 
     value: Tensor

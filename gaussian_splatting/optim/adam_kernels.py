@@ -49,7 +49,6 @@ class StepSettings:
     """What all elements of one step share.
 
     Attributes:
-        seed: Of the random bits of this step and parameter.
         width: Elements per row.
         sparse: 1 where rows that were not seen sit out.
         beta1: Decay of the first moment.

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exposures of all training photographs under optimisation, by the photographs' names."""
+"""Exposures of photographs: a gain and an offset per colour channel, and their optimisation.
+
+Plain Adam would go on for a photograph that is not seen, by what it remembers, and forget how
+large its gradients were. Here each row counts its own steps and stays where it is between them.
+
+A camera that chooses exposure and white balance for every photograph shows one surface in many
+colours. With I' = exp(a) I + b the differences belong to the photographs and not to the model,
+which would otherwise explain them with fog that each camera alone sees.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,6 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
@@ -54,7 +61,7 @@ class ExposureConfig:
         return replace(self, start=scaled(self.start, scale), rate=rate)
 
     def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing is compensated, as in earlier versions."""
+        """What decides a result; empty where nothing is compensated."""
         return {"exposure": asdict(self)} if self.exposure_compensation else {}
 
 
@@ -80,10 +87,6 @@ class Exposures:
     their mean is kept at no change: the model's colours are those of the mean photograph.
 
     Args:
-        config: Settings.
-        names: Training photographs.
-        device: Where to compute.
-        span: First and last iteration of the run.
         initial: Exposures of an earlier stage by name, (2, 3) each; others begin with no change.
     """
 
@@ -177,3 +180,126 @@ def exposures_of(
     if not config.exposure_compensation:
         return None
     return Exposures(config, names, device, span, initial)
+
+
+BETAS = (0.9, 0.99)
+"""The second is short: a photograph is seen some hundred times."""
+
+_EPSILON = 1e-15
+
+
+def rate_at(rate: float, final_share: float, start: int, last: int, iteration: int) -> float:
+    """Learning rate of an iteration: log-linear from ``rate`` at ``start`` to its share at the end.
+
+    Args:
+        final_share: Share of it that is left at ``last``.
+        start: Iteration up to which it does not fall.
+    """
+    progress = (iteration - start) / max(1, last - start)
+    return rate * final_share ** min(max(progress, 0.0), 1.0)
+
+
+class VisitedAdam:
+    """Moments and counts of V rows of any shape, and the gradient of the step to come.
+
+    Args:
+        shape: (V, ...)
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        self.first, self.second, self.steps = zeros(*shape), zeros(*shape), zeros(shape[0])
+        self.gradient = zeros(*shape)
+
+    def direction(self) -> Tensor:
+        """Take the gradient: what to subtract of the rows, per unit of learning rate. (V, ...)
+
+        Rows without a gradient get zeros. The gradient is zero afterwards.
+        """
+        wide = (-1,) + (1,) * (self.gradient.dim() - 1)
+        seen = self.gradient.flatten(1).abs().sum(dim=1) > 0
+        self.steps += seen
+        n, seen = self.steps.clamp_min(1).view(wide), seen.view(wide)
+        first = self.first.lerp(self.gradient, 1 - BETAS[0])
+        second = self.second.lerp(self.gradient.square(), 1 - BETAS[1])
+        self.first = torch.where(seen, first, self.first)
+        self.second = torch.where(seen, second, self.second)
+        self.gradient.zero_()
+        unbiased = (second / (1 - BETAS[1] ** n)).sqrt() + _EPSILON
+        return torch.where(seen, first / (1 - BETAS[0] ** n) / unbiased, 0.0)
+
+
+MIN_VARIANCE = 1e-6
+"""A channel of a render that varies less has no gain to be fitted: it gets an offset only."""
+
+
+class _Exposed(torch.autograd.Function):
+    """Image and (2, 3) log gains and offsets -> image.
+
+    Sums within rows come first, so that they do not depend on the number of threads.
+    """
+
+    @staticmethod
+    def forward(ctx, image: Tensor, exposure: Tensor) -> Tensor:
+        gain = exposure[0].exp()
+        ctx.save_for_backward(image, gain)
+        return torch.addcmul(exposure[1], image, gain)
+
+    @staticmethod
+    def backward(ctx, d_exposed: Tensor):
+        image, gain = ctx.saved_tensors
+        d_log_gain = gain * _sum_of_pixels(d_exposed * image)
+        d_exposure = torch.stack([d_log_gain, _sum_of_pixels(d_exposed)])
+        return d_exposed * gain, d_exposure
+
+
+def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
+    """The image as a photograph of this exposure shows it: exp(a) I + b.
+
+    Args:
+        image: Colours of the model, differentiable. (H, W, 3)
+        exposure: Logarithms of gains, then offsets, per channel, differentiable. (2, 3); None
+            leaves the image as it is, bit for bit.
+        inside: Pixels that say what the exposure is; None for all. What lies behind a masked
+            object is made up and must not. (H, W) bool
+    """
+    if exposure is None:
+        return image
+    if inside is None:
+        return _Exposed.apply(image, exposure)
+    fixed = _Exposed.apply(image, exposure.detach())
+    return torch.where(inside[..., None], _Exposed.apply(image, exposure), fixed)
+
+
+def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
+    """The inverse of :func:`exposed`, within 0 to 1: colours of the model. (H, W, 3), (2, 3)"""
+    return ((image - exposure[1]) / exposure[0].exp()).clamp(0, 1)
+
+
+def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Gain and offset per channel that bring an image closest to another, by least squares.
+
+    Args:
+        image: (H, W, 3), floats
+        target: (H, W, 3), floats
+
+    Returns:
+        Gains and offsets, in float64. (3,) each
+    """
+    mean_x, mean_y = _mean_of_pixels(image), _mean_of_pixels(target)
+    x, y = image.double() - mean_x, target.double() - mean_y
+    variance, covariance = _mean_of_pixels(x * x), _mean_of_pixels(x * y)
+    flat = variance < MIN_VARIANCE
+    gain = torch.where(flat, 1.0, covariance / variance.clamp_min(MIN_VARIANCE))
+    return gain, mean_y - gain * mean_x
+
+
+def _mean_of_pixels(image: Tensor) -> Tensor:
+    return _sum_of_pixels(image) / (image.shape[0] * image.shape[1])
+
+
+def _sum_of_pixels(image: Tensor) -> Tensor:
+    """Sums per channel; those of rows are added up in float64. (H, W, 3) -> (3,)"""
+    return image.sum(dim=1).sum(dim=0, dtype=torch.float64).to(image.dtype)

@@ -43,9 +43,7 @@ class AdamStep:
     """One step of one parameter.
 
     Attributes:
-        rate: Learning rate.
         count: Number of this step, from 1.
-        seed: Of the rounding.
         seen: Rows that take part; None for all. (N,) bool
     """
 

@@ -71,10 +71,7 @@ class OptimizerConfig:
         return self.optimizer_state
 
     def identity(self) -> dict[str, Any]:
-        """The settings that are not the usual ones, by the names of their flags.
-
-        What is usual is left out, so that runs of earlier versions can be continued.
-        """
+        """The settings that are not the usual ones, by the names of their flags."""
         values = {
             "optimizer_state": self.optimizer_state,
             "use_bfloat16": self.use_bfloat16,

@@ -14,12 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.posing.features import (
-    create_database,
-    database_errors,
-    extract_features,
-    is_whole,
-)
 from gaussian_splatting.posing.mapping import (
     Models,
     chosen_mapper,
@@ -27,13 +21,20 @@ from gaussian_splatting.posing.mapping import (
     read_models,
     require_mapper,
 )
-from gaussian_splatting.posing.matching import chosen_matcher, match_pairs, pairs_to_match
+from gaussian_splatting.posing.matching import (
+    chosen_matcher,
+    create_database,
+    database_errors,
+    extract_features,
+    is_whole,
+    match_pairs,
+    pairs_to_match,
+)
 from gaussian_splatting.posing.photographs import Photograph
-from gaussian_splatting.posing.scene_folder import digest, note
+from gaussian_splatting.posing.scene_folder import Work, digest, note
 from gaussian_splatting.posing.verdict import FINE_SHARE, NARROW, model_facts
-from gaussian_splatting.posing.work import Work
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import load_pycolmap
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,6 @@ class Attempt:
     """One way to find the cameras; its steps are noted under names of its own.
 
     Attributes:
-        work: The call.
-        photographs: In their order.
         masks: Of each; only where they count features are looked for. None: everywhere.
         content: Digest of the photographs, and of the masks if they count.
     """
@@ -122,15 +121,7 @@ def attempts_of(
     files: Sequence[object],
     hidden: Sequence[object],
 ) -> list[Attempt]:
-    """The ways to find the cameras, in the order in which they are tried.
-
-    Args:
-        work: The call.
-        photographs: In their order.
-        masks: Of each.
-        files: What identifies the photographs, as JSON values.
-        hidden: The same of the masks.
-    """
+    """The ways to find the cameras, in the order in which they are tried."""
     asked = work.options.posing.masked_features
     masked = Attempt(work, photographs, masks, digest(files, hidden))
     whole = Attempt(work, photographs, None, digest(files))

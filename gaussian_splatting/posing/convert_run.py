@@ -18,44 +18,49 @@ from gaussian_splatting.data.consistency.image_content import sharpness
 from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.posing.attempts import FoundCameras, attempts_of, find_cameras
 from gaussian_splatting.posing.convert_options import ConvertOptions
-from gaussian_splatting.posing.convert_page import camera_map, convert_page
-from gaussian_splatting.posing.features import database_errors
-from gaussian_splatting.posing.flat_scene import (
-    Original,
-    originals,
-    write_flat_model,
-    write_flat_pictures,
-)
 from gaussian_splatting.posing.mapping import Models, read_models
-from gaussian_splatting.posing.matching import verified_matches
-from gaussian_splatting.posing.pair_errors import contradicting_pairs
+from gaussian_splatting.posing.matching import (
+    contradicting_pairs,
+    database_errors,
+    verified_matches,
+)
 from gaussian_splatting.posing.photographs import (
     Photograph,
     described_photographs,
+    extract_frames,
     read_grey,
     told_photographs,
 )
 from gaussian_splatting.posing.scene_folder import (
     PAGE,
     WORK,
+    Original,
     Source,
+    Work,
     digest,
     find_source,
     note,
     original_masks,
+    originals,
     publish,
     require_free,
     source_digest,
+    write_flat_model,
+    write_flat_pictures,
 )
-from gaussian_splatting.posing.verdict import Evidence, Verdict, model_facts, verdict_of
-from gaussian_splatting.posing.video_frames import extract_frames
-from gaussian_splatting.posing.work import Work
-from sugar_utils.colmap_library import load_pycolmap
+from gaussian_splatting.posing.verdict import (
+    Evidence,
+    Verdict,
+    camera_map,
+    convert_page,
+    model_facts,
+    verdict_of,
+)
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, file_digest, write_json_atomic
+from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
 from sugar_utils.html import write_page
-from sugar_utils.locks import exclusive
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import Coordinate, Count, read_checked
 
 OUTCOME = "outcome.json"
@@ -80,14 +85,7 @@ class Converted:
     """A scene with cameras.
 
     Attributes:
-        root: Scene folder.
         page: The page about it; None if it could not be written.
-        line: What came out.
-        seconds: Time of all steps of this call.
-        peak_bytes: Most memory in use.
-        n_registered: Photographs with a place.
-        n_photographs: Photographs in all.
-        n_points: Points of the model.
         reprojection_error: Mean, in pixels of the size that features were looked for at.
     """
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from gaussian_splatting.data.colmap import read_reconstruction
 from gaussian_splatting.data.colmap_files import write_model
-from sugar_utils.colmap_library import load_pycolmap
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
 
@@ -70,12 +70,9 @@ def map_photographs(
     """Find the models and keep the largest one; on one core, because only then bits repeat.
 
     Args:
-        database: With matches.
         names: Of the photographs in their order; the model gets them.
         folder: Gets the models as ``0``, ``1``, ..., the largest first; replaced as a whole.
         mapper: Not ``auto``.
-        seed: Of what the mapper draws.
-        advance: Told how many photographs have a place.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

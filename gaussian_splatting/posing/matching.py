@@ -1,18 +1,233 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing photographs: pairs chosen by their number and order, matched in parts."""
+"""Features of photographs, and comparing them: which pairs, in parts, against the poses found.
+
+Matches of a pair fit one epipolar geometry of their own. If an image has a wrong pose, the matches
+with most of its neighbours do not fit the geometry of the poses, whether or not the reconstruction
+used them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import re
+import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from gaussian_splatting.posing.features import database_name
-from gaussian_splatting.posing.pairs import all_pairs, neighbour_pairs, similar_pairs
-from sugar_utils.colmap_library import load_pycolmap
+from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.data.images import decode_mask
+from gaussian_splatting.posing.photographs import Photograph, camera_groups, read_grey
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+from sugar_utils.libraries import load_pycolmap
+from sugar_utils.memory import available_bytes
+
+SMALL_GROUP = 10
+"""Cameras with fewer photographs get one parameter of distortion: more would fit the noise."""
+
+FALLBACK_FOCAL = 1.2
+"""Focal length in longer sides, where EXIF tells none: 45 degrees, as COLMAP assumes."""
+
+_BYTES_PER_PIXEL = 256
+"""What a SIFT extractor holds at most per pixel, its first octave at twice the size included."""
+
+
+def database_name(index: int) -> str:
+    """Name in the database of the photograph at a place in the order.
+
+    Lists of pairs take a name for ended where it has a space, as photographs' names often do.
+    """
+    return f"{index + 1:06}"
+
+
+_OF_CPP = re.compile(r"\[\w+\.(cc|h):\d+\]")
+"""How messages of COLMAP's own checks begin."""
+
+
+@contextlib.contextmanager
+def database_errors(path: Path) -> Iterator[None]:
+    """A context in which COLMAP uses a database.
+
+    Raises:
+        UserError: It could not, as on a full disk.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # pycolmap raises what its C++ threw
+        if isinstance(error, ValueError) and not _OF_CPP.match(str(error)):
+            raise
+        cause = str(error).rstrip(".")
+        raise UserError(
+            f"cannot go on with {path}: {cause}; free some space, and remove the file if that does "
+            "not help"
+        ) from error
+
+
+def is_whole(path: Path, n_photographs: int) -> bool:
+    """Whether a file is an undamaged database of so many photographs."""
+    if not path.is_file():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            checked = database.execute("PRAGMA quick_check(1)").fetchone()
+            found = database.execute("SELECT COUNT(*) FROM images").fetchone()
+    except sqlite3.Error:
+        return False
+    return (checked, found) == (("ok",), (n_photographs,))
+
+
+def create_database(
+    path: Path, photographs: Sequence[Photograph], camera_model: str | None
+) -> None:
+    """Write a database of cameras and photographs without features, complete or not at all.
+
+    Photographs have the numbers 1, 2, ... in their order. Those that their headers give to one
+    camera share its lens.
+
+    Args:
+        camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
+            camera took fewer than ``SMALL_GROUP``.
+
+    Raises:
+        UserError: The model is unknown, or the file cannot be written.
+    """
+    pycolmap = load_pycolmap()
+    if camera_model is not None and camera_model not in pycolmap.CameraModelId.__members__:
+        known = ", ".join(sorted(pycolmap.CameraModelId.__members__))
+        raise UserError(f"--camera {camera_model} is unknown; choose one of {known}")
+    with atomic_path(path) as temporary, pycolmap.Database.open(str(temporary)) as database:
+        numbers = {}
+        for group in camera_groups(photographs):
+            first = photographs[group[0]]
+            fallback = "OPENCV" if len(group) >= SMALL_GROUP else "SIMPLE_RADIAL"
+            camera = pycolmap.Camera.create_from_model_name(
+                pycolmap.INVALID_CAMERA_ID,
+                camera_model or fallback,
+                first.focal or FALLBACK_FOCAL * max(first.width, first.height),
+                first.width,
+                first.height,
+            )
+            camera.has_prior_focal_length = first.focal is not None
+            camera_id = database.write_camera(camera)
+            rig = pycolmap.Rig()
+            rig.add_ref_sensor(pycolmap.sensor_t(pycolmap.SensorType.CAMERA, camera_id))
+            rig_id = database.write_rig(rig)
+            numbers |= {index: (camera_id, rig_id) for index in group}
+        for index in range(len(photographs)):
+            _write_photograph(database, database_name(index), *numbers[index])
+
+
+def _write_photograph(database: Any, name: str, camera_id: int, rig_id: int) -> None:
+    pycolmap = load_pycolmap()
+    image_id = database.write_image(pycolmap.Image(name=name, camera_id=camera_id))
+    frame = pycolmap.Frame()
+    frame.rig_id = rig_id
+    sensor = pycolmap.sensor_t(pycolmap.SensorType.CAMERA, camera_id)
+    frame.add_data_id(pycolmap.data_t(sensor, image_id))
+    database.write_frame(frame)
+
+
+def extract_features(
+    path: Path,
+    photographs: Sequence[Photograph],
+    masks: Sequence[ViewMask | None],
+    longest_side: int,
+    max_features: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Find the features of all photographs that have none in the database yet.
+
+    Several photographs are worked on at a time, as many as there are cores and memory for. What is
+    in the database is what one photograph after the other would have given.
+
+    Args:
+        path: Database by :func:`create_database`.
+        masks: Of each photograph; black pixels give no features.
+        longest_side: Size at which features are looked for, pixels; their places count in pixels
+            of the whole photograph.
+
+    Raises:
+        UserError: A photograph or mask is damaged.
+    """
+    pycolmap = load_pycolmap()
+    options = pycolmap.FeatureExtractionOptions()
+    options.use_gpu, options.num_threads = False, 1
+    options.max_image_size = longest_side
+    options.sift.max_num_features = max_features
+
+    def find(index: int) -> tuple[int, np.ndarray, Any]:
+        return index, *_features_of(photographs[index], masks[index], longest_side, options)
+
+    with pycolmap.Database.open(str(path)) as database:
+        waiting = [
+            index for index in range(len(photographs)) if not database.exists_descriptors(index + 1)
+        ]
+        done = len(photographs) - len(waiting)
+        advance(done)
+        for index, keypoints, descriptors in _in_order(find, waiting, _workers(longest_side)):
+            # Both or none, should the process be killed between them.
+            transaction = pycolmap.DatabaseTransaction(database)
+            # There are some if the disk was full when their descriptors should have followed.
+            is_known = database.exists_keypoints(index + 1)
+            write = database.update_keypoints if is_known else database.write_keypoints
+            write(index + 1, keypoints)
+            database.write_descriptors(index + 1, descriptors)
+            del transaction
+            done += 1
+            advance(done)
+
+
+def _features_of(
+    photograph: Photograph, mask: ViewMask | None, longest_side: int, options: Any
+) -> tuple[np.ndarray, Any]:
+    """Keypoints (N, 4) float32: x, y, scale and orientation; and their descriptors."""
+    pycolmap = load_pycolmap()
+    grey = np.ascontiguousarray(read_grey(photograph.path, longest_side))
+    height, width = grey.shape
+    extractor = pycolmap.FeatureExtractor.create(options, pycolmap.Device.cpu)
+    found, descriptors = extractor.extract_from_uint8_array(grey)
+    keypoints = pycolmap.keypoints_to_matrix(found).reshape(-1, 4)
+    if mask is not None:
+        counts = decode_mask(mask, width, height, upright=True) >= 128
+        x, y = keypoints[:, :2].astype(int).T
+        kept = counts[y.clip(0, height - 1), x.clip(0, width - 1)]
+        keypoints = keypoints[kept]
+        descriptors = pycolmap.FeatureDescriptors(descriptors.type, descriptors.data[kept])
+    scale = np.array([photograph.width / width, photograph.height / height])
+    keypoints = keypoints * np.array([*scale, scale.mean(), 1.0])
+    return keypoints.astype(np.float32), descriptors
+
+
+def _workers(longest_side: int) -> int:
+    """Photographs to work on at a time."""
+    room = available_bytes() or 2 << 30
+    each = _BYTES_PER_PIXEL * longest_side**2
+    return max(1, min(os.cpu_count() or 1, room // 2 // each))
+
+
+def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) -> Iterator[Any]:
+    """Results of ``work`` in the order of the items, few of them ahead of who takes them."""
+    running: deque[Future] = deque()
+    remaining = iter(items)
+    with ThreadPoolExecutor(max_workers=n_workers) as pool:
+        try:
+            for item in itertools.islice(remaining, 2 * n_workers):
+                running.append(pool.submit(work, item))
+            while running:
+                yield running.popleft().result()
+                running.extend(pool.submit(work, item) for item in itertools.islice(remaining, 1))
+        finally:
+            for future in running:
+                future.cancel()
+
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
 
@@ -29,8 +244,6 @@ def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matc
     """What ``auto`` means for so many photographs.
 
     Args:
-        matcher: As asked for.
-        n_photographs: How many.
         in_order: Whether their order is that in which they were taken for sure, as in a video.
     """
     if matcher != "auto":
@@ -47,8 +260,6 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]
     ones do as well, so that a path that comes back to where it began is closed.
 
     Args:
-        path: Database with the features of all photographs.
-        n: How many.
         matcher: How to choose, not ``auto``.
     """
     if matcher == "exhaustive":
@@ -74,10 +285,7 @@ def match_pairs(
     """Match pairs of photographs and check their geometry; pairs done before are skipped.
 
     Args:
-        path: Database with features.
         pairs: Photographs by their places in the order.
-        seed: Of the geometric check.
-        advance: Told how many pairs are done.
     """
     pycolmap = load_pycolmap()
     verification = pycolmap.TwoViewGeometryOptions()
@@ -117,12 +325,161 @@ def _pair(key: int) -> tuple[int, int]:
 
 
 def verified_matches(path: Path) -> dict[tuple[int, int], int]:
-    """Matches that agree with one geometry, by pair of places in the order; pairs without left out.
-
-    Args:
-        path: Database.
-    """
+    """Matches that agree with one geometry, by pair of places in the order; others left out."""
     pycolmap = load_pycolmap()
     with pycolmap.Database.open(str(path)) as database:
         keys, counts = database.read_two_view_geometry_num_inliers()
     return {_pair(key): count for key, count in zip(keys, counts, strict=True) if count > 0}
+
+
+MAX_RATIO = 0.8
+"""A feature counts as found where the second best is so much further away (Lowe 2004)."""
+
+_BLOCK = 32
+
+
+def all_pairs(n: int) -> set[tuple[int, int]]:
+    """Every pair (i, j) of n photographs with i < j."""
+    return {(i, j) for i in range(n) for j in range(i + 1, n)}
+
+
+def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
+    """Pairs near each other in order: the next ``reach``, then ever larger steps.
+
+    The large steps (16, 32, 64, ...) tie distant parts of a video together where one still shows
+    what the other shows.
+    """
+    steps = {*range(1, reach + 1), *(1 << k for k in range(n.bit_length()))}
+    return {(i, i + step) for step in steps for i in range(n - step)}
+
+
+def similar_pairs(descriptors: Sequence[np.ndarray], n_each: int = 30) -> set[tuple[int, int]]:
+    """Pairs of photographs that show the same, found by a few features of each.
+
+    The features that cover most of a photograph survive a change of viewpoint best, so comparing
+    some hundred of them tells which photographs are worth comparing whole (Wu 2013, "Towards
+    linear-time incremental structure from motion", section 3).
+
+    Args:
+        descriptors: Of each photograph, its largest features. (K, 128) uint8, K may differ
+        n_each: Partners of each photograph, the most similar first.
+    """
+    n = len(descriptors)
+    scores = _common_features(descriptors)
+    pairs = set()
+    for i in range(n):
+        # A stable order, so that equal scores give the same pairs everywhere.
+        best = np.argsort(-scores[i], kind="stable")[:n_each]
+        pairs |= {(min(i, int(j)), max(i, int(j))) for j in best if scores[i, j] > 0}
+    return pairs
+
+
+def _common_features(descriptors: Sequence[np.ndarray]) -> np.ndarray:
+    """How many features each photograph has in common with each other one. (n, n) int64"""
+    n = len(descriptors)
+    width = max((len(d) for d in descriptors), default=0)
+    table = np.zeros((n, width, 128), np.float32)
+    for row, own in zip(table, descriptors, strict=True):
+        values = own.astype(np.float32)
+        row[: len(own)] = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-6)
+    scores = np.zeros((n, n), np.int64)
+    for i in range(n):
+        for first in range(i + 1, n, _BLOCK):
+            block = table[first : first + _BLOCK]
+            scores[i, first : first + len(block)] = _found(table[i], block)
+    return scores + scores.T
+
+
+def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Features of one photograph that are found clearly in each of some others.
+
+    Args:
+        own: Descriptors of length 1, zeros behind the last. (K, 128)
+        others: Of other photographs. (B, K, 128)
+
+    Returns:
+        (B,) int64
+    """
+    n_others, width = others.shape[:2]
+    if width < 2:
+        return np.zeros(n_others, np.int64)
+    likeness = (own @ others.reshape(-1, 128).T).reshape(-1, n_others, width)
+    best = np.partition(likeness, width - 2, axis=2)[..., -2:]
+    # Of vectors of length 1, squared distance is 2 - 2 cos.
+    second, first = 2 - 2 * best[..., 0], 2 - 2 * best[..., 1]
+    clear = (first < MAX_RATIO**2 * second) & own.any(axis=1)[:, None]
+    return clear.sum(axis=0)
+
+
+MAX_ERROR = 0.005
+"""Median epipolar distance from which a pair contradicts its poses, as a share of the longest side
+of the photographs."""
+
+MIN_MATCHES, MIN_PAIRS = 30, 2
+CONTRADICTING_SHARE = 0.5
+"""Share of the pairs of an image that must contradict its pose."""
+
+
+def contradicting_pairs(
+    model: Any, database_path: Path, names: Sequence[str], matches: Mapping[tuple[int, int], int]
+) -> dict[str, tuple[int, int]]:
+    """Images most of whose pairs contradict their poses.
+
+    Args:
+        model: ``pycolmap.Reconstruction``.
+        names: Of the photographs, in the order of their numbers in the database.
+        matches: Numbers of verified matches by pair of places in that order.
+
+    Returns:
+        Name to the number of contradicting pairs and of all pairs of the image.
+
+    Raises:
+        UserError: The database is damaged.
+    """
+    pycolmap = load_pycolmap()
+
+    by_name = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
+    tally = np.zeros((len(names), 2), dtype=int)
+    rays: dict[int, np.ndarray] = {}
+    with pycolmap.Database.open(str(database_path)) as database:
+        for (i, j), count in matches.items():
+            if count < MIN_MATCHES or not {names[i], names[j]} <= by_name.keys():
+                continue
+            images = [by_name[names[k]] for k in (i, j)]
+            for k, image in zip((i, j), images, strict=True):
+                if k not in rays:
+                    keypoints = database.read_keypoints(k + 1)[:, :2].astype(np.float64)
+                    camera = model.cameras[image.camera_id]
+                    rays[k] = np.asarray(camera.cam_from_img(keypoints))
+            rows = database.read_two_view_geometry(i + 1, j + 1).inlier_matches
+            if not len(rows) or (rows.max(axis=0) >= (len(rays[i]), len(rays[j]))).any():
+                raise UserError(
+                    f"{database_path}: damaged, the matches of {names[i]} and {names[j]} are of "
+                    "other features; remove it"
+                )
+            camera = model.cameras[images[0].camera_id]
+            scale = camera.mean_focal_length() / max(camera.width, camera.height)
+            error = scale * _median_error(images, rays[i][rows[:, 0]], rays[j][rows[:, 1]])
+            tally[[i, j]] += (error > MAX_ERROR, 1)
+    # A wrong image adds one contradicting pair to each of its neighbours.
+    return {
+        name: (int(wrong), int(n))
+        for name, (wrong, n) in zip(names, tally, strict=True)
+        if n >= MIN_PAIRS and wrong > CONTRADICTING_SHARE * n
+    }
+
+
+def _median_error(images: Sequence[Any], first: np.ndarray, second: np.ndarray) -> float:
+    """Median Sampson distance of matches from the epipolar geometry of two poses.
+
+    Args:
+        first: Undistorted keypoints of the first at depth 1. (n, 2)
+        second: Of the second. (n, 2)
+    """
+    move = (images[1].cam_from_world() * images[0].cam_from_world().inverse()).matrix()
+    rotation, (x, y, z) = move[:, :3], move[:, 3]
+    essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ rotation
+    a, b = (np.concatenate([p, np.ones((len(p), 1))], axis=1) for p in (first, second))
+    lines_b, lines_a = a @ essential.T, b @ essential
+    scale = np.sqrt((lines_b[:, :2] ** 2).sum(axis=1) + (lines_a[:, :2] ** 2).sum(axis=1))
+    return float(np.median(np.abs((b * lines_b).sum(axis=1)) / np.maximum(scale, 1e-12)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where photographs come from and results go in a scene folder, and what was done there before.
+"""Where photographs come from and results go in a scene folder, freed of the lens's distortion.
 
 Photographs and masks as they were taken end up in ``input`` and ``input_masks`` (those that lie in
 the scene folder itself stay), flat copies in ``images`` and ``masks``, the model in ``sparse/0``.
@@ -13,23 +13,37 @@ import contextlib
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from PIL import Image
 
-from gaussian_splatting.data.colmap import find_model
+from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.data.colmap import find_model, read_reconstruction
+from gaussian_splatting.data.colmap_files import write_model
+from gaussian_splatting.data.images import decode_mask, undistort_plane
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
+from gaussian_splatting.posing.convert_options import ConvertOptions
 from gaussian_splatting.posing.photographs import (
     VIDEO_SUFFIXES,
+    Photograph,
+    output_names,
     picture_files,
     raw_files,
+    read_upright,
     video_files,
 )
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import file_digest, write_json_atomic
+from sugar_utils.files import atomic_path, file_digest, write_json_atomic
+from sugar_utils.libraries import load_pycolmap
+from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
 
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
@@ -63,9 +77,7 @@ class Source:
     """Where the photographs are.
 
     Attributes:
-        root: Scene folder.
         folder: Folder of the photographs; of a video, that of its frames.
-        video: The video, if it is one.
     """
 
     root: Path
@@ -125,7 +137,6 @@ def source_digest(source: Source, masks: Path | None = None) -> str:
     """Digest of the names and contents of photographs and their masks, or of a video.
 
     Args:
-        source: Where the photographs are.
         masks: Folder of the masks; None for ``input_masks``.
     """
     masks = masks or source.root / INPUT_MASKS
@@ -202,7 +213,6 @@ def original_masks(source: Source, asked: str | None) -> tuple[str | None, Path 
     """Where the masks of the photographs as they were taken are.
 
     Args:
-        source: Where the photographs are.
         asked: ``--masks``.
 
     Returns:
@@ -257,7 +267,6 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
     ``distorted`` as ``old_images`` and so on.
 
     Args:
-        source: Where the photographs are.
         flat: Folder with ``images``, ``sparse`` and perhaps ``masks`` and ``images_2`` and so on.
         masks: Masks of the photographs as they were taken that have to make room.
 
@@ -281,3 +290,179 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
         if ours:
             shutil.rmtree(old, ignore_errors=True)
     return source
+
+
+@dataclass
+class Work:
+    """A call under way.
+
+    Attributes:
+        steps: Name, seconds and peak bytes of each step so far.
+    """
+
+    source: Source
+    options: ConvertOptions
+    console: Console
+    steps: list[tuple[str, float, int]] = field(default_factory=list)
+
+    @property
+    def models(self) -> Path:
+        """Folder of the models that were chosen, the largest as ``0``."""
+        return self.source.work / "sparse"
+
+    @property
+    def flat(self) -> Path:
+        """Folder of what will take its place in the scene."""
+        return self.source.work / "flat"
+
+    def noted(self, name: str, key: str) -> bool:
+        """Whether an earlier call noted a step with these settings and inputs."""
+        return read_record(self.source.root).get(name) == key
+
+    @contextlib.contextmanager
+    def step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show how far a step has come, with the time that is left; and note what it took."""
+        began = time.monotonic()
+        reset_peak("cpu")
+        with self.console.progress(title, 1, total) as progress:
+            # Of a step that goes on, what was done before says nothing about its speed.
+            yield lambda done: progress.update(min(done, total)) if done else None
+        self.steps.append((title, time.monotonic() - began, memory_usage("cpu").peak))
+
+
+DIVISORS = (2, 4, 8)
+"""Of the smaller copies that ``--resize`` makes."""
+
+_JPEG = {"quality": 95, "subsampling": 0}
+
+
+@dataclass(frozen=True)
+class Original:
+    """A photograph that has a place, and what belongs to it."""
+
+    photograph: Photograph
+    mask: ViewMask | None
+    flat_name: str
+
+
+def originals(
+    photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+) -> dict[str, Original]:
+    """Photographs and masks by the photographs' names."""
+    flat = output_names(photographs)
+    return {
+        photograph.name: Original(photograph, mask, name)
+        for photograph, mask, name in zip(photographs, masks, flat, strict=True)
+    }
+
+
+def write_flat_pictures(
+    model: Any,
+    by_name: Mapping[str, Original],
+    folder: Path,
+    resize: bool,
+    advance: Callable[[int], None],
+) -> None:
+    """Write flat copies of all photographs that the model places; those that are there stay.
+
+    Args:
+        folder: Gets ``images``, ``masks`` and, to resize, ``images_2`` and so on.
+        resize: Whether to make the smaller copies as well.
+    """
+    images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
+    for done, image in enumerate(images, start=1):
+        original = by_name[image.name]
+        _write_flat(original, model.cameras[image.camera_id], folder)
+        if resize:
+            _write_smaller(folder, original.flat_name)
+        if original.mask is not None and not original.mask.alpha:
+            _write_flat_mask(original, model.cameras[image.camera_id], folder)
+        advance(done)
+
+
+def _write_flat(original: Original, lens: Any, folder: Path) -> None:
+    photograph = original.photograph
+    target = folder / "images" / original.flat_name
+    if target.is_file():
+        return
+    kept = original.flat_name == photograph.name
+    with atomic_path(target) as temporary:
+        if lens.is_undistorted() and kept and not photograph.turned and not photograph.depth:
+            shutil.copyfile(photograph.path, temporary)
+            return
+        picture = read_upright(photograph.path)
+        if target.suffix.lower() != ".png":
+            picture = picture.convert("RGB")
+        pixels = np.asarray(picture)
+        if not lens.is_undistorted():
+            # Four channels are no picture to COLMAP, so transparency goes by itself.
+            planes = [pixels[..., :3], *([pixels[..., 3]] if pixels.shape[2] == 4 else [])]
+            pixels = np.dstack([undistort_plane(plane, lens) for plane in planes])
+        _save(Image.fromarray(pixels), temporary)
+
+
+def _write_flat_mask(original: Original, lens: Any, folder: Path) -> None:
+    target = folder / "masks" / f"{original.flat_name}.png"
+    if target.is_file():
+        return
+    photograph = original.photograph
+    values = decode_mask(original.mask, photograph.width, photograph.height, upright=True)
+    if not lens.is_undistorted():
+        values = undistort_plane(values, lens)
+    with atomic_path(target) as temporary:
+        _save(Image.fromarray(values), temporary)
+
+
+def _write_smaller(folder: Path, name: str) -> None:
+    targets = {divisor: folder / f"images_{divisor}" / name for divisor in DIVISORS}
+    missing = {divisor: path for divisor, path in targets.items() if not path.is_file()}
+    if not missing:
+        return
+    with Image.open(folder / "images" / name) as picture:
+        picture.load()
+        for divisor, path in missing.items():
+            size = tuple(max(1, round(side / divisor)) for side in picture.size)
+            with atomic_path(path) as temporary:
+                _save(picture.resize(size, Image.Resampling.LANCZOS), temporary)
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    is_png = path.suffix.lower() == ".png"
+    picture.save(path, **({"compress_level": 1} if is_png else _JPEG))
+
+
+def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path) -> None:
+    """Write the model of the flat photographs, coloured by them.
+
+    Args:
+        by_name: As for :func:`write_flat_pictures`.
+        folder: Has the flat photographs in ``images``; gets ``sparse/0``, complete or not at all.
+    """
+    pycolmap = load_pycolmap()
+    model = read_reconstruction(source)
+    for image in model.images.values():
+        lens = model.cameras[image.camera_id]
+        if image.num_points2D() and not lens.is_undistorted():
+            _flatten_points(image.points2D, lens)
+        image.name = by_name[image.name].flat_name
+    for camera_id in list(model.cameras):
+        lens = model.cameras[camera_id]
+        if not lens.is_undistorted():
+            flat = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
+            lens.mergedict(flat.todict())
+    model.extract_colors_for_all_images(str(folder / "images"))
+    target, fresh = folder / "sparse", folder / ".sparse.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    write_model(model, fresh / "0")
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+
+
+def _flatten_points(points: Any, lens: Any) -> None:
+    """Move observed points to where the flat photograph shows them."""
+    pycolmap = load_pycolmap()
+    flat = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
+    rays = lens.cam_from_img(points)
+    moved = flat.img_from_cam(np.concatenate([rays, np.ones((len(rays), 1))], axis=1))
+    for point, xy in zip(points, moved, strict=True):
+        point.xy = xy

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentiable tile rasterizer for 3D Gaussians."""
 
-from gaussian_splatting.rasterization.blending import (
+from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
+from gaussian_splatting.rasterization.rasterizers import (
+    WARP,
     BlendedRows,
+    Rasterizer,
     Rows,
     SplatGradients,
     backpropagate_rows,
+    blend,
     blend_rows,
 )
-from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
-from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend
 from gaussian_splatting.rasterization.render import (
     RenderOutput,
     channel_background,

@@ -27,6 +27,7 @@ from gaussian_splatting.rasterization.pixel_blocks import (
     BLOCKS,
     BLOCKS_ACROSS,
     Places,
+    batch_functions,
     blocks_that_reach,
     first_pixel,
     form_at,
@@ -38,10 +39,10 @@ from gaussian_splatting.rasterization.pixel_blocks import (
     touched_blocks,
 )
 from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
-from gaussian_splatting.rasterization.splat_batches import batch_functions
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
 from sugar_utils.prepared_launch import TypedTensor
-from sugar_utils.warp_lanes import (
+from sugar_utils.warp_launch import as_array, known_options, launch_blocks
+from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,
     Columns,
@@ -53,7 +54,6 @@ from sugar_utils.warp_lanes import (
     read_lane,
     reciprocal_fast,
 )
-from sugar_utils.warp_launch import as_array, known_options, launch_blocks
 
 _LANES = wp.constant(WARP_LANES)
 _BLOCKS = wp.constant(BLOCKS)

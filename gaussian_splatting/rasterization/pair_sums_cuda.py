@@ -13,7 +13,8 @@ import torch
 import warp as wp
 
 from gaussian_splatting.rasterization.projection_kernels import HEADER
-from sugar_utils.warp_lanes import (
+from sugar_utils.warp_launch import known_options, launch_blocks
+from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,
     Columns,
@@ -22,7 +23,6 @@ from sugar_utils.warp_lanes import (
     read_lane,
     sum_columns,
 )
-from sugar_utils.warp_launch import known_options, launch_blocks
 
 _WARPS_TOGETHER = 4
 """In one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks."""

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a warp shares a tile: eight blocks of 8 x 4 pixels, each lane one pixel of every block.
+"""How a warp shares a tile: blocks of 8 x 4 pixels, and splats in batches of 32.
 
 Blocks are numbered row by row, and so are lanes within a block. A set of blocks is eight bits.
+
+A warp holds two batches in shared memory. Neighbouring lanes copy neighbouring parts of a row, 16
+bytes each where rows are whole multiples of that, straight into shared memory (``cp.async``, from
+compute capability 8.0 on): no lane waits for it and no register is taken. Rows begin at multiples
+of 16 bytes there, so that a lane reads four floats at once.
 """
+
+import functools
+from types import SimpleNamespace
 
 import warp as wp
 
+from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
 from gaussian_splatting.rasterization.view import TILE
-from sugar_utils.warp_lanes import WARP_LANES, max_over_lanes, read_lane
+from sugar_utils.warp_math import WARP_LANES, max_over_lanes, read_lane
 
 _WIDTH = 8
 _HEIGHT = WARP_LANES // _WIDTH
@@ -129,3 +138,119 @@ def blocks_that_reach(kept: int, place: int, lane: int) -> int:
         if place <= read_lane(kept, lane, block):
             blocks = blocks | (1 << block)
     return blocks
+
+
+_COPY = """
+#if defined(__CUDA_ARCH__)
+typedef BATCH_PIECE Piece;
+char* target = (char*)batches + (size_t)buffer * WARP_LANES * BATCH_PITCH;
+const char* source = (const char*)splats.data;
+#pragma unroll
+for (int step = 0; step < BATCH_TEAM; step++) {
+    const int row = lane / BATCH_TEAM + step * (WARP_LANES / BATCH_TEAM);
+    const size_t id = (size_t)__shfl_sync(0xffffffffu, own_id, row);
+    const Piece* from = (const Piece*)(source + id * BATCH_ROW);
+    Piece* to = (Piece*)(target + row * BATCH_PITCH);
+    #pragma unroll
+    for (int first = 0; first < BATCH_PIECES; first += BATCH_TEAM) {
+        const int k = first + lane % BATCH_TEAM;
+        if (k >= BATCH_PIECES) continue;
+#if __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+            :: "r"((unsigned)__cvta_generic_to_shared(to + k)), "l"(from + k), "n"(sizeof(Piece))
+            : "memory");
+#else
+        to[k] = from[k];
+#endif
+    }
+}
+#else
+float* to = (float*)batches + (buffer * WARP_LANES + lane) * (BATCH_PITCH / 4);
+for (int c = 0; c < BATCH_ROW / 4; c++) to[c] = splats.data[own_id][c];
+#endif
+"""
+
+_WAIT = """
+#if defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ >= 800
+asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+__syncwarp();
+#else
+WP_TILE_SYNC();
+#endif
+"""
+
+_OPEN = """
+#if defined(__CUDA_ARCH__)
+__shared__ float4 rows[2 * WP_TILE_BLOCK_DIM * (BATCH_PITCH / 16)];
+return (wp::uint64)(rows + 2 * (threadIdx.x / WARP_LANES) * WARP_LANES * (BATCH_PITCH / 16));
+#else
+static float4 rows[2 * WARP_LANES * (BATCH_PITCH / 16)];
+return (wp::uint64)rows;
+#endif
+"""
+
+_READ = """
+const float4* from = (const float4*)batches + (buffer * WARP_LANES + row) * (BATCH_PITCH / 16);
+wp::vec_t<BATCH_PITCH / 4, float> values;
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+for (int i = 0; i < BATCH_PITCH / 16; i++) {
+    const float4 four = from[i];
+    values[4 * i] = four.x;
+    values[4 * i + 1] = four.y;
+    values[4 * i + 2] = four.z;
+    values[4 * i + 3] = four.w;
+}
+return values;
+"""
+
+
+@functools.cache
+def batch_functions(n_channels: int) -> SimpleNamespace:
+    """Warp functions for splats of ``n_channels`` channels, for kernels with warps as blocks.
+
+    Returns:
+        ``open() -> batches``: this warp's memory;
+        ``copy(batches, buffer, lane, own_id, splats)``: begin to copy the splats that the lanes
+        name into buffer 0 or 1; ``wait()``: until what all lanes copy is there;
+        ``read(batches, buffer, row)``: a row, with up to three more values at its end.
+    """
+    floats = SPLAT_HEADER + n_channels
+    pitch = -(-floats // 4) * 4
+    Row = wp.types.vector(length=floats, dtype=wp.float32)
+    Padded = wp.types.vector(length=pitch, dtype=wp.float32)
+    pieces = floats // 4 if pitch == floats else floats
+    # Lanes that copy one row: as many as it has pieces, rounded up to a power of two.
+    team = 8 if pieces > 16 else 1 << (pieces - 1).bit_length()
+    constants = {
+        "WARP_LANES": str(WARP_LANES),
+        "BATCH_PITCH": str(4 * pitch),
+        "BATCH_ROW": str(4 * floats),
+        "BATCH_PIECES": str(pieces),
+        "BATCH_TEAM": str(team),
+        "BATCH_PIECE": "float4" if pitch == floats else "float",
+    }
+
+    def of_width(snippet: str) -> str:
+        for name in sorted(constants, key=len, reverse=True):
+            snippet = snippet.replace(name, constants[name])
+        return snippet
+
+    @wp.func_native(of_width(_OPEN))
+    def open_batches() -> wp.uint64: ...
+
+    @wp.func_native(of_width(_COPY))
+    def copy_batch(
+        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=Row)
+    ): ...
+
+    @wp.func_native(of_width(_WAIT))
+    def wait_for_batch(): ...
+
+    @wp.func_native(of_width(_READ))
+    def read_splat(batches: wp.uint64, buffer: int, row: int) -> Padded: ...
+
+    return SimpleNamespace(open=open_batches, copy=copy_batch, wait=wait_for_batch, read=read_splat)

@@ -75,8 +75,6 @@ class Projection:
         depths: View-axis depth of every Gaussian, culled ones too. (N,) world units
         tile_rects: First and past-the-last tile in x, then in y. (N, 4) int32
         tile_counts: Tiles among those that the splat reaches. (N,) int32
-        layout: Which channel is where.
-        camera: The camera projected to.
         n_pairs: Sum of the counts, where the host knows it already.
         guess: Room for the pairs, where that is known instead.
     """

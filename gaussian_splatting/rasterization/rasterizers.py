@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendering backends: what blends splats into pixels; other libraries can take its place.
+"""Rendering backends: what blends splats into pixels, the built-in one and its seam.
 
 Projection is always ours, so radii, near plane, normals and units of gradients never depend on
 the choice. A rasterizer sorts splats into tiles, blends rows of the image and sends gradients back.
+
+The splats are sorted into tiles once per view. Pixels, what their gradient needs and the gradient
+rows of (tile, splat) pairs are as large as the rows that are blended, which need not end where
+tiles do. A pixel has the same bits whatever rows are blended with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
-from gaussian_splatting.rasterization.blending import (
-    BlendedRows,
-    MakeKernels,
-    Rows,
-    SplatGradients,
-    backpropagate_rows,
-    blend_rows,
-)
 from gaussian_splatting.rasterization.projection import Projection
-from gaussian_splatting.rasterization.tile_lists import build_tile_lists
+from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
+from gaussian_splatting.rasterization.view import TILE
 
 
 class Rasterizer(Protocol):
@@ -44,9 +43,7 @@ class Rasterizer(Protocol):
 
         Args:
             splats: As projected, C channels each. (N, 9 + C)
-            tiles: What :meth:`build_tile_lists` returned for the view.
             background: Value behind everything. (C,) float32
-            rows: What to blend; not empty, inside the image.
         """
         ...
 
@@ -63,13 +60,11 @@ class Rasterizer(Protocol):
         """Add what some rows say to the gradients of splats.
 
         Args:
-            splats: As given to :meth:`blend_rows`, like the following two.
-            tiles: Of the view.
+            splats: As given to :meth:`blend_rows`, like tiles and background.
             background: Value behind everything. (C,)
             blended: What it returned; ``pixels`` are not read and may be overwritten.
             d_pixels: (R, W, C)
             d_transmittance: (R, W)
-            gradients: Sums to add to.
         """
         ...
 
@@ -78,24 +73,21 @@ class WarpRasterizer:
     """The built-in one: any device, exact tile lists, the same bits on every run.
 
     Args:
-        gpu_kernels: What blends on a GPU, by number of channels.
-        blocks: Whether these blend, which a CPU can do as well, slowly; None: on a GPU.
+        blocks: Whether the kernels of GPUs blend, which a CPU can run slowly; None: on a GPU.
     """
 
     name = "warp"
 
-    def __init__(
-        self, gpu_kernels: MakeKernels = block_kernels, blocks: bool | None = None
-    ) -> None:
-        self._kernels = {"gpu_kernels": gpu_kernels, "blocks": blocks}
+    def __init__(self, blocks: bool | None = None) -> None:
+        self._blocks = blocks
 
     def build_tile_lists(self, projection: Projection) -> Any:
-        """See :func:`blending.build_tile_lists`."""
+        """See :func:`build_tile_lists`."""
         return build_tile_lists(projection)
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
-        """See :func:`blending.blend_rows`."""
-        return blend_rows(splats, tiles, background, rows, **self._kernels)
+        """See :func:`blend_rows`."""
+        return blend_rows(splats, tiles, background, rows, blocks=self._blocks)
 
     def backpropagate_rows(
         self,
@@ -107,10 +99,10 @@ class WarpRasterizer:
         d_transmittance: Tensor,
         gradients: SplatGradients,
     ) -> None:
-        """See :func:`blending.backpropagate_rows`."""
+        """See :func:`backpropagate_rows`."""
         backpropagate_rows(
             splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
-            **self._kernels,
+            blocks=self._blocks,
         )  # fmt: skip
 
 
@@ -144,9 +136,7 @@ def blend(
     """Blend a whole image.
 
     Args:
-        projection: Splats with C channels.
         background: Value behind everything, without a gradient. (C,)
-        rasterizer: Rendering backend.
 
     Returns:
         ``(pixels (H, W, C), transmittance (H, W))``; gradients flow to ``projection.means2d``
@@ -159,3 +149,153 @@ def blend(
         rasterizer.build_tile_lists(projection),
         rasterizer,
     )
+
+
+class BlendKernels(Protocol):
+    """Kernels for splats of some number of channels; ``inputs`` are arguments without the first."""
+
+    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Blend tiles."""
+        ...
+
+    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+        """Fill the rows of the pairs in some tiles with gradients."""
+        ...
+
+    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+        """Add the rows of each splat's pairs to its gradients."""
+        ...
+
+
+MakeKernels = Callable[[int], BlendKernels]
+
+
+class Rows(NamedTuple):
+    """Rows of an image: the first and the one past the last."""
+
+    start: int
+    stop: int
+
+    def widened(self, halo: int, height: int) -> Rows:
+        """With up to ``halo`` more rows on each side, inside an image of ``height`` rows."""
+        return Rows(max(0, self.start - halo), min(height, self.stop + halo))
+
+
+@dataclass(frozen=True)
+class BlendedRows:
+    """Pixels of some rows, and what their gradient needs.
+
+    Attributes:
+        pixels: Blended channels. (R, W, C)
+        transmittance: Light left at the end of each ray. (R, W)
+        last: Place in the tile lists of the last splat that each pixel blended. (R, W) int32
+    """
+
+    pixels: Tensor
+    transmittance: Tensor
+    last: Tensor
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class SplatGradients:
+    """Sums of gradients of splats, to which every strip of an image adds its part.
+
+    Attributes:
+        means2d: (N, 2) per pixel
+        splats: Columns as in ``projection_kernels``. (N, 9 + C)
+    """
+
+    means2d: Tensor
+    splats: Tensor
+
+    @classmethod
+    def zeros(cls, projection: Projection) -> SplatGradients:
+        """Nothing yet."""
+        return cls(torch.zeros_like(projection.means2d), torch.zeros_like(projection.splats))
+
+
+def blend_rows(
+    splats: Tensor,
+    tiles: TileLists,
+    background: Tensor,
+    rows: Rows,
+    *,
+    blocks: bool | None = None,
+) -> BlendedRows:
+    """Blend splats front to back over a background, without a gradient.
+
+    Args:
+        splats: As projected, C channels each. (N, 9 + C)
+        background: Value behind everything. (C,) float32
+        blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: where the
+            tensors are on one.
+    """
+    device, shape = splats.device, (rows.stop - rows.start, tiles.width)
+    n_channels = background.shape[0]
+    pixels = torch.empty(*shape, n_channels, device=device)
+    transmittance = torch.empty(shape, device=device)
+    last = torch.empty(shape, dtype=torch.int32, device=device)
+    first, count = _tiles_of(rows, tiles)
+    inputs = [
+        first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
+        background, pixels, transmittance, last,
+    ]  # fmt: skip
+    make_kernels = _choose_kernels(device, blocks)
+    make_kernels(n_channels).launch_forward(count, inputs, device)
+    return BlendedRows(pixels, transmittance, last, rows)
+
+
+def backpropagate_rows(
+    splats: Tensor,
+    tiles: TileLists,
+    background: Tensor,
+    blended: BlendedRows,
+    d_pixels: Tensor,
+    d_transmittance: Tensor,
+    gradients: SplatGradients,
+    *,
+    blocks: bool | None = None,
+) -> None:
+    """Add what some rows say to the gradients of splats, in an order that is always the same.
+
+    Args:
+        splats: As given to :func:`blend_rows`, like the following two.
+        background: Value behind everything. (C,)
+        blended: What it returned; ``pixels`` are not read.
+        d_pixels: (R, W, C)
+        d_transmittance: (R, W)
+    """
+    device, n_channels = splats.device, background.shape[0]
+    kernels = _choose_kernels(device, blocks)(n_channels)
+    first, count = _tiles_of(blended.rows, tiles)
+    pair_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
+    inputs = [
+        first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
+        background, blended.transmittance, blended.last, d_pixels.contiguous(),
+        d_transmittance.contiguous(), pair_sums,
+    ]  # fmt: skip
+    kernels.launch_backward(count, inputs, device)
+    inputs = [
+        first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
+        pair_sums, gradients.means2d, gradients.splats,
+    ]  # fmt: skip
+    kernels.launch_sums(splats.shape[0], inputs, device)
+
+
+def _choose_kernels(device: torch.device, blocks: bool | None) -> MakeKernels:
+    on_blocks = device.type != "cpu" if blocks is None else blocks
+    return block_kernels if on_blocks else tile_kernels
+
+
+def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:
+    """First tile that rows touch, and the number of tiles."""
+    top, bottom = rows.start // TILE, -(-rows.stop // TILE)
+    return top * tiles.across, (bottom - top) * tiles.across
+
+
+def _n_pairs(tiles: TileLists, first: int, count: int) -> int:
+    """Pairs in some tiles. Of the whole image it is known; else the host waits for two numbers."""
+    if count == tiles.offsets.shape[0] - 1:
+        return tiles.ids.shape[0]
+    return int(tiles.offsets[first + count] - tiles.offsets[first])

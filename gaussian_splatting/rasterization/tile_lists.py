@@ -53,7 +53,6 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
     """Sort the (tile, splat) pairs of a projection.
 
     Args:
-        projection: Splats on any device.
         blocks: Sort as on a GPU, which a CPU can do as well; None: where the tensors are on one.
 
     Raises:

@@ -113,7 +113,6 @@ class GaussianBudget:
         """The most Gaussians after a round of densification.
 
         Args:
-            iteration: Absolute iteration.
             wanted: Gaussians that the round would add.
         """
         self.last = max(self.last, MEMORY * self.last + wanted)
@@ -160,10 +159,7 @@ def measured_growth(
     """The schedule for some photographs.
 
     Args:
-        cameras: Training views.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
-        config: Settings.
-        densified: Iteration at which densification ends.
     """
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]

@@ -34,11 +34,7 @@ SHELL_SHARE = 0.1
 
 @dataclass(frozen=True)
 class RobustConfig:
-    """Whether there is a shell.
-
-    Attributes:
-        shell_points: Gaussians on the sphere to begin with.
-    """
+    """Whether there is a shell."""
 
     robust: bool | None = flag(
         None, "against fog and floaters: begin with a sphere of Gaussians far outside, a place "
@@ -51,7 +47,7 @@ class RobustConfig:
     shell_points: int = 1_000
 
     def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing is done, as in earlier versions."""
+        """What decides a result; empty where nothing is done."""
         return {"robust": asdict(self)} if self.robust else {}
 
 
@@ -74,9 +70,7 @@ def with_shell(
     Args:
         points: (N, 3) world units
         colors: (N, 3) uint8
-        cameras: Training views.
         extent: Camera extent in world units; without one there is no shell.
-        config: Settings.
     """
     n = config.shell_points if config.robust else 0
     if n == 0 or extent <= 0:
@@ -95,7 +89,6 @@ def opaque_shell(cloud: GaussianCloud, shell: FarShell | None) -> GaussianCloud:
     """The Gaussians, those of the shell opaque.
 
     Args:
-        cloud: Gaussians to start from.
         shell: As of :func:`shell_of`.
     """
     if shell is None:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, middle_of
-from gaussian_splatting.data.pixels import pixels_of
+from gaussian_splatting.data.cameras import Camera, middle_of, pixels_of
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.vanilla.dense_start import evenly_chosen, small_copy
@@ -31,9 +30,6 @@ def with_shell_colors(
     """The Gaussians, those of the shell in the colours of their directions.
 
     Args:
-        cloud: Gaussians to start from.
-        shell: Tells which are of the shell.
-        cameras: Training views.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
     """
     rows = (shell.distance(cloud.means) > 0).nonzero()[:, 0]
@@ -54,7 +50,6 @@ def directional_colors(
 
     Args:
         points: Far away. (M, 3) float64 world units, on the CPU
-        cameras: Training views.
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
 
     Returns:

@@ -9,12 +9,11 @@ from typing import Any, Literal, get_args
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT
-from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.densification import Densification, DensificationConfig, ScoreConfig
 from gaussian_splatting.optim.learned_exposure import NO_EXPOSURE, ExposureConfig
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
-from gaussian_splatting.vanilla.footprints import Densification, ScoreConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
 from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig
 from sugar_utils.flags import positive_int, unit_float
@@ -121,9 +120,6 @@ class VanillaConfig:
             "growth",
         ):
             values.pop(other)
-        if not self.refine_poses:
-            # Left out, so that runs of earlier versions can be continued.
-            values.pop("refine_poses")
         values.pop("init")
         if self.starts_dense:
             values["init"] = "dense"

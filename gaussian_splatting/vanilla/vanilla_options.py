@@ -11,7 +11,7 @@ from typing import Any
 
 from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.engine.memory_plan import MemoryOptions, memory_options
-from gaussian_splatting.engine.session import RunOptions
+from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.shared_flags import ScheduleFlags

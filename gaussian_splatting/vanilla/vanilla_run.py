@@ -13,23 +13,22 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.colmap import find_model
-from gaussian_splatting.data.colmap_poses import write_poses
-from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, write_exposures
-from gaussian_splatting.data.image_sizes import SizeRule, VanillaSize
+from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
     CHECKPOINT_FOLDER,
+    EXPOSURE_FILE,
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
+    write_exposures,
     write_input_ply,
     write_point_cloud,
 )
-from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
 from gaussian_splatting.engine.identity import (
     Identity,
@@ -40,15 +39,13 @@ from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import StageRun, run_stage
-from gaussian_splatting.engine.session import Notices, RunOptions
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.far_shell import FarShell
-from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.densification import N_MARKS, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
-from gaussian_splatting.vanilla.footprints import N_MARKS
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
 from gaussian_splatting.vanilla.robust import limited_shell, opaque_shell, shell_of, with_shell
 from gaussian_splatting.vanilla.shell_colors import with_shell_colors
@@ -73,14 +70,6 @@ class VanillaOptions:
 
     Attributes:
         size: Size of the training images by another rule, which replaces ``resolution``.
-        mask_options: Masks of the photographs.
-        view_options: Photographs to leave out.
-        config: What decides the optimisation.
-        log_interval: Iterations between log lines.
-        memory: How the memory of one view is saved.
-        compute: Device and rendering backend.
-        run: Treatment of an occupied folder.
-        notices: Lines to print at the start.
     """
 
     source_path: Path = _flag(MISSING, "scene folder", short="-s", parse=Path, required=True)
@@ -148,7 +137,6 @@ def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> 
     """Train 3DGS on a scene.
 
     Args:
-        options: What to do.
         images: Decoded photographs that other stages use, too; an own store if None.
 
     Returns:

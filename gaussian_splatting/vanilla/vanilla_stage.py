@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,15 +21,15 @@ from gaussian_splatting.engine.masking import (
     target_of,
 )
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.pose_fit import fitted_pose
-from gaussian_splatting.engine.poses import PoseRefinement
-from gaussian_splatting.engine.rendering import plain_background, render_view
+from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
-from gaussian_splatting.engine.trainable import TrainableCloud
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (
+    FootprintWatch,
     GradientWatch,
     densify_and_prune,
     reset_opacity,
@@ -44,7 +43,6 @@ from gaussian_splatting.rasterization import (
     project,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.vanilla.footprints import FootprintWatch
 from gaussian_splatting.vanilla.growing_resolution import (
     GaussianBudget,
     ResolutionGrowth,
@@ -96,13 +94,8 @@ class VanillaStage(Stage):
 
     Args:
         cloud: Initial Gaussians, on the device to train on.
-        config: Settings.
         extent: Camera extent in world units.
-        export: Writes the Gaussians of an iteration for other programs.
-        rasterizer: Rendering backend.
-        poses: Poses that are learned, too.
         hull: Where Gaussians may be; None for anywhere.
-        exposures: Those of the photographs, to be learned as well.
         shell: Says which Gaussians are of the shell; None without one.
         growth: When images have which size; None for the full size always.
     """
@@ -132,6 +125,7 @@ class VanillaStage(Stage):
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
+        self.memory_plan = MemoryPlan(config.split)
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
@@ -140,15 +134,6 @@ class VanillaStage(Stage):
         self._footprints = FootprintWatch(
             len(cloud), self.model.device, config.scoring if config.scores else None
         )
-
-    @property
-    def memory_plan(self) -> MemoryPlan:
-        """Strips of the image."""
-        return MemoryPlan(self._config.split)
-
-    @memory_plan.setter
-    def memory_plan(self, plan: MemoryPlan) -> None:
-        self._config = replace(self._config, split=plan.split)
 
     def phase(self, iteration: int) -> str:
         """Densification, then refinement of a fixed set."""
@@ -184,7 +169,7 @@ class VanillaStage(Stage):
         view = ViewPass(
             self._projected(iteration, camera, marks),
             seen.background,
-            self._config.split,
+            self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
@@ -202,7 +187,7 @@ class VanillaStage(Stage):
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
         own = (*self._watch.step_statistics(), *self._footprints.step_statistics())
-        return own if self.exposures is None else (*own, *self.exposures.step_statistics())
+        return *own, *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.

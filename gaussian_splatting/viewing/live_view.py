@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running training shown to whoever looks: between its iterations, at a bounded share of time.
+"""A running training shown to whoever looks: between its iterations, on a page of its own.
 
 Pictures are rendered by the thread that trains, so the model needs no locks and nothing of it is
 copied. Whatever fails here ends the showing and not the training.
@@ -7,15 +7,20 @@ copied. Whatever fails here ends the showing and not the training.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
-from gaussian_splatting.engine.reporting.view_pictures import (
+from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.upright import up_direction
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
+from gaussian_splatting.engine.reporting.view_findings import (
     depth_picture,
     farthest,
     grey_picture,
@@ -23,8 +28,24 @@ from gaussian_splatting.engine.reporting.view_pictures import (
 )
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.rasterization import RenderOutput
-from gaussian_splatting.viewing.browser_views import Wishes
+from gaussian_splatting.viewing.page_server import (
+    ViewerOptions,
+    Wishes,
+    add_frustum,
+    address,
+    follow_browsers,
+    open_server,
+    selected_option,
+    show_picture,
+    stand_at,
+)
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
 from sugar_utils.memory import release_cached
+from sugar_utils.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    import viser
 
 SHARE = 0.25
 """Of the time, at most, that goes into pictures while training goes on."""
@@ -50,7 +71,6 @@ class LivePage(Protocol):
     """The page, as the training sees it.
 
     Attributes:
-        wishes: The pictures that browsers wait for.
         paused: Whether somebody asked the training to wait.
         shows: A key of ``LIVE_PICTURES``.
     """
@@ -77,7 +97,6 @@ class LiveView:
 
     Args:
         page: Where to show it; None shows nothing.
-        warn: Told why the showing ended.
         may_pause: Whether the training may be made to wait; several processes may not, because the
             others would take the first for lost.
         clock: Monotonic seconds.
@@ -109,9 +128,6 @@ class LiveView:
         """Show the model as it is now, if anybody looks and a picture is due.
 
         Args:
-            stage: What trains.
-            iteration: The one that is done.
-            terms: Its loss terms, on the device.
             stopped: Whether the run was asked to stop, which ends a pause.
         """
         if self._page is None or not len(self._page.wishes):
@@ -169,3 +185,117 @@ class LiveView:
             page.close()
         except Exception as error:
             self._warn(f"the viewer did not end in order ({type(error).__name__}: {error})")
+
+
+LONGEST_SIDE = 800
+_MOST_FRUSTA = 100
+_FRUSTUM_SHARE = 0.04
+"""Size of a camera's pyramid, of the extent of the capture."""
+
+
+class TrainingPage:
+    """A :class:`~gaussian_splatting.viewing.live_view.LivePage` served by viser.
+
+    Args:
+        may_pause: Whether to offer a pause.
+    """
+
+    def __init__(
+        self, server: viser.ViserServer, title: str, last: int, scene: Scene, may_pause: bool
+    ) -> None:
+        self._server, self._title, self._last = server, title, last
+        self.wishes = Wishes(LONGEST_SIDE)
+        self.paused, self.shows = False, "image"
+        cameras = scene.train_cameras
+        turns = np.stack([camera.rotation for camera in cameras])
+        first = cameras[0]
+        distance = float(np.linalg.norm(first.center - middle_of(cameras)))
+        up = up_direction(turns, scene.points)
+        stand_at(server, first, up, max(distance, 1e-3))
+        self._words = server.gui.add_markdown(f"**{title}** begins ...")
+        if may_pause:
+            self._add_pause()
+        self._add_choice()
+        self._add_cameras(cameras)
+        follow_browsers(server, self.wishes)
+
+    def picture(self, client: int, picture: np.ndarray) -> None:
+        """Send a picture to a browser. (H, W, 3) uint8"""
+        show_picture(self._server, client, picture)
+
+    def tell(self, iteration: int, gaussians: int, terms: Mapping[str, float]) -> None:
+        """Say how far the training is."""
+        rows = "\n".join(f"| {name} | {value:.5f} |" for name, value in terms.items())
+        self._words.content = (
+            f"**{self._title}**: iteration {iteration:,} of {self._last:,}, {gaussians:,} "
+            f"Gaussians\n\n| term | value |\n|---|--:|\n{rows}"
+        )
+
+    def close(self) -> None:
+        """Stop serving."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._server.stop()
+
+    def _add_pause(self) -> None:
+        button = self._server.gui.add_button("Pause")
+
+        @button.on_click
+        def _(_: object) -> None:
+            self.paused = not self.paused
+            button.label = "Go on" if self.paused else "Pause"
+            self.wishes.wake()
+
+    def _add_choice(self) -> None:
+        choice = self._server.gui.add_dropdown("Show", tuple(LIVE_PICTURES))
+
+        @choice.on_update
+        def _(_: object) -> None:
+            self.shows = selected_option(choice)
+            self.wishes.renew()
+
+    def _add_cameras(self, cameras: Sequence[Camera]) -> None:
+        size = _FRUSTUM_SHARE * max(camera_extent(cameras), 1e-3)
+        stride = -(-len(cameras) // _MOST_FRUSTA)
+        frusta = [
+            add_frustum(self._server, f"/cameras/{number}", camera, size)
+            for number, camera in enumerate(cameras[::stride])
+        ]
+        for frustum in frusta:
+            frustum.visible = False
+        box = self._server.gui.add_checkbox("Cameras", False)
+
+        @box.on_update
+        def _(_: object) -> None:
+            for frustum in frusta:
+                frustum.visible = box.value
+
+
+def open_live_view(
+    options: ViewerOptions, title: str, last: int, scene: Scene, group: ProcessGroup, say: Console
+) -> LiveView:
+    """The page that was asked for; nothing is served where none was, or where it cannot be."""
+    if options.viewer is None or not group.is_first:
+        return LiveView(None, say.warn)
+    page = _page(options, title, last, scene, group.is_alone, say.warn)
+    if page is not None:
+        say.info(f"viewer: {address(options.viewer_host, options.viewer)}")
+    return LiveView(page, say.warn, group.is_alone)
+
+
+def _page(
+    options: ViewerOptions,
+    title: str,
+    last: int,
+    scene: Scene,
+    may_pause: bool,
+    warn: Callable[[str], None],
+) -> TrainingPage | None:
+    """The page, or a warning: a run of hours must not fail for it."""
+    try:
+        server = open_server(options.viewer_host, options.viewer, "SuGaR trainer", "--viewer")
+        return TrainingPage(server, title, last, scene, may_pause)
+    except UserError as error:
+        warn(f"no viewer: {error}; training goes on")
+    except Exception as error:
+        warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
+    return None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server for a page in the browser: the package viser, which brings the page with it."""
+"""A page in the browser by the package viser: what browsers look at, and their pictures."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http
 import io
@@ -10,7 +11,10 @@ import logging
 import math
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,14 +22,42 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.viewing.browser_views import BrowserView, Wishes
-from gaussian_splatting.viewing.viewer_flags import LOCALHOST
 from sugar_utils.errors import UserError
-from sugar_utils.optional_packages import load_package
+from sugar_utils.flags import integer
+from sugar_utils.libraries import load_package
 from sugar_utils.schemas import FAR
+from sugar_utils.settings import flag
 
 if TYPE_CHECKING:
     import viser
+
+DEFAULT_PORT = 8080
+LOCALHOST = "localhost"
+_HIGHEST_PORT = 65_535
+
+
+def port_number(text: str) -> int:
+    """A port that a page can be served on."""
+    value = integer(text)
+    if not 1 <= value <= _HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; choose 1024 to {_HIGHEST_PORT}")
+    return value
+
+
+@dataclass(frozen=True)
+class ViewerOptions:
+    """Whether a training can be watched in a browser; nothing of it changes the result."""
+
+    viewer: int | None = flag(
+        None, "show the model while it trains on a page in the browser, at this port of the "
+        f"machine ({DEFAULT_PORT} where none is named)", group="run", parse=port_number, nargs="?",
+        const=DEFAULT_PORT, metavar="PORT",
+    )  # fmt: skip
+    viewer_host: str = flag(
+        LOCALHOST, "address that the page is served on; 0.0.0.0 lets other machines look, and "
+        "pause the run", group="run", idle="without --viewer",
+    )  # fmt: skip
+
 
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _LOCAL = (LOCALHOST, "127.0.0.1", "::1")
@@ -50,8 +82,6 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
     Args:
         host: Name or address to listen on.
         port: To listen on; no other is taken in its place.
-        label: Heading of the page's panel.
-        flag: Named where the port is taken.
 
     Raises:
         UserError: viser is not installed, or the port is taken.
@@ -168,8 +198,6 @@ def show_picture(server: viser.ViserServer, client: int, picture: np.ndarray | N
     """Put a picture behind what else a browser shows.
 
     Args:
-        server: The page.
-        client: Which browser; nothing happens where it has left.
         picture: (H, W, 3) uint8; None takes the last one away.
     """
     there = server.get_clients().get(client)
@@ -181,8 +209,6 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
     """Where browsers look from when they open the page.
 
     Args:
-        server: The page.
-        camera: To stand at.
         up: What is up in the world. (3,)
         distance: From it to what the browser's camera turns around, in world units.
     """
@@ -221,9 +247,6 @@ def add_frustum(
     """A camera of the capture as a pyramid, with its photograph in it.
 
     Args:
-        server: The page.
-        name: Its path in the scene tree.
-        camera: Which one.
         size: Of the pyramid, in world units.
         picture: A small photograph. (H, W, 3) uint8
     """
@@ -243,3 +266,157 @@ def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
     finally:
         with contextlib.redirect_stdout(io.StringIO()):
             server.stop()
+
+
+REST_SECONDS = 0.3
+"""A camera that has not moved for so long is looked through in full size."""
+
+MOVING_SECONDS = 0.12
+"""What a picture may take while the camera moves."""
+
+SMALLEST_SIDE = 96
+_FIRST_SIDE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class BrowserView:
+    """Where a browser looks from.
+
+    Attributes:
+        position: Of the camera, in world units. (3,)
+        wxyz: Quaternion from the camera's axes (x right, y down, z forward) to the world's. (4,)
+        fov: Vertical field of view in radians.
+        width: Of what shows the picture, in pixels.
+    """
+
+    position: np.ndarray
+    wxyz: np.ndarray
+    fov: float
+    width: int
+    height: int
+
+    def camera(self, longest_side: int) -> Camera:
+        """The camera to render with, no side longer than so many pixels."""
+        # Here and not above: trainings that nobody watches start without it.
+        from scipy.spatial.transform import Rotation
+
+        scale = min(1.0, longest_side / max(self.width, self.height))
+        width, height = (max(1, round(side * scale)) for side in (self.width, self.height))
+        focal = height / (2 * math.tan(self.fov / 2))
+        rotation = Rotation.from_quat(np.roll(self.wxyz, -1)).as_matrix().T
+        return Camera(
+            "browser", width, height, focal, focal, width / 2, height / 2,
+            rotation, -rotation @ np.asarray(self.position, dtype=np.float64),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Wish:
+    """A picture that a browser waits for.
+
+    Attributes:
+        longest_side: In pixels.
+    """
+
+    client: int
+    view: BrowserView
+    longest_side: int
+    version: int
+
+    @property
+    def camera(self) -> Camera:
+        """What to render with."""
+        return self.view.camera(self.longest_side)
+
+
+@dataclass
+class _Client:
+    view: BrowserView
+    moved_at: float
+    version: int = 1
+    shown_version: int = 0
+    shown_side: int = 0
+    shown_at: float = field(default=-math.inf)
+
+
+class Wishes:
+    """The pictures that browsers wait for; may be told and asked from any thread.
+
+    Args:
+        longest_side: Of pictures in full size, in pixels.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, longest_side: int = 1280, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._longest_side, self._clock = longest_side, clock
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._clients: dict[int, _Client] = {}
+        self._moving_side = min(_FIRST_SIDE, longest_side)
+
+    def __len__(self) -> int:
+        """Browsers that look."""
+        return len(self._clients)
+
+    def looks(self, client: int, view: BrowserView) -> None:
+        """A browser looks from somewhere, perhaps from somewhere else."""
+        with self._lock:
+            known = self._clients.get(client)
+            if known is None:
+                # It rests until it moves; its first picture is a small one all the same.
+                self._clients[client] = _Client(view, self._clock())
+            else:
+                known.view, known.moved_at = view, self._clock()
+                known.version += 1
+        self._changed.set()
+
+    def leaves(self, client: int) -> None:
+        """A browser is gone."""
+        with self._lock:
+            self._clients.pop(client, None)
+
+    def renew(self) -> None:
+        """What is shown has changed: every browser waits for another picture."""
+        with self._lock:
+            for client in self._clients.values():
+                client.version += 1
+        self._changed.set()
+
+    def due(self) -> Wish | None:
+        """The picture to make next, of the browser that has waited longest; None if none is due."""
+        with self._lock:
+            now = self._clock()
+            waiting = []
+            for number, client in self._clients.items():
+                resting = now - client.moved_at >= REST_SECONDS
+                side = self._longest_side if resting else self._moving_side
+                unfinished = resting and client.shown_side < side
+                if client.shown_version != client.version or unfinished:
+                    waiting.append((client.shown_at, number, side))
+            if not waiting:
+                return None
+            _, number, side = min(waiting)
+            client = self._clients[number]
+            return Wish(number, client.view, side, client.version)
+
+    def made(self, wish: Wish, seconds: float) -> None:
+        """A picture was made and sent; its time decides the size of small ones."""
+        with self._lock:
+            # Time grows with the number of pixels, so a side with its root.
+            fitting = wish.longest_side * math.sqrt(MOVING_SECONDS / max(seconds, 1e-6))
+            self._moving_side = int(min(max(fitting, SMALLEST_SIDE), self._longest_side))
+            client = self._clients.get(wish.client)
+            if client is not None:
+                client.shown_version, client.shown_side = wish.version, wish.longest_side
+                client.shown_at = self._clock()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until something changes, at most so long."""
+        self._changed.wait(seconds)
+        self._changed.clear()
+
+    def wake(self) -> None:
+        """End :meth:`wait`."""
+        self._changed.set()

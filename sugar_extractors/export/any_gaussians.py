@@ -10,12 +10,10 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.trainable import cloud_from_state
+from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.moved_cloud import moved_cloud
-from sugar_extractors.export.compressed_ply import is_compressed_ply, read_compressed_ply
+from sugar_extractors.export.compact_files import read_splat, read_spz
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians, read_gltf_gaussians
-from sugar_extractors.export.splat_file import read_splat
-from sugar_extractors.export.spz_file import read_spz
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.trainable_bound import FACES, bound_cloud_from_state
@@ -33,17 +31,14 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
-        path: A PLY of Gaussians, compressed or not; an SPZ or ``.splat`` file; a GLB with
+        path: A PLY of Gaussians; an SPZ or ``.splat`` file; a GLB with
             Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
             checkpoint, whose last iteration is taken.
-        notify: Told about what was dropped.
 
     Raises:
         UserError: It is missing, damaged, or holds no Gaussians.
     """
     suffix = path.suffix.lower()
-    if suffix == ".ply" and path.is_file() and is_compressed_ply(path):
-        return read_compressed_ply(path)
     if suffix == ".ply":
         return read_gaussian_ply(path, notify)
     if suffix == ".glb":
@@ -70,7 +65,7 @@ def has_gaussians(path: Path) -> bool:
     """
     suffix = path.suffix.lower()
     if suffix == ".ply":
-        return is_compressed_ply(path) or holds_gaussians(path)
+        return holds_gaussians(path)
     known = suffix in (".spz", ".splat", ".pt") or path.is_dir()
     return known or holds_gltf_gaussians(path)
 

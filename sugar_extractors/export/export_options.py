@@ -8,9 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from sugar_extractors.export.draco_glb import load_draco
-from sugar_extractors.export.printing import require_lxml
-from sugar_extractors.export.usdz_file import load_usd
+from sugar_extractors.export.mesh_formats import load_usd, require_lxml
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.errors import UserError
@@ -18,10 +16,8 @@ from sugar_utils.flags import positive_int
 from sugar_utils.settings import add_flags, flag, from_args, parser_of
 
 PRINTED = ("stl", "3mf")
-GAUSSIANS = ("spz", "splat", "ply", "compressed.ply", "gltf")
+GAUSSIANS = ("spz", "splat", "ply", "gltf")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
-MAX_LODS = 16
-"""The last of so many levels has one triangle where the first has a billion."""
 
 _flag = partial(flag, group="export")
 _PLACEMENT = {
@@ -49,9 +45,9 @@ class ExportOptions:
     )  # fmt: skip
     to: str = _flag(
         MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; splat, "
-        "for web pages, without view-dependent colour; compressed.ply, for SuperSplat and "
-        "PlayCanvas; ply; gltf, for programs that know KHR_gaussian_splatting, y up, as "
-        "NAME.gltf.glb. Textured meshes: glb, obj; usdz, for phones; stl and 3mf, for printers",
+        "for web pages, without view-dependent colour; ply; gltf, for programs that know "
+        "KHR_gaussian_splatting, y up, as NAME.gltf.glb. Textured meshes: glb, obj; usdz, for "
+        "phones; stl and 3mf, for printers",
         choices=(*GAUSSIANS, *MESHES),
         missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
     )  # fmt: skip
@@ -68,15 +64,6 @@ class ExportOptions:
     texture_size: int | None = _flag(
         None, "texels per side of the picture at most", parse=positive_int,
         idle="for Gaussians it is an error",
-    )  # fmt: skip
-    lods: int = _flag(
-        1, "levels of detail: also NAME_lod1, NAME_lod2, ..., each with a quarter of the triangles "
-        "and half the texels a side of the one before", parse=positive_int,
-        idle="for Gaussians it is an error",
-    )  # fmt: skip
-    draco: bool = _flag(
-        False, "compress the triangles of a GLB by Draco: an eighth of their bytes; corners are "
-        "rounded to a 16384th of the longest side", idle="it is an error without --to glb",
     )  # fmt: skip
     repose: Path | None = _flag(
         None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
@@ -110,32 +97,13 @@ class ExportOptions:
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
                 "how many metres a unit of the capture is"
             )
-        if self.draco:
-            if self.to != "glb":
-                raise UserError(f"--draco is for --to glb, not {self.to}; leave it out")
-            load_draco()
         if self.to == "3mf":
             require_lxml()
         if self.to == "usdz":
             load_usd()
-        of_meshes = {"max_triangles": None, "texture_size": None, "lods": 1}
-        if self.lods > MAX_LODS:
-            raise UserError(
-                f"--lods {self.lods}: no mesh has so many levels, each of a quarter of the "
-                f"triangles; use {MAX_LODS} or fewer"
-            )
-        given = [name for name, default in of_meshes.items() if getattr(self, name) != default]
+        given = [n for n in ("max_triangles", "texture_size") if getattr(self, n) is not None]
         if given and self.to in GAUSSIANS:
             raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
-
-    @property
-    def targets(self) -> list[Path]:
-        """The files to write, one for each level of detail; of an OBJ the others lie beside it."""
-        first = self.target
-        return [
-            first if level == 0 else first.with_name(f"{first.stem}_lod{level}{first.suffix}")
-            for level in range(self.lods)
-        ]
 
     @property
     def target(self) -> Path:

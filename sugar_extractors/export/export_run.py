@@ -21,18 +21,20 @@ from sugar_extractors.export.any_gaussians import (
     read_as_written,
     read_bound_gaussians,
 )
-from sugar_extractors.export.compressed_ply import write_compressed_ply
-from sugar_extractors.export.draco_glb import write_draco_glb
+from sugar_extractors.export.compact_files import fidelity, write_splat, write_spz
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
-from sugar_extractors.export.fidelity import fidelity
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
-from sugar_extractors.export.printing import MILLIMETRES, Z_UP, closed_body, write_3mf, write_stl
-from sugar_extractors.export.reposing import read_edited, reposed_cloud, write_binding
+from sugar_extractors.export.mesh_formats import (
+    MILLIMETRES,
+    Z_UP,
+    closed_body,
+    write_3mf,
+    write_stl,
+    write_usdz,
+)
+from sugar_extractors.export.reposing import read_edited, reposed, write_binding
 from sugar_extractors.export.simplified_mesh import shape_of, simplified
-from sugar_extractors.export.splat_file import write_splat
-from sugar_extractors.export.spz_file import write_spz
-from sugar_extractors.export.usdz_file import write_usdz
-from sugar_extractors.recorded_capture import capture_of, scene_of
+from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
@@ -43,7 +45,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     write_mesh_files,
 )
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
-from sugar_trainers.image_size import SugarSize
+from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
@@ -59,7 +61,6 @@ _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray]] = {
     "spz": write_spz,
     "splat": write_splat,
     "ply": _write_ply,
-    "compressed.ply": write_compressed_ply,
     "gltf": write_gltf_gaussians,
 }
 
@@ -78,7 +79,8 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
     target = options.target
     gaussians = options.to in GAUSSIANS
-    files = [path for one in options.targets for path in _files_of(one, options.to)]
+    # The file that the export is called by comes first: an OBJ before its MTL and PNG.
+    files = mesh_files(target, glb=False)[::-1] if options.to == "obj" else [target]
     present = [path for path in files if path.exists()]
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
@@ -94,11 +96,6 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
             write_json_atomic(temporary[note], {"matrix": matrix.tolist(), "meaning": meaning})
     console.info(f"{format_bytes(sum(path.stat().st_size for path in files))}: {target}")
     return target
-
-
-def _files_of(target: Path, to: str) -> list[Path]:
-    """The files of a level of detail, the one that it is named after first."""
-    return mesh_files(target, glb=False)[::-1] if to == "obj" else [target]
 
 
 def _beside(target: Path, ending: str) -> Path:
@@ -130,7 +127,7 @@ def _gaussians(
 ) -> GaussianCloud:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
-        moved = reposed_cloud(bound, read_edited(options.repose, bound))
+        moved = reposed(bound, read_edited(options.repose, bound)).freed()
         path = _beside(options.target, "binding.npz")
         write_binding(temporary[path], bound)
         console.info(f"where each Gaussian sits on the mesh: {path}")
@@ -152,20 +149,11 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     upright = options.placement.orient == "up"
     if options.max_triangles is not None or options.texture_size is not None:
         mesh = simplified(mesh, options.max_triangles, options.texture_size)
-    most = (mesh.n_faces.bit_length() + 1) // 2
-    if options.lods > most:
-        raise UserError(
-            f"--lods {options.lods}: {mesh.n_faces:,} triangles have {most} levels, each of a "
-            f"quarter of the triangles; use --lods {most} or fewer"
-        )
-    for level, path in enumerate(options.targets):
-        if level:
-            mesh = simplified(mesh, mesh.n_faces // 4, mesh.texture.shape[1] // 2)
-        write = _write_draco if options.draco else _WRITE_MESH[options.to]
-        targets = {file: temporary[file] for file in _files_of(path, options.to)}
-        write(targets, mesh, matrix, upright, console)
-        side = mesh.texture.shape[1]
-        console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
+    path = options.target
+    files = mesh_files(path, glb=False)[::-1] if options.to == "obj" else [path]
+    _WRITE_MESH[options.to]({f: temporary[f] for f in files}, mesh, matrix, upright, console)
+    side = mesh.texture.shape[1]
+    console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return _axes(options.to, upright) @ matrix
 
 
@@ -185,14 +173,6 @@ def _write_glb(
     targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
 ) -> None:
     write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
-
-
-def _write_draco(
-    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    ((path, written),) = targets.items()
-    error = write_draco_glb(written, _moved(mesh, matrix), y_up=upright)
-    console.info(f"{path.name}: corners moved by at most {error:.2g} units")
 
 
 def _write_obj(

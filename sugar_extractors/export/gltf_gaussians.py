@@ -18,7 +18,7 @@ import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
-from sugar_extractors.export.packing import cloud_of, columns, sigmoid
+from sugar_extractors.export.compact_files import cloud_of, columns, sigmoid
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -36,10 +36,6 @@ _WRONG = "damaged, or another kind of glTF; export it again"
 
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
     """Write a binary glTF, complete or not at all.
-
-    Args:
-        path: File to write.
-        cloud: In glTF's axes.
 
     Returns:
         Rows of the cloud in the order of the file. (N,)

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.moved_cloud import sh_rotation
-from sugar_extractors.quality.any_mesh import read_any_mesh
+from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_scene.mesh_bound import BoundCloud, face_frames, triangle_layout
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
@@ -28,24 +27,25 @@ _FLAT, _STILL = 1e-12, 1e-9
 _PART = 4096
 
 
-def reposed_cloud(cloud: BoundCloud, vertices: Tensor) -> GaussianCloud:
+def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
     """Gaussians on the same triangles with their corners elsewhere.
 
     Args:
-        cloud: As it was refined.
         vertices: Edited, in the order of the model's. (V, 3) world units
 
     Returns:
-        G Gaussians that belong to no mesh any more; the unedited mesh gives those of
-        :meth:`BoundCloud.freed`.
+        The model with its corners there; the unedited mesh gives the same model.
     """
     old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
     log_scales, rotations = _stretched(cloud, old, new)
-    moved = replace(
-        cloud, vertices=vertices.to(cloud.vertices), log_scales=log_scales, rotations=rotations
-    ).freed()
     turns = face_frames(new) @ face_frames(old).transpose(1, 2)
-    return replace(moved, sh_rest=_turned_colors(cloud.sh_rest, turns, cloud.per_triangle))
+    return replace(
+        cloud,
+        vertices=vertices.to(cloud.vertices),
+        log_scales=log_scales,
+        rotations=rotations,
+        sh_rest=_turned_colors(cloud.sh_rest, turns, cloud.per_triangle),
+    )
 
 
 def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,6 @@ def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Ten
     to the new one; its axes are those of the new Gaussian.
 
     Args:
-        cloud: As it was refined.
         old: Corners. (F, 3, 3) float64
         new: Corners. (F, 3, 3) float64
 

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.quality.surface_distance import Surface
+from sugar_extractors.quality.mesh_quality import Surface
 from sugar_extractors.texture.texture_atlas import (
     MIN_SQUARE_SIZE,
     Atlas,
     make_atlas,
     squares_per_axis,
 )
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_extractors.texture.textured_rendering import sample_texture
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, sample_texture
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, clean_mesh
 from sugar_utils.errors import UserError
 
@@ -68,11 +67,6 @@ def shape_of(mesh: TexturedMesh) -> TriangleMesh:
 
 def transferred(mesh: TexturedMesh, target: TriangleMesh, atlas: Atlas) -> Tensor:
     """The picture of one mesh on another that has nearly its shape.
-
-    Args:
-        mesh: Where the colours come from.
-        target: The other one.
-        atlas: Its layout.
 
     Returns:
         Row 0 is at v = 1; grey where there is no triangle. (side, side, 3) uint8

@@ -20,8 +20,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
-from gaussian_splatting.engine.trainable import cloud_from_state
-from sugar_extractors.mesh.ablations import center_samples, density_surface
+from gaussian_splatting.engine.model import cloud_from_state
 from sugar_extractors.mesh.level_sets import LevelSetModel, build_model
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import (
@@ -42,16 +41,16 @@ from sugar_extractors.mesh.regions import left_out, region_boxes, require_extent
 from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
 from sugar_extractors.mesh.tsdf import Renderer, carved_renderer, fuse_region, view_renderer
 from sugar_extractors.results import alone_with, is_finished, publish
-from sugar_scene.mesh.hole_filling import with_holes_filled
-from sugar_scene.mesh.mesh_io import write_mesh_ply
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     merge_meshes,
     topology,
+    with_holes_filled,
     with_vertex_normals,
     without_unused_vertices,
+    write_mesh_ply,
 )
-from sugar_scene.multiview.neighbor_views import NeighborViews
+from sugar_scene.multiview.reprojection import NeighborViews
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -67,7 +66,6 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     with the same settings are not made again.
 
     Args:
-        options: What to do.
         console: Where to report; a new one on the standard output if None.
 
     Returns:
@@ -158,13 +156,6 @@ class _Extraction:
         for level in levels:
             if options.mesh_extractor == "tsdf":
                 regions = self._tsdf_regions(model, cloud, scene, boxes)
-            elif options.mesh_extractor == "marching_cubes":
-                regions = self._density_regions(model, boxes, level)
-            elif options.mesh_extractor == "centers":
-                points = center_samples(model, scene.train_cameras)
-                if self._hull is not None:
-                    points = points.select(self._inside(points.points))
-                regions = self._poisson_regions(points, boxes, backend, project=False)
             else:
                 # Vertices that land on one point would tear a closed surface open.
                 project = options.project_mesh_on_surface_points and not options.watertight
@@ -395,36 +386,6 @@ class _Extraction:
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
         gaussians = cloud.detached().activate()
         return plane_renderer(gaussians, cameras, neighbors, scene.extent)
-
-    def _density_regions(
-        self, model: LevelSetModel, boxes: tuple[Box, Box], level: float
-    ) -> _Regions:
-        options, figures, meshes = self._options, {}, []
-        parts = {"foreground": (boxes[0], None)}
-        if options.background_mesh:
-            parts["background"] = (boxes[1], boxes[0])
-        for name, (box, hole) in parts.items():
-            start = time.monotonic()
-            with self._console.progress(f"{name} grid", 1, 1) as progress:
-                mesh = density_surface(
-                    model,
-                    box,
-                    hole,
-                    level / options.density_factor,
-                    options.grid_resolution,
-                    lambda done, total: progress.update(
-                        int(done == total), fields={"blocks": f"{done:,} of {total:,}"}
-                    ),
-                )
-            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
-            if mesh.n_faces:
-                meshes.append(mesh)
-        if not meshes:
-            raise UserError(
-                f"no surface of density {level:g} in the foreground or background box {boxes[1]}; "
-                "set --bboxmin and --bboxmax"
-            )
-        return meshes, None, figures
 
     def _finish(
         self,

@@ -21,9 +21,8 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.view import View, make_view
-from sugar_scene.diamonds import diamond_faces, diamond_vertices
 from sugar_scene.fields.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
-from sugar_scene.geometry import MIN_SCALE
+from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
 from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.warp_launch import as_array, launch
@@ -93,7 +92,6 @@ def build_model(
     """Drop Gaussians that are not opaque and prepare the rest.
 
     Args:
-        cloud: Raw parameters, on the device to work on.
         min_opacity: Gaussians survive with a larger opacity than this.
         n_neighbors: Neighbours that the density is summed over.
         diamond_extent: Half diagonals of the diamonds in standard deviations.
@@ -269,8 +267,6 @@ def march_rays(
     more count as 1. Memory is O(S L): no product of rays, samples and neighbours is stored.
 
     Args:
-        model: The Gaussians.
-        camera: Camera the rays start from.
         coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
         depths: Depth of the hits along the view axis. (S,) world units
         hit_gaussians: Gaussian hit by each ray. (S,)

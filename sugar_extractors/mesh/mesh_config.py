@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaussian_splatting.shared_flags import Preset, preset
-from sugar_extractors.mesh.ablations import RESOLUTION
 from sugar_extractors.mesh.level_sets import (
     DIAMOND_EXTENT,
     MIN_OPACITY,
@@ -38,23 +37,17 @@ from sugar_utils.flags import (
 from sugar_utils.settings import flag
 
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
-"""How a mesh was made, as file names tell it; empty for level sets and Poisson."""
+"""How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
+the original only."""
 
 COARSE_FLAG, OUTPUT_FLAG = "--coarse_model_path", "--mesh_output_dir"
 EXTRACTORS = ("poisson", "tsdf")
-_VARIANTS: dict[str, MeshVariant] = {
-    "poisson": "",
-    "tsdf": "tsdf",
-    "centers": "poissoncenters",
-    "marching_cubes": "marchingcubes",
-}
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
 
 MOST_POINTS = 10_000_000
 POINTS_PER_TRIANGLE = 10
 
-_IDLE = (("tsdf_margin", None), ("tsdf_fill", None))
 
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
@@ -80,10 +73,8 @@ class MeshOptions(CaptureOptions):
     unless it is meshed itself.
 
     Attributes:
-        mesh_extractor: ``poisson``, ``tsdf``, or the ablations ``centers`` and
-            ``marching_cubes``.
-        surface_levels: Densities of the level sets; one mesh for each. Unused by ``tsdf``
-            and ``centers``.
+        mesh_extractor: ``poisson`` or ``tsdf``.
+        surface_levels: Densities of the level sets; one mesh for each. Unused by ``tsdf``.
         decimation_targets: Triangles of the foreground and of the background; one mesh for each.
         poisson: Constants of the reconstruction.
         tsdf: Constants of the fusion.
@@ -163,10 +154,6 @@ class MeshOptions(CaptureOptions):
     )
     poisson: PoissonConfig = field(default_factory=PoissonConfig)
     tsdf: TsdfConfig = field(default_factory=TsdfConfig)
-    grid_resolution: int = _alone(
-        RESOLUTION, "corners along the side of the grid of marching cubes", parse=positive_int,
-        idle="without --use_marching_cubes True",
-    )  # fmt: skip
     meshing_backend: str = _flag(
         "auto", "library for Poisson and decimation; auto: Open3D where it can be imported",
         choices=BACKENDS,
@@ -199,12 +186,12 @@ class MeshOptions(CaptureOptions):
     @property
     def variant(self) -> MeshVariant:
         """How file names tell the extractor."""
-        return _VARIANTS[self.mesh_extractor]
+        return "tsdf" if self.mesh_extractor == "tsdf" else ""
 
     @property
     def has_levels(self) -> bool:
         """Whether the surface is a level set of the density."""
-        return self.mesh_extractor in ("poisson", "marching_cubes")
+        return self.mesh_extractor == "poisson"
 
     @property
     def reads_tracks(self) -> bool:
@@ -239,17 +226,10 @@ class MeshOptions(CaptureOptions):
             "decimation_targets",
         }
         skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
-        skipped |= {"grid_resolution"} if self.mesh_extractor != "marching_cubes" else {"poisson"}
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
-        if not self.watertight:
-            # Left out, so that meshes of earlier versions count.
-            values.pop("watertight")
         if "tsdf" in values:
-            # As above, where they do nothing.
-            acting = {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill or None}
-            values["tsdf"] |= acting
-            values["tsdf"] = {n: v for n, v in values["tsdf"].items() if (n, v) not in _IDLE}
+            values["tsdf"] |= {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill}
         values["level"] = level if self.has_levels else None
         values["decimation_target"] = target
         alone = replace(self, decimation_targets=(target,))

@@ -33,11 +33,11 @@ class MeshScriptFlags:
         "mesh each", short="-d", parse=positive_int,
     )  # fmt: skip
     use_centers_to_extract_mesh: bool = _alone(
-        False, "ablation: Poisson on the Gaussians' centres; the level sets give better surfaces"
+        False, "ablation of the paper, not offered: True is an error"
     )
     use_marching_cubes: bool = _alone(
-        False, "ablation: marching cubes on the density; use --mesh_extractor tsdf for a surface "
-        "without Poisson",
+        False, "ablation of the paper, not offered: True is an error; --mesh_extractor tsdf gives "
+        "a surface without Poisson",
     )  # fmt: skip
 
     @property
@@ -45,21 +45,19 @@ class MeshScriptFlags:
         """Fields of ``MeshOptions`` that follow from the flags above.
 
         Raises:
-            UserError: They contradict each other.
+            UserError: One asks for an ablation of the paper.
         """
-        if self.use_centers_to_extract_mesh and self.use_marching_cubes:
-            raise UserError(
-                "--use_centers_to_extract_mesh and --use_marching_cubes exclude each other"
-            )
+        for name in ("use_centers_to_extract_mesh", "use_marching_cubes"):
+            if getattr(self, name):
+                raise UserError(
+                    f"--{name}: this ablation of the paper is not offered, its surfaces are worse; "
+                    "leave it out, or pass --mesh_extractor tsdf for a surface without Poisson"
+                )
         chosen: dict[str, object] = {}
         if self.surface_level is not None:
             chosen["surface_levels"] = (self.surface_level,)
         if self.decimation_target is not None:
             chosen["decimation_targets"] = (self.decimation_target,)
-        if self.use_centers_to_extract_mesh:
-            chosen["mesh_extractor"] = "centers"
-        if self.use_marching_cubes:
-            chosen["mesh_extractor"] = "marching_cubes"
         return chosen
 
 

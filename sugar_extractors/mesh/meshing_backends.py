@@ -26,9 +26,7 @@ from plyfile import PlyData, PlyElement
 from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
 from sugar_extractors.mesh.surface_samples import SurfaceSamples
-from sugar_scene.mesh.mesh_io import read_mesh_ply
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
-from sugar_utils.colmap_library import load_pycolmap
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     Automatic,
@@ -38,8 +36,8 @@ from sugar_utils.flags import (
     positive_int,
     positive_or_auto,
 )
+from sugar_utils.libraries import load_pycolmap, run_alone
 from sugar_utils.neighbors import nearest_neighbors_of
-from sugar_utils.own_process import run_alone
 from sugar_utils.settings import flag
 
 BACKENDS = ("auto", "open3d", "pycolmap")
@@ -95,7 +93,6 @@ class PoissonMesh(NamedTuple):
     """A reconstructed surface.
 
     Attributes:
-        mesh: The surface.
         densities: How well samples support each vertex, on a logarithmic scale; only the order
             of the values is the same for all backends. (V,)
     """
@@ -115,8 +112,6 @@ class MeshingBackend(Protocol):
         """Screened Poisson surface of oriented points.
 
         Args:
-            samples: The points.
-            solver: Constants.
             waiting: Called now and then with the bytes that the solver has in memory.
         """
 
@@ -165,11 +160,7 @@ def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
 
 
 class Open3dBackend:
-    """Open3D, in memory.
-
-    Args:
-        open3d: The imported module.
-    """
+    """Open3D, in memory."""
 
     name = "open3d"
 

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.pixels import pixel_rays
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import DepthView, Renderer
-from sugar_scene.multiview.neighbor_views import NeighborViews
-from sugar_scene.multiview.plane_depth import REACH, plane_depth
-from sugar_scene.multiview.reprojection import ViewPair, cycle_error
+from sugar_scene.multiview.reprojection import (
+    REACH,
+    NeighborViews,
+    ViewPair,
+    cycle_error,
+    plane_depth,
+)
 
 MAX_ANGLE = 80.0
 """Largest angle between a surface's normal and the line of sight, in degrees."""
@@ -46,8 +49,6 @@ def plane_renderer(
 
     Args:
         gaussians: All of them, with colours of degree 0 at least.
-        cameras: Views that are fused.
-        neighbors: Of these views.
         extent: Camera extent in world units.
     """
     reach = REACH * extent
@@ -90,7 +91,6 @@ def confirmed_depth(
 
     Args:
         depth: 0 where unknown. (H, W) world units
-        camera: The view.
         neighbors: Views and their depth maps.
 
     Returns:

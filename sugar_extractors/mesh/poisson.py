@@ -51,9 +51,6 @@ class PoissonConfig:
     Outliers are farther from their neighbours, on average, than the mean over all points plus
     ``outlier_ratio`` standard deviations. ``max_gap`` acts only where a share of the vertices is
     cut away: who wants the surface closed gets it.
-
-    Attributes:
-        solver: Constants of the solver.
     """
 
     solver: SolverConfig = SolverConfig()
@@ -121,7 +118,6 @@ def reconstruct_region(
     Args:
         samples: At least ``MIN_POINTS`` surface points with outward normals.
         config: Constants; a share left open is that of a scene without a hull.
-        backend: Library to use.
         waiting: Called now and then with the bytes that the solver has in memory.
 
     Returns:
@@ -146,7 +142,6 @@ def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
 
     Args:
         points: (P, 3) world units, at least one.
-        cameras: Views, at least one.
     """
     some = points[:: max(1, len(points) // _SAMPLED_POINTS)]
     sizes = [np.linalg.norm(some - camera.center, axis=1) / camera.fx for camera in cameras]
@@ -197,9 +192,7 @@ def finish_mesh(
     """Decimate and clean each region, put them together and snap them to the surface points.
 
     Args:
-        regions: Meshes of the foreground and, if wanted, the background.
         n_faces: Triangles of each region.
-        backend: Library to use.
         surface: Points that vertices move to, the nearest one each; None leaves them in place.
 
     Returns:

@@ -19,7 +19,7 @@ POINTS, MESH = "points", "mesh"
 
 def by_pycolmap(folder: Path, options: dict[str, Any]) -> None:
     """PLY to PLY; attributes of ``PoissonMeshingOptions``."""
-    from sugar_utils.colmap_library import load_pycolmap
+    from sugar_utils.libraries import load_pycolmap
 
     pycolmap = load_pycolmap()
     settings = pycolmap.PoissonMeshingOptions()

@@ -40,9 +40,6 @@ def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str
     """What to say of a region with few points; an empty box that the user drew is an error.
 
     Args:
-        options: Settings.
-        name: Of the region.
-        n: Points in it.
         points: All surface points. (P, 3) world units
     """
     if name == "foreground" and options.bboxmin is not None:

@@ -111,9 +111,6 @@ def collect_surface_samples(
     target; nothing else grows with the number of views.
 
     Args:
-        model: The Gaussians.
-        cameras: Training cameras.
-        levels: Densities of the level sets.
         target: Points in total and per level.
         n_samples: Densities per ray.
         reach: Standard deviations searched before and behind the hit.

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a mesh without a graphics API: grey clay, or the vertices' own colours."""
+"""Meshes of any stage shown: shaded views, and models small enough to turn in a report."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.rendering import plain_background
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_extractors.texture.textured_rendering import render_textured
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, with_vertex_normals
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.reporting.evaluation import plain_background, to_uint8
+from sugar_extractors.export.simplified_mesh import simplified
+from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, render_textured
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply, with_vertex_normals
 from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_triangles
+from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_utils.errors import UserError
+from sugar_utils.files import require_regular_file
 
 N_VIEWS = 4
 CLAY = (0.80, 0.80, 0.79)
@@ -47,11 +55,9 @@ def shaded_views(
 
     Args:
         mesh: World units; may be empty.
-        cameras: Of any size; their intrinsics are scaled.
         width: Longer side of each picture in pixels.
         smooth: Interpolate vertex normals instead of one normal per face.
         colored: Use the colours of the vertices, without light, instead of clay.
-        device: Where to rasterize.
 
     Returns:
         One (h, w, 3) uint8 picture per camera.
@@ -88,10 +94,8 @@ def textured_views(
     """Picture a textured mesh as it is, without light, on black or white.
 
     Args:
-        mesh: With its texture.
         cameras: Of any size; those wider than ``width`` are made smaller.
         width: In pixels.
-        white_background: Show it on white.
 
     Returns:
         One (h, w, 3) uint8 picture per camera.
@@ -109,10 +113,6 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
 
     The first is the one farthest from the mean view; each further one is farthest from all
     before it.
-
-    Args:
-        cameras: Views to choose from.
-        n: Number wanted; all are returned where there are fewer.
 
     Returns:
         Views in the order in which they were picked.
@@ -194,3 +194,97 @@ def _averaged(image: Tensor) -> np.ndarray:
     planes = image.permute(2, 0, 1)[None]
     small = torch.nn.functional.avg_pool2d(planes, _SAMPLES_PER_SIDE)[0].permute(1, 2, 0)
     return (small.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+
+
+MAX_TRIANGLES = 30_000
+TEXTURE_SIDE = 1_024
+_JPEG_QUALITY = 85
+
+
+def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
+    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
+
+    Raises:
+        UserError: Nothing is left of it.
+    """
+    small = simplified(mesh, MAX_TRIANGLES, TEXTURE_SIDE)
+    vertices = small.vertices.double().cpu().numpy()
+    upright = PlacementOptions(orient="up")
+    matrix = placement(cameras, np.zeros((0, 3)), vertices, upright)
+    moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
+    parts = glb_chunks(
+        replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu()),
+        jpeg_bytes(small.texture),
+        Path("preview"),
+        y_up=True,
+        variants=True,
+    )
+    return b"".join(parts)
+
+
+def jpeg_bytes(texture: Tensor) -> bytes:
+    """A picture as JPEG. (H, W, 3) uint8"""
+    buffer = io.BytesIO()
+    Image.fromarray(texture.cpu().numpy()).save(buffer, "jpeg", quality=_JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+_GREY = 128
+MESH_SUFFIXES = (".ply", ".pt", ".obj")
+
+
+def read_any_mesh(path: Path) -> TriangleMesh:
+    """Read vertices and faces; colours are the file's own in a PLY, else grey.
+
+    Args:
+        path: A mesh ``.ply``, the ``.pt`` of a refined model, or an ``.obj`` of triangles.
+
+    Raises:
+        UserError: The file is missing, damaged or of another kind.
+    """
+    path, suffix = Path(path), Path(path).suffix.lower()
+    if suffix not in MESH_SUFFIXES:
+        raise UserError(f"{path}: not a mesh; pass one of {', '.join(MESH_SUFFIXES)}")
+    if not path.exists():
+        raise UserError(f"{path}: no such mesh file; check the path")
+    require_regular_file(path)
+    if suffix == ".ply":
+        return read_mesh_ply(path)
+    return _refined_mesh(path) if suffix == ".pt" else _obj_mesh(path)
+
+
+def _refined_mesh(path: Path) -> TriangleMesh:
+    payload = load_payload(path)
+    try:
+        cloud = bound_cloud_from_state(payload["state_dict"])
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return _grey(path, cloud.vertices.double().numpy(), cloud.faces.numpy())
+
+
+def _obj_mesh(path: Path) -> TriangleMesh:
+    """Positions and faces of an OBJ; its texture is not read."""
+    vertices, faces = [], []
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("v "):
+                    vertices.append([float(word) for word in line.split()[1:4]])
+                elif line.startswith("f "):
+                    a, b, c = (int(word.split("/", 1)[0]) for word in line.split()[1:])
+                    faces.append((a, b, c))
+        points = np.array(vertices, dtype=np.float64).reshape(-1, 3)
+        rows = np.array(faces, dtype=np.int64).reshape(-1, 3)
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"{path}: damaged, or not an OBJ of triangles ({error})") from error
+    # Rows count from 1, or backwards from the last vertex.
+    rows = np.where(rows > 0, rows - 1, rows + len(points))
+    if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):
+        raise UserError(f"{path}: a face refers to a vertex that is not there; write it again")
+    return _grey(path, points, rows)
+
+
+def _grey(path: Path, vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
+    if not np.isfinite(vertices).all():
+        raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
+    return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))

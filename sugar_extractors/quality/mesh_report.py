@@ -11,9 +11,13 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.quality.any_mesh import read_any_mesh
-from sugar_extractors.quality.mesh_pictures import pick_views, shaded_views, textured_views
-from sugar_extractors.quality.turning_preview import preview_glb
+from sugar_extractors.quality.mesh_pictures import (
+    pick_views,
+    preview_glb,
+    read_any_mesh,
+    shaded_views,
+    textured_views,
+)
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_trainers.capture import CaptureOptions, load_views
@@ -84,10 +88,8 @@ def write_mesh_report(
     """Write ``report.html`` about some meshes.
 
     Args:
-        directory: Where to write.
         mesh_paths: Meshes, each with its ``.json`` beside it (left out where there is none).
         cameras: Views to picture them from; four that differ are taken.
-        notify: Told why there is no report; never an error.
 
     Returns:
         The file, or None.

@@ -101,11 +101,7 @@ def write_placed(
 
     Args:
         obj_path: The mesh in the world of the capture.
-        scene: The capture.
-        gaussians: Reads those that are bound to the mesh.
-        options: How to place it.
         glb: Whether to write the one-file form, too.
-        notify: Told where it is and how large.
 
     Raises:
         UserError: A photograph is unknown, the distance is nothing, or a file cannot be written.
@@ -155,10 +151,8 @@ def placement(
     (+z). Others stay where they are, but for the scale.
 
     Args:
-        cameras: All of the capture.
         points: Of its reconstruction. (P, 3)
         vertices: Of the mesh. (V, 3)
-        options: What was asked for.
 
     Returns:
         (4, 4) float64, to be multiplied with columns (x, y, z, 1).
@@ -221,10 +215,6 @@ def _metres(text: str) -> float:
 
 def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
     """Check that the photographs that give the scale exist.
-
-    Args:
-        options: What was asked for.
-        names: Of all photographs.
 
     Raises:
         UserError: One does not.

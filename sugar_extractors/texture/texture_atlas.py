@@ -44,7 +44,6 @@ class Atlas:
     Attributes:
         kind: ``squares`` or ``xatlas``.
         corners: Texture coordinates of the corners of each face, in texels. (F, 3, 2) float32
-        side: Texels per side of the texture.
         square_size: Texels per side of the square of two faces; unused by ``xatlas``.
     """
 
@@ -179,9 +178,7 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
     """SuGaR's layout: square k at column k // n and row k % n holds the faces 2 k and 2 k + 1.
 
     Args:
-        n_faces: Number of triangles F.
         square_size: Texels per side of a square, at least ``MIN_SQUARE_SIZE``.
-        device: Where the result lives.
     """
     size, per_axis = square_size, squares_per_axis(n_faces)
     lower = [[size - 2, 1], [2, 1], [size - 2, size - 3]]
@@ -216,7 +213,6 @@ def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
     Args:
         vertices: (V, 3) world units
         faces: (F, 3) integers
-        side: About how many texels per side are wanted.
 
     Raises:
         UserError: The library is not installed, or it cannot unfold the mesh.

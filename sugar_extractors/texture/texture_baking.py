@@ -21,7 +21,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles, to_camera
@@ -308,11 +308,9 @@ def bake_texture(
     Args:
         vertices: (V, 3) world units
         faces: (F, 3) integers
-        atlas: Where the faces lie in the texture.
         cameras: Views to gather from, each with its own size and intrinsics.
         source: Their pictures, on the device of the vertices; see :data:`ViewSource`.
         face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
-        config: How colours are gathered.
         on_view: Told after each view how many are done and to be done.
 
     Returns:

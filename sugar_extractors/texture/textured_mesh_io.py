@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Textured meshes as OBJ with MTL and PNG, and as one GLB file.
+"""Textured meshes as OBJ with MTL and PNG, as one GLB file, and rendered without lighting.
 
 The OBJ is laid out as SuGaR's tools exchange it: positions, three texture coordinates per face,
 then faces, without normals. Face i uses the texture coordinates 3 i + 1 to 3 i + 3.
@@ -21,6 +21,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from gaussian_splatting.data.cameras import Camera
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -76,8 +78,6 @@ def write_textured_mesh(
     picture that is not there.
 
     Args:
-        obj_path: File to write; the others lie beside it.
-        mesh: What to write.
         glb: Whether to write the one-file form, too.
         y_up: Whether the mesh stands upright already, as :func:`glb_chunks` wants to know.
 
@@ -100,7 +100,6 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
 
     Args:
         targets: For each of :func:`mesh_files` where to write it.
-        mesh: What to write.
         y_up: As in :func:`glb_chunks`.
 
     Raises:
@@ -122,8 +121,6 @@ def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
     """Write the one-file form alone, complete or not at all.
 
     Args:
-        path: File to write.
-        mesh: What to write.
         y_up: As in :func:`glb_chunks`.
 
     Raises:
@@ -173,9 +170,6 @@ def glb_chunks(
     ``KHR_materials_unlit`` and double-sided, so that viewers show the colours of the photographs.
 
     Args:
-        mesh: What to write.
-        picture: Its picture as a PNG or JPEG file.
-        path: Named in the error.
         y_up: Whether the mesh has the axes of glTF already, and is not turned.
         variants: Whether viewers can also show it as ``clay``, grey and lit, by
             ``KHR_materials_variants``.
@@ -353,3 +347,54 @@ def _value(lines: list[bytes], prefix: bytes, path: Path) -> str:
         if line.startswith(prefix):
             return line[len(prefix) :].decode().strip()
     raise UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
+
+
+@torch.no_grad()
+def render_textured(
+    mesh: TexturedMesh, camera: Camera, background: Tensor | None = None, *, supersampling: int = 1
+) -> Tensor:
+    """Render the first hit of every pixel with the bilinear colour of the texture.
+
+    Args:
+        background: Colour behind the mesh; black when None. (3,)
+        supersampling: Rays per pixel along each axis; their mean is the pixel.
+
+    Returns:
+        (H, W, 3) in [0, 1], on the device of the mesh.
+    """
+    device = mesh.vertices.device
+    fine = camera.resized(camera.width * supersampling, camera.height * supersampling)
+    hits = rasterize_triangles(mesh.vertices, mesh.faces, fine)
+    image = torch.zeros(fine.height, fine.width, 3, device=device)
+    if background is not None:
+        image[:] = background.to(image)
+    covered = hits.covered
+    uvs = mesh.uvs[hits.face[covered].long()]
+    at = (hits.barycentrics[covered][..., None] * uvs).sum(dim=1)
+    image[covered] = sample_texture(mesh.texture, at)
+    if supersampling == 1:
+        return image
+    shape = (camera.height, supersampling, camera.width, supersampling, 3)
+    return image.reshape(shape).mean(dim=(1, 3))
+
+
+def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
+    """Bilinear colours of a texture.
+
+    Args:
+        texture: Row 0 is at v = 1. (H, W, 3) uint8
+        uvs: Coordinates in [0, 1], v upwards. (P, 2)
+
+    Returns:
+        (P, 3) in [0, 1]
+    """
+    height, width, _ = texture.shape
+    x = (uvs[:, 0] * width - 0.5).clamp(0, width - 1)
+    y = ((1 - uvs[:, 1]) * height - 0.5).clamp(0, height - 1)
+    left, top = x.floor(), y.floor()
+    x_share, y_share = (x - left)[:, None], (y - top)[:, None]
+    x0, y0 = left.long(), top.long()
+    x1, y1 = (x0 + 1).clamp_max(width - 1), (y0 + 1).clamp_max(height - 1)
+    upper = texture[y0, x0] * (1 - x_share) + texture[y0, x1] * x_share
+    lower = texture[y1, x0] * (1 - x_share) + texture[y1, x1] * x_share
+    return (upper * (1 - y_share) + lower * y_share) / 255

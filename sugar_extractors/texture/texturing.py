@@ -1,42 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texture stage: from a refined model to a textured mesh."""
+"""The texture stage: from a refined model to a textured mesh, thin borders peeled.
+
+Poisson meshes end in flaps that the optimisation makes transparent. Rings of border triangles are
+taken off, and those that Gaussians cover densely are put back.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.compositing import eroded
-from gaussian_splatting.data.exposure_file import EXPOSURE_FILE, read_exposures
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.data.reference_layout import (
+    EXPOSURE_FILE,
+    ReferenceCheckpoint,
+    read_exposures,
+)
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.rendering import render_view
-from gaussian_splatting.losses.exposure import unexposed
-from gaussian_splatting.optim.learned_exposure import saved_exposures
+from gaussian_splatting.engine.reporting.evaluation import render_view
+from gaussian_splatting.optim.learned_exposure import saved_exposures, unexposed
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
-from sugar_extractors.texture.postprocess import (
-    DENSITY_THRESHOLD,
-    ITERATIONS,
-    face_density,
-    kept_faces,
-)
 from sugar_extractors.texture.texture_atlas import (
     ATLASES,
     Atlas,
@@ -52,6 +53,8 @@ from sugar_extractors.texture.texture_baking import (
     count_bands,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
+from sugar_scene.fields.reference_fields import density_at
+from sugar_scene.mesh.triangle_mesh import edge_keys
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
 from sugar_scene.trainable_bound import bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
@@ -62,8 +65,87 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
 from sugar_utils.text import printable
+
+DENSITY_THRESHOLD = 0.1
+ITERATIONS = 5
+N_NEIGHBORS = 16
+_CHUNK = 1 << 16
+
+FaceDensity = Callable[[Tensor], Tensor]
+"""Density at the centres of some faces, given their rows. (P,) int64 -> (P,)"""
+
+
+def interior_faces(faces: Tensor, iterations: int) -> Tensor:
+    """Faces that are left after rings of border faces were taken off.
+
+    Args:
+        faces: (F, 3) integers
+        iterations: Rings to take off. A face goes when one of its edges belongs to no other face
+            that is still there.
+
+    Returns:
+        (F,) bool
+    """
+    keys = edge_keys(faces.cpu().numpy().astype(np.int64))
+    keep = np.ones(len(keys), dtype=bool)
+    edges = np.unique(keys, return_inverse=True)[1].reshape(keys.shape)
+    for _ in range(iterations):
+        counts = np.bincount(edges[keep].ravel(), minlength=edges.max(initial=-1) + 1)
+        inner = keep & (counts[edges] >= 2).all(axis=1)
+        if np.array_equal(inner, keep):
+            break
+        keep = inner
+    return torch.from_numpy(keep).to(faces.device)
+
+
+def kept_faces(
+    faces: Tensor,
+    density: FaceDensity,
+    iterations: int = ITERATIONS,
+    threshold: float = DENSITY_THRESHOLD,
+) -> Tensor:
+    """Faces away from the border, and those at it that are dense.
+
+    Args:
+        faces: (F, 3) integers
+        iterations: Rings of border faces to take off.
+        threshold: Faces of a larger density stay.
+
+    Returns:
+        (F,) bool
+    """
+    keep = interior_faces(faces, iterations)
+    peeled = (~keep).nonzero()[:, 0]
+    if len(peeled):
+        keep[peeled] = density(peeled) > threshold
+    return keep
+
+
+def face_density(cloud: BoundCloud) -> FaceDensity:
+    """Density of mesh-bound Gaussians: the sum over the 16 nearest ones, not clamped."""
+    with torch.no_grad():
+        gaussians = cloud.activate()
+
+    def density(rows: Tensor) -> Tensor:
+        parts = [
+            _density(cloud.vertices[cloud.faces[chunk]].mean(dim=1), gaussians)
+            for chunk in rows.split(_CHUNK)
+        ]
+        return torch.cat(parts) if parts else gaussians.opacities[:0]
+
+    return torch.no_grad()(density)
+
+
+def _density(points: Tensor, gaussians: Gaussians) -> Tensor:
+    k = min(N_NEIGHBORS, len(gaussians))
+    rows = nearest_neighbors_of(points.contiguous(), gaussians.means.contiguous(), k).indices
+    return density_at(
+        points, rows, gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities
+    )
+
 
 SOURCES = ("renders", "photos")
 SQUARE_SIZE = 8
@@ -80,7 +162,6 @@ class TextureOptions(CaptureOptions):
     """A texture run; the topology of the mesh comes from the refined model itself.
 
     Attributes:
-        baking: How colours are gathered.
         placement: How a copy for other programs is turned and scaled.
     """
 
@@ -169,7 +250,6 @@ def extract_textured_mesh(
     settings is not made again.
 
     Args:
-        options: What to do.
         console: Where to report; a new one on the standard output if None.
         images: Photographs that are decoded already; only the source ``photos`` reads them.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo scene: pictures of an exactly known object, written as an ordinary COLMAP capture.
+"""The demo: a small scene made on the spot as a COLMAP capture, taken all the way, and measured.
 
 It needs no download, so a fresh installation can be tried out and measured at once. The folder::
 
@@ -13,11 +13,12 @@ It needs no download, so a fresh installation can be tried out and measured at o
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,16 @@ from plyfile import PlyData, PlyElement
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap_files import write_model
 from gaussian_splatting.data.images import IMAGE_SUFFIXES
-from sugar_pipeline.demo.object_geometry import DemoGeometry, make_geometry
-from sugar_pipeline.demo.ray_tracer import DemoRenderer
-from sugar_utils.colmap_library import load_pycolmap
+from gaussian_splatting.optim.densification import DensificationConfig
+from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from sugar_pipeline.demo.ray_tracer import DemoGeometry, DemoRenderer, make_geometry
+from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline_run import PipelineResult, run_stages
+from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.random import derive_seed, generator
 
 _VERSION = 1
@@ -61,13 +67,9 @@ class DemoScene:
     """Where the demo scene lies, and how large its object is.
 
     Attributes:
-        root: Scene folder, to be read like any capture.
-        images_path: Folder of the photographs.
-        model_path: Folder of the COLMAP model.
         gt_mesh_path: Triangles of the knot and the ground disc.
         gt_object_path: Triangles of the knot alone.
         gt_visible_path: Surface samples with normals that at least three views see.
-        gt_path: Bounding boxes and counts, JSON.
         object_size: Longest side of the knot, world units.
         reused: Whether the folder held this very scene already.
     """
@@ -123,8 +125,6 @@ def make_demo_scene(
         width: Width of the photographs in pixels.
         height: Height in pixels.
         seed: Chooses paint, camera positions and the noise of the points.
-        device: Where to render.
-        notify: Is told what is being done.
 
     Returns:
         The scene.
@@ -449,3 +449,52 @@ def _write_ply(
         record = np.ascontiguousarray(faces, dtype="<i4").view([("vertex_indices", "<i4", (3,))])
         elements.append(PlyElement.describe(record.reshape(-1), "face"))
     PlyData(elements, text=False, byte_order="<").write(str(path))
+
+
+VANILLA_ITERATIONS = 1_500
+FLAGS = "-r dn_consistency --schedule_scale 0.08 -v 20000 -f 7500"
+"""Settings of the stages: short schedules, small meshes."""
+
+
+def run_demo(args: argparse.Namespace) -> PipelineResult:
+    """Make the scene and run every stage on it; its true geometry is known, so it is measured.
+
+    Args:
+        args: Flags of ``train.py``; the output folder, the last stage, the seed and the treatment
+            of earlier runs are taken from them.
+    """
+    # A GPU draws the same scene with other roundings, so the scene comes from the CPU everywhere.
+    root = args.output_dir / "demo_scene"
+    plan = demo_plan(args, root)
+    group = plan.coarse.compute.group
+    with group.single_report():
+        if group.is_first:
+            make_demo_scene(root, seed=args.random_seed, notify=print)
+        group.barrier()
+    return run_stages(plan)
+
+
+def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
+    """The plan of ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
+    own = full_parser(None).parse_args(FLAGS.split())
+    own.scene_path = scene
+    for name in (
+        "output_dir", "force", "stop_after", "resume", "overwrite", "keep_checkpoints",
+        "random_seed", "device", "gpu", "rasterizer", "views_per_step",
+    ):  # fmt: skip
+        setattr(own, name, getattr(args, name))
+    own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
+    plan = full_plan(own)
+    config = VanillaConfig(
+        preset=plan.vanilla.config.preset,
+        iterations=VANILLA_ITERATIONS,
+        rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
+        sh_interval=VANILLA_ITERATIONS // 2,
+        densification=DensificationConfig(
+            densify_from_iter=100, densify_until_iter=1_000, densification_interval=100
+        ),
+        optimizer=plan.vanilla.config.optimizer,
+        random_seed=args.random_seed,
+        robustness=plan.vanilla.config.robustness,
+    )
+    return replace(plan, vanilla=replace(plan.vanilla, config=config))

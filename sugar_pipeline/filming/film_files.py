@@ -26,10 +26,8 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: i
     """Write an MP4, complete or not at all: H.264 where this build of PyAV has it.
 
     Args:
-        path: The file.
         pictures: (H, W, 3) uint8 each. The first one's size is that of the video, less a row or
             column where a side is odd, which the format does not know; others are fitted into it.
-        frames_per_second: How fast they are shown.
 
     Raises:
         UserError: There are none, the codec cannot take them, or the file cannot be written.
@@ -92,7 +90,6 @@ def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.nda
     """Write PNG files, each complete or not at all.
 
     Args:
-        folder: Gets them.
         names: Without ``.png``; slashes become underscores.
         pictures: (H, W, 3) uint8 each, as many.
 

@@ -11,7 +11,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
-from sugar_extractors.recorded_capture import scene_of
+from sugar_extractors.results import scene_of
 from sugar_pipeline.filming.camera_paths import between, turntable
 from sugar_pipeline.filming.film_files import VIDEO_SUFFIX, write_pictures, write_video
 from sugar_pipeline.filming.film_options import FilmOptions

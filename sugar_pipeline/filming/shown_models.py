@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.pixels import pixel_rays
-from gaussian_splatting.engine.rendering import plain_background, render_view
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
-from gaussian_splatting.engine.reporting.view_pictures import (
+from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view, to_uint8
+from gaussian_splatting.engine.reporting.view_findings import (
     depth_picture,
     farthest,
     grey_picture,
     normal_picture,
 )
-from gaussian_splatting.rasterization.median_depth import median_depth
+from gaussian_splatting.rasterization.render import median_depth
 from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.simplified_mesh import shape_of
-from sugar_extractors.quality.any_mesh import read_any_mesh
-from sugar_extractors.quality.mesh_pictures import shaded_views
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
-from sugar_extractors.texture.textured_rendering import render_textured
+from sugar_extractors.quality.mesh_pictures import read_any_mesh, shaded_views
+from sugar_extractors.texture.textured_mesh_io import (
+    TexturedMesh,
+    read_textured_mesh,
+    render_textured,
+)
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import face_normals
@@ -50,7 +50,6 @@ class ShownModel:
     """A result that can be looked at.
 
     Attributes:
-        name: For messages.
         picture: Colours from a camera. (H, W, 3) in [0, 1]
         geometry: Depth, infinite where there is nothing (H, W); and normals in camera axes, zero
             there (H, W, 3).
@@ -75,8 +74,6 @@ def open_model(
     Args:
         path: As for :func:`read_result`.
         white: Whether the background is white.
-        device: Where to render.
-        notify: Told about what was dropped.
 
     Raises:
         UserError: As :func:`read_result`.
@@ -89,7 +86,6 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
 
     Args:
         path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-        notify: Told about what was dropped.
 
     Raises:
         UserError: It is missing, damaged, or none of these.
@@ -181,7 +177,6 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
     Args:
         vertices: (V, 3) world units
         faces: (F, 3)
-        camera: From where.
 
     Returns:
         Depth, infinite where there is nothing (H, W); normals in camera axes, turned towards the
@@ -211,9 +206,7 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     """A picture of a model.
 
     Args:
-        model: The model.
         show: One of ``SHOWS``.
-        camera: From where.
         far: Depth that is drawn white, as is where there is nothing. World units
 
     Returns:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gaussian_splatting.compute import Compute, DeviceFlags, compute_options
 from gaussian_splatting.shared_flags import white_background
-from gaussian_splatting.viewing.viewer_flags import DEFAULT_PORT, LOCALHOST, port_number
+from gaussian_splatting.viewing.page_server import DEFAULT_PORT, LOCALHOST, port_number
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.flags import positive_float, positive_int

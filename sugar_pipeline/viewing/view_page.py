@@ -16,25 +16,26 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.viewing.browser_views import Wishes
 from gaussian_splatting.viewing.page_server import (
+    Wishes,
     follow_browsers,
     look_through,
     selected_option,
     show_picture,
 )
 from sugar_pipeline.filming.shown_models import Result, ShownModel
-from sugar_pipeline.viewing.measured import hit
-from sugar_pipeline.viewing.own_pictures import (
+from sugar_pipeline.viewing.scene_nodes import (
     LAYOUTS,
     PICTURES,
     Arrangement,
     OwnPictures,
     Shown,
+    add_cameras,
+    add_points,
+    add_result,
     small,
 )
-from sugar_pipeline.viewing.scene_nodes import add_cameras, add_points, add_result
-from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel
+from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ class Exhibit:
     """A result on the page.
 
     Attributes:
-        title: What the page calls it.
         result: What the browser draws; the content of a GLB file for those.
         model: What our renderer draws; None of a GLB file.
         points: That say where it is. (P, 3) world units
@@ -72,7 +72,6 @@ class Surroundings:
         box: Corners of a first box. (3,) each
         metres_per_unit: None where the scale is unknown.
         white: Whether the background is white.
-        path_file: Where to save camera paths.
         picture_size: Longest side of our renderer's pictures.
     """
 
@@ -89,10 +88,7 @@ class ViewPage:
     """The page; all rendering is done by who calls :meth:`work`.
 
     Args:
-        server: Still empty.
         exhibits: What to show, the last one shown first; at least one.
-        around: Where they stand.
-        notify: Told what could not be shown.
     """
 
     def __init__(
@@ -245,12 +241,6 @@ def _go_to(camera: Camera, event: Any) -> None:
 
 class OwnPanel:
     """What our own renderer is to show.
-
-    Args:
-        server: The page.
-        pictures: What there is to choose from.
-        cameras: Those with photographs.
-        changed: Called when something else is to be shown.
 
     Attributes:
         arrangement: What to show; None while the browser draws.

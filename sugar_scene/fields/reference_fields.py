@@ -95,7 +95,6 @@ def neighbor_opacities(
         quats: Unit quaternions, wxyz. (N, 4)
         scales: (N, 3) world units.
         opacities: (N,)
-        density_factor: The factor f.
 
     Returns:
         (S, K)
@@ -173,7 +172,6 @@ def evaluate_fields_reference(
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) integers
         indices: Gaussian of each sample. (S,) int64
         noise: Standard normal draws. (S, 3)
-        density_factor: Factor f of all opacities.
 
     Returns:
         Fields at the S samples, differentiable with respect to the first four arguments.

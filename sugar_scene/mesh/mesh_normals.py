@@ -1,13 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal consistency of a mesh: how much neighbouring triangles bend against each other."""
+"""Normal consistency of a mesh: how much neighbouring triangles bend against each other.
+
+One kernel finds the error of each pair of triangles and its gradient; sums over the corners at a
+vertex run in an order that the topology alone decides.
+"""
 
 from __future__ import annotations
 
 import torch
+import warp as wp
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from sugar_scene.mesh.vertex_rows import vertex_rows
+from sugar_utils.warp_launch import as_array, launch
 
+wp.set_module_options(
+    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+)
+
+_MIN_ITEMS = 512
 COSINE_EPS = 1e-8
 
 
@@ -42,23 +53,133 @@ def adjacent_face_pairs(faces: Tensor) -> Tensor:
     return torch.cat(pairs) if pairs else faces.new_zeros(0, 4)
 
 
-def normal_consistency(vertices: Tensor, pairs: Tensor) -> Tensor:
-    """Mean of 1 - cos of the angle between the normals of adjacent faces.
+@wp.func
+def normal_gradient(own: wp.vec3, other: wp.vec3, cosine: float) -> wp.vec3:
+    """Gradient of the cosine between two vectors to the first one."""
+    length = wp.length(own)
+    bounded = wp.max(length, wp.static(COSINE_EPS))
+    pull = other / (bounded * wp.max(wp.length(other), wp.static(COSINE_EPS)))
+    if length > wp.static(COSINE_EPS):
+        pull -= own * (cosine / (length * length))
+    return pull
 
-    The normals come from the opposite corners, so the winding of the faces does not matter.
+
+@wp.kernel
+def bend_pairs(
+    first: int,
+    vertices: wp.array(dtype=wp.vec3),
+    pairs: wp.array2d(dtype=int),
+    errors: wp.array(dtype=float),
+    pulls: wp.array2d(dtype=wp.vec3),
+):
+    """1 - cos of the angle between two triangles, and its gradient to their four corners."""
+    pair = first + wp.tid()
+    start = vertices[pairs[pair, 0]]
+    edge = vertices[pairs[pair, 1]] - start
+    a = vertices[pairs[pair, 2]] - start
+    b = vertices[pairs[pair, 3]] - start
+    one = wp.cross(edge, a)
+    other = wp.cross(b, edge)
+    lengths = wp.max(wp.length(one), wp.static(COSINE_EPS)) * wp.max(
+        wp.length(other), wp.static(COSINE_EPS)
+    )
+    cosine = wp.dot(one, other) / lengths
+    errors[pair] = 1.0 - cosine
+    g_one = -normal_gradient(one, other, cosine)
+    g_other = -normal_gradient(other, one, cosine)
+    g_edge = wp.cross(a, g_one) + wp.cross(g_other, b)
+    g_a = wp.cross(g_one, edge)
+    g_b = wp.cross(edge, g_other)
+    pulls[pair, 0] = -(g_edge + g_a + g_b)
+    pulls[pair, 1] = g_edge
+    pulls[pair, 2] = g_a
+    pulls[pair, 3] = g_b
+
+
+@wp.kernel
+def add_up_corners(
+    first: int,
+    ends: wp.array(dtype=int),
+    corners: wp.array(dtype=int),
+    values: wp.array(dtype=wp.vec3),
+    sums: wp.array(dtype=wp.vec3),
+):
+    """Sum of the values at a vertex's corners."""
+    vertex = first + wp.tid()
+    total = wp.vec3(0.0)
+    for i in range(ends[vertex], ends[vertex + 1]):
+        total += values[corners[i]]
+    sums[vertex] = total
+
+
+class CornerSums:
+    """Adds up what corners say to their vertices: no atomics, the same bits every time.
 
     Args:
-        vertices: (V, 3) world units
-        pairs: As :func:`adjacent_face_pairs` returns them. (P, 4)
-
-    Returns:
-        Scalar; 0 for a mesh without shared edges.
+        index: Vertex of each corner, any shape of M values. int64
     """
-    if pairs.shape[0] == 0:
-        return vertices.sum() * 0.0
-    start, end, a, b = vertex_rows(vertices, pairs).unbind(dim=1)
-    edge = end - start
-    first = torch.linalg.cross(edge, a - start)
-    second = -torch.linalg.cross(edge, b - start)
-    cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1, eps=COSINE_EPS)
-    return (1.0 - cosine).mean()
+
+    def __init__(self, index: Tensor, n_vertices: int) -> None:
+        flat = index.reshape(-1)
+        self._corners = torch.argsort(flat, stable=True).int()
+        counts = torch.bincount(flat, minlength=n_vertices)
+        self._ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+        self._n_vertices = n_vertices
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Sums of vectors at corners. (..., 3) float32, M in all -> (V, 3)"""
+        sums = values.new_empty(self._n_vertices, 3)
+        vectors = as_array(values.view(-1, 3), wp.vec3), as_array(sums, wp.vec3)
+        arguments = [self._ends, self._corners, *vectors]
+        launch(
+            add_up_corners, self._n_vertices, arguments, device=values.device, min_items=_MIN_ITEMS
+        )
+        return sums
+
+
+class _Bending(torch.autograd.Function):
+    """Vertices, :class:`PairsOfTriangles` -> mean error."""
+
+    @staticmethod
+    def forward(ctx, vertices: Tensor, pairs: PairsOfTriangles):
+        errors, pull = pairs.errors_and_pull(vertices.detach())
+        ctx.n_pairs = max(1, len(errors))
+        ctx.save_for_backward(pull)
+        return (errors.sum(dtype=torch.float64) / ctx.n_pairs).float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_loss: Tensor):
+        (pull,) = ctx.saved_tensors
+        return pull * (d_loss / ctx.n_pairs), None
+
+
+class PairsOfTriangles:
+    """Pairs of triangles that share an edge, prepared for :meth:`bending`.
+
+    Args:
+        pairs: As :func:`adjacent_face_pairs` returns them. (P, 4) int64
+    """
+
+    def __init__(self, pairs: Tensor, n_vertices: int) -> None:
+        self._pairs = pairs.int()
+        self._sums = CornerSums(pairs, n_vertices)
+
+    def bending(self, vertices: Tensor) -> Tensor:
+        """Mean of 1 - cos of the angle between the normals of adjacent triangles.
+
+        Args:
+            vertices: (V, 3) float32, world units; gradients reach them.
+
+        Returns:
+            Scalar; 0 for a mesh without shared edges.
+        """
+        return _Bending.apply(vertices, self)
+
+    def errors_and_pull(self, vertices: Tensor) -> tuple[Tensor, Tensor]:
+        """Error of each pair, (P,), and the gradient of their sum to the vertices, (V, 3)."""
+        n_pairs = len(self._pairs)
+        errors, pulls = vertices.new_empty(n_pairs), vertices.new_empty(n_pairs, 4, 3)
+        arguments = [as_array(vertices, wp.vec3), self._pairs, errors, as_array(pulls, wp.vec3)]
+        launch(bend_pairs, n_pairs, arguments, device=vertices.device, min_items=_MIN_ITEMS)
+        return errors, self._sums(pulls)

@@ -249,7 +249,6 @@ def rasterize_triangles(
     Args:
         vertices: (V, 3) float32 world units, CPU or CUDA.
         faces: Rows of the vertices. (F, 3) integers
-        camera: Any pinhole camera.
         near: Hits not farther than this along the view axis do not count. World units
 
     Returns:

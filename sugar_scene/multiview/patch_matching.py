@@ -207,7 +207,6 @@ def patch_correlation(
         gray: Grey values of the reference in [0, 1], ``UNCOUNTED`` where a mask leaves them out.
             (H, W) float32
         neighbor_gray: The same of the neighbour. (H', W') float32
-        pair: The two views.
 
     Returns:
         Correlations in [-1, 1], 0 where there is none, and where there is one: the patch lies in

@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two views of one surface: from pixel to pixel and back, and how far that misses.
+"""Several views of one surface: which see it, and from pixel to pixel and back.
 
 A pixel's point is projected into a neighbouring view, which has a depth of its own there; that
 point is projected back. Where both views see the same surface point the pixel is met again. Where
 one sees something else, by occlusion or by wrong depth, it is missed by some pixels.
+
+Every Gaussian is a plane: n . X = d in camera axes, n its normal towards the camera. Blending
+gives N = sum w n and D = sum w d, and the point of a pixel's ray r = K^-1 p~ on the blended plane
+is at z = D / (N . r) along the view axis. The weights' sum cancels, so the half transparent edge of
+an object is not drawn towards the camera, as it is in a blended depth.
+
+Many samples fall on one pixel. Added as floats, in whatever order the threads of a GPU come to it,
+their gradients differ from run to run in the last bits; as integers they do not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
-from sugar_scene.multiview.plane_depth import MIN_DEPTH
+from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.observations import Observations
+from sugar_utils.random import derive_seed, draw_labels
 
 MAX_CYCLE = 1.0
 """Points that miss their pixel by more are not the same ones, or not known well enough. Pixels"""
@@ -29,7 +40,6 @@ class ViewPair:
 
     Attributes:
         reference: The view whose pixels are looked at.
-        neighbor: The view that they are compared with.
         rotation: From camera axes of the reference to those of the neighbour. (3, 3) float64
         translation: X' = rotation X + translation. (3,) float64, world units
     """
@@ -86,7 +96,6 @@ def cycle_error(
         rays: Points of the pixels' rays at depth 1. (n, 3)
         depth: Depth of the reference at the pixels. (n,) world units
         neighbor_depth: Depth map of the neighbour, 0 where unknown. (H', W') world units
-        pair: The two views.
 
     Returns:
         Distances in pixels of the reference, and where there is one: the point lies in the
@@ -116,3 +125,204 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
     """exp(-error), and 0 where the neighbour sees something else; without a gradient. (n,)"""
     error = error.detach()
     return torch.where(known & (error < MAX_CYCLE), (-error).exp(), 0.0)
+
+
+MIN_FACING = 0.05
+"""Least -N . r of a pixel with a depth: less is nearly transparent, or seen at a grazing angle."""
+
+REACH = 10.0
+"""Gaussians farther from a camera, in camera extents, are sky and background that no two views see
+differently: they have no planes."""
+
+MIN_DEPTH = 1e-4
+"""Points nearer to the camera than this have no pixel. World units."""
+
+
+def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
+    """Depth at which rays meet blended planes.
+
+    Args:
+        plane: Blended N and D. (..., 4)
+        rays: Points of the rays at depth 1. (..., 3)
+
+    Returns:
+        Depth along the view axis, 1 where it is undefined, in world units; and where it is known.
+        (...,) each. The gradient reaches the planes, where there is a depth.
+    """
+    facing = (plane[..., :3] * rays).sum(dim=-1)
+    distance = plane[..., 3]
+    known = (facing < -MIN_FACING) & (distance < MIN_DEPTH * facing)
+    return torch.where(known, distance, -1.0) / torch.where(known, facing, -1.0), known
+
+
+def plane_depth_map(plane: Tensor, camera: Camera) -> Tensor:
+    """The same of a whole image, 0 where it is undefined. (H, W, 4) -> (H, W) world units"""
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
+    depth, known = plane_depth(plane, rays)
+    return torch.where(known, depth, 0.0)
+
+
+_BITS = 36
+"""Of the largest gradient as an integer: 2^26 of them fit into 63 bits."""
+
+
+def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Read a map at points of the image, bilinearly, clamped at the border.
+
+    Args:
+        values: (H, W) float
+        u: Columns in pixels, 0.5 in the middle of the first one. (S,)
+        v: Rows likewise. (S,)
+
+    Returns:
+        (S,). Gradients reach the map, with the same bits in every run on every device, and the
+        points, where they are not clamped.
+    """
+    height, width = values.shape
+    x = (u - 0.5).clamp(0, width - 1)
+    y = (v - 0.5).clamp(0, height - 1)
+    # A point that is not a number reads NaN; its index must be one of the map all the same.
+    left, top = x.detach().floor().nan_to_num(0.0), y.detach().floor().nan_to_num(0.0)
+    a, b = x - left, y - top
+    column, row = left.long(), top.long()
+    right, below = (column + 1).clamp_max(width - 1), (row + 1).clamp_max(height - 1)
+    corners = torch.stack([row * width, row * width, below * width, below * width])
+    corners += torch.stack([column, right, column, right])
+    weights = torch.stack([(1 - a) * (1 - b), a * (1 - b), (1 - a) * b, a * b])
+    return (_Gather.apply(values.reshape(-1), corners) * weights).sum(dim=0)
+
+
+class _Gather(torch.autograd.Function):
+    """Elements of a vector, by index of any shape."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.n_values = values.shape[0]
+        return values[index]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return ordered_sum(gradient.reshape(-1), index.reshape(-1), ctx.n_values), None
+
+
+def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
+    """Add values to places, with the same bits for any order of additions.
+
+    They are added as integers, multiples of 2^-36 of the power of two above the largest of them.
+
+    Args:
+        values: (M,) float, M at most 2^26
+        index: Place of each. (M,) int64
+        n_places: P.
+
+    Returns:
+        (P,) of the values' type; NaN if any value is not finite.
+    """
+    if values.numel() == 0:
+        return values.new_zeros(n_places)
+    largest = values.abs().max().double()
+    scale = torch.exp2((_BITS - torch.frexp(largest).exponent).double())
+    whole = (values.double() * scale).round().to(torch.int64)
+    sums = torch.zeros(n_places, dtype=torch.int64, device=values.device)
+    sums.index_add_(0, index, whole)
+    result = sums.double() / scale
+    return torch.where(largest.isfinite(), result, torch.nan).to(values.dtype)
+
+
+@dataclass(frozen=True)
+class NeighborRule:
+    """What makes a view a neighbour.
+
+    Attributes:
+        max_angle: Largest angle between the directions of view, in degrees.
+        min_baseline: Least distance of the cameras, in camera extents.
+        max_baseline: Largest one.
+        kept: Neighbours that a view has at most.
+    """
+
+    max_angle: float = 30.0
+    min_baseline: float = 0.002
+    max_baseline: float = 0.5
+    kept: int = 8
+
+
+class NeighborViews:
+    """The neighbours of training views, and those that other views have among them.
+
+    Args:
+        extent: Camera extent in world units.
+        observations: Points that photographs observe; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        cameras: Sequence[Camera],
+        extent: float,
+        rule: NeighborRule | None = None,
+        observations: Observations | None = None,
+    ) -> None:
+        self._cameras = list(cameras)
+        self._extent = extent
+        self._rule = rule or NeighborRule()
+        self._centers = np.stack([camera.center for camera in cameras])
+        self._directions = np.stack([camera.rotation[2] for camera in cameras])
+        shared = _SharedPoints(cameras, observations)
+        self._by_name = {
+            camera.name: self.among(camera, shared.with_view(row))
+            for row, camera in enumerate(cameras)
+        }
+
+    def of(self, name: str) -> tuple[Camera, ...]:
+        """Neighbours of a training view, the best first; none if it has none."""
+        return self._by_name.get(name, ())
+
+    def among(self, camera: Camera, common: np.ndarray | None = None) -> tuple[Camera, ...]:
+        """Training views that are neighbours of any view, the best first.
+
+        Args:
+            common: Points that it has in common with each training view; None if unknown.
+        """
+        rule, extent = self._rule, self._extent
+        cosine = np.clip(self._directions @ camera.rotation[2], -1.0, 1.0)
+        angle = np.degrees(np.arccos(cosine))
+        baseline = np.linalg.norm(self._centers - camera.center, axis=1)
+        near = (baseline >= rule.min_baseline * extent) & (baseline <= rule.max_baseline * extent)
+        itself = np.array([other.name == camera.name for other in self._cameras])
+        others = np.flatnonzero(near & (angle <= rule.max_angle) & ~itself)
+        shared = np.zeros(len(others), np.int64) if common is None else common[others]
+        # By points in common where there are any, then by angle; equals in the order of views.
+        best = others[np.lexsort((angle[others], -shared))]
+        return tuple(self._cameras[other] for other in best[: rule.kept])
+
+    def draw(self, name: str, seed: int, iteration: int, view_index: int = 0) -> Camera | None:
+        """One neighbour of a training view, by iteration and seed; None if there is none."""
+        found = self.of(name)
+        if not found:
+            return None
+        labels = draw_labels(iteration, view_index)
+        return found[derive_seed(seed, "neighbor view", *labels) % len(found)]
+
+    @property
+    def lonely(self) -> list[str]:
+        """Names of the training views without neighbours."""
+        return [name for name, found in self._by_name.items() if not found]
+
+
+class _SharedPoints:
+    """How many points of the reconstruction two views have in common."""
+
+    def __init__(self, cameras: Sequence[Camera], observations: Observations | None) -> None:
+        none = np.zeros(0, np.int32)
+        rows = {} if observations is None else observations.rows
+        self._rows = [rows.get(camera.name, none) for camera in cameras]
+        n_points = 0 if observations is None else len(observations.points)
+        self._seen = np.zeros(n_points, dtype=bool)
+
+    def with_view(self, view: int) -> np.ndarray:
+        """Points that each view has in common with this one. (number of views,) int64"""
+        self._seen[self._rows[view]] = True
+        counts = np.array([int(self._seen[rows].sum()) for rows in self._rows])
+        self._seen[self._rows[view]] = False
+        return counts

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.data.compositing import COUNTS, dilated, eroded
 from gaussian_splatting.data.masks import overview
-from gaussian_splatting.data.pixels import pixels_of
 
 SIDE = 256
 """Longest side in pixels of the masks that are compared."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sugar_utils.colmap_library import load_pycolmap
+from sugar_utils.libraries import load_pycolmap
 
 WORSE, WORST_PIXELS = 3.0, 2.0
 """Median reprojection errors of an image that are too large: in medians of all, and in pixels."""

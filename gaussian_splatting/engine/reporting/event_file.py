@@ -27,7 +27,6 @@ class DirectSummaryWriter(SummaryWriter):
     """torch's ``SummaryWriter`` whose calls raise what goes wrong while they write.
 
     Args:
-        directory: Folder for the event file; created if need be.
         purge_step: Viewers drop what earlier files say from this step on; None for nothing.
 
     Raises:

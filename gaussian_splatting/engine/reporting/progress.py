@@ -14,11 +14,12 @@ from gaussian_splatting.data.compositing import outlined
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import SHOWN_VALUES
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.tensorboard import RunLogger
-from gaussian_splatting.engine.reporting.view_findings import Findings, find
-from gaussian_splatting.engine.reporting.view_pictures import (
+from gaussian_splatting.engine.reporting.view_findings import (
     WORST_FILE,
+    Findings,
+    find,
     thumbnail,
     view_pictures,
     write_contact_sheet,
@@ -34,17 +35,12 @@ class Reporter:
     """Collects and shows the figures of one run; a context manager.
 
     Args:
-        stage: The stage that runs.
-        console: Where lines go.
-        tensorboard_dir: Where event files go.
         first_iteration: Where this process begins: events that an earlier one wrote from there
             on are hidden.
         scene: Metrics are of its test cameras; pictures too, or of training cameras where nothing
             is held out.
-        timings: Summary of the processes that ran before this one.
 
     Attributes:
-        figures: What the last evaluation found, for the run's record.
         health: Figures of the last evaluation that tell whether the run failed.
     """
 

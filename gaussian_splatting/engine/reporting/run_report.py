@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED
-from gaussian_splatting.engine.reporting.view_pictures import WORST_FILE
+from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED, WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_utils.charts import Chart, Point, Series
 from sugar_utils.errors import UserError
@@ -35,7 +34,6 @@ def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path
 
     Args:
         run_directory: Folder with a ``run.json``.
-        notify: Told why there is no report; never an error.
 
     Returns:
         The file, or None.
@@ -58,9 +56,6 @@ def add_run_section(
     What the folder lacks is left out: a run without event files has no curves.
 
     Args:
-        page: The page.
-        run_directory: Folder of the run.
-        root: Folder that the page will be written to.
         figures: Further figures to show among the run's own; those of the run win.
     """
     record = _record(run_directory, page)

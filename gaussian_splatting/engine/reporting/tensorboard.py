@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.engine.reporting.image_metrics import to_uint8
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from sugar_utils.random import generator
 from sugar_utils.text import printable
 
@@ -26,12 +26,9 @@ class RunLogger:
     one warning is given and training goes on without.
 
     Args:
-        directory: Folder for the event files.
         first_iteration: First iteration of this process when it continues a run. Viewers drop what
             the earlier process wrote from there on, so that curves do not double back. None for
             a fresh run.
-        enabled: False makes every call free.
-        notify: Told the warning.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class RunLogger:
 
         Args:
             values: Numbers or scalar tensors by curve name, for example ``"Loss/l1"``.
-            iteration: Position on the axis.
         """
         if not self.enabled:
             return
@@ -84,8 +80,6 @@ class RunLogger:
         repeated. Values that are not finite are left out, and so are tensors without others.
 
         Args:
-            tensors: Any shape, by name.
-            iteration: Position on the axis.
             activations: Functions that make values of entries, applied to what was drawn.
         """
         if not self.enabled:
@@ -101,7 +95,6 @@ class RunLogger:
         Args:
             images: (H, W, 3) or (H, W), uint8 or float in [0, 1] (clamped, NaN shown black), by
                 name.
-            iteration: Position on the axis.
         """
         if not self.enabled:
             return

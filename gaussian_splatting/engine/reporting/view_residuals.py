@@ -17,11 +17,10 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.pose_fit import fitted_pose
-from gaussian_splatting.engine.rendering import plain_background
-from gaussian_splatting.engine.reporting.image_metrics import psnr
+from gaussian_splatting.engine.poses import fitted_pose
+from gaussian_splatting.engine.reporting.evaluation import plain_background, psnr
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.losses.exposure import fit_gain_and_offset
+from gaussian_splatting.optim.learned_exposure import fit_gain_and_offset
 
 SIDE = 240
 """Longest side in pixels at which views are compared."""

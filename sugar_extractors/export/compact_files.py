@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compact files of Gaussians, ``.splat`` and SPZ, and how far they are from what was written.
+
+Position and scale are 3 + 3 float32; colour, opacity and rotation (wxyz) are bytes. The Gaussians
+that cover most come first, because pages show what has arrived.
+
+A gzip stream of a header of 16 bytes and, one after the other for all Gaussians, positions (24-bit
+fixed point), opacities, colours, logarithmic scales (8 bits each), rotations (the three smallest
+parts of a quaternion in 10 bits each) and spherical harmonics (8 bits, of which 5 are used in band
+1 and 4 beyond). Axes are x right, y up, z back.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path, require_regular_file
+from sugar_utils.quaternions import rotation_matrices
+
+_NEARLY = 0.25 / 255
+
+
+def shares(values: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers from 0 to 1 as whole numbers of so many bits; others become the nearest. uint32"""
+    most = (1 << bits) - 1
+    return np.clip(np.floor(values * most + 0.5), 0, most).astype(np.uint32)
+
+
+def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quaternions without their largest part, which the others tell.
+
+    Args:
+        quats: Of any length but zero. (N, 4)
+
+    Returns:
+        Place of the largest part (N,) int64; and the others of the unit quaternion in their order,
+        the signs such that the largest is positive: within +-sqrt(1/2). (N, 3)
+    """
+    unit = quats / np.linalg.norm(quats, axis=1, keepdims=True)
+    largest = np.abs(unit).argmax(axis=1)
+    rows = np.arange(len(unit))
+    unit = unit * np.where(unit[rows, largest] < 0, -1.0, 1.0)[:, None]
+    others = np.arange(4) != largest[:, None]
+    return largest, unit[others].reshape(-1, 3)
+
+
+def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
+    """Unit quaternions again. (N,), (N, 3) -> (N, 4)"""
+    quats = np.empty((len(three), 4))
+    others = np.arange(4) != largest[:, None]
+    quats[others] = three.ravel()
+    rest = np.sqrt(np.maximum(0.0, 1.0 - (three**2).sum(axis=1)))
+    quats[np.arange(len(quats)), largest] = rest
+    return quats / np.linalg.norm(quats, axis=1, keepdims=True)
+
+
+def columns(cloud: GaussianCloud) -> dict[str, np.ndarray]:
+    """Parameters of a cloud by name, float64 on the host."""
+    return {name: tensor.cpu().double().numpy() for name, tensor in cloud.tensors().items()}
+
+
+def cloud_of(
+    means: np.ndarray,
+    quats: np.ndarray,
+    log_scales: np.ndarray,
+    opacities: np.ndarray,
+    sh_dc: np.ndarray,
+    sh_rest: np.ndarray | None = None,
+) -> GaussianCloud:
+    """A cloud of what a compact file holds.
+
+    Args:
+        means: (N, 3)
+        quats: wxyz. (N, 4)
+        log_scales: (N, 3)
+        opacities: In [0, 1]; the ends, whose logits are infinite, move inwards by less than the
+            8 bits of the formats tell. (N,)
+        sh_dc: (N, 3)
+        sh_rest: Bands 1 to 3 as far as there are; None for none. (N, K, 3)
+    """
+    opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
+    rest = np.zeros((len(means), 15, 3))
+    if sh_rest is not None:
+        rest[:, : sh_rest.shape[1]] = sh_rest
+    arrays = {
+        "means": means,
+        "sh_dc": sh_dc[:, None],
+        "sh_rest": rest,
+        "opacity_logits": np.log(opacities / (1 - opacities))[:, None],
+        "log_scales": log_scales,
+        "quats": quats,
+    }
+    return GaussianCloud(
+        **{name: torch.from_numpy(a.astype(np.float32)) for name, a in arrays.items()}
+    )
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), without overflow."""
+    return 0.5 * (1 + np.tanh(0.5 * logits))
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Largest differences of all Gaussians.
+
+    Attributes:
+        position: World units.
+        scale: Of standard deviations, as a share of the largest of the same Gaussian.
+        rotation: Of axes, weighted by how much longer than the shortest they are; degrees.
+        color: Of what does not depend on the view, of 255.
+        opacity: Of 255.
+        harmonics: Root mean square of the coefficients beyond band 0.
+    """
+
+    position: float
+    scale: float
+    rotation: float
+    color: float
+    opacity: float
+    harmonics: float
+
+    def line(self) -> str:
+        """All of it in one line."""
+        return (
+            f"largest errors: position {self.position:.2g}, size {self.scale:.2%}, rotation "
+            f"{self.rotation:.2g} degrees, colour {self.color:.2g} and opacity {self.opacity:.2g} "
+            f"of 255; view-dependent colour {self.harmonics:.2g} on average"
+        )
+
+
+def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
+    """Compare Gaussians with those that were read back."""
+    a, b = columns(written), columns(found)
+    difference = {name: np.abs(a[name] - b[name]) for name in a}
+    # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
+    scales = np.exp(a["log_scales"])
+    axes = [rotation_matrices(_unit(cloud)) for cloud in (written, found)]
+    cosines = (axes[0] * axes[1]).sum(dim=1).abs().clamp(max=1).numpy()
+    longer = 1 - scales.min(axis=1, keepdims=True) / scales
+    longest = scales.max(axis=1, keepdims=True)
+    turned = np.degrees(np.arccos(cosines)) * longer
+    opacities = np.abs(sigmoid(a["opacity_logits"]) - sigmoid(b["opacity_logits"]))
+    colors = [np.clip(c["sh_dc"] * SH_C0 + 0.5, 0, 1) for c in (a, b)]
+    return Fidelity(
+        position=float(difference["means"].max()),
+        scale=float((np.abs(np.exp(b["log_scales"]) - scales) / longest).max()),
+        rotation=float(turned.max()),
+        color=255 * float(np.abs(colors[0] - colors[1]).max()),
+        opacity=255 * float(opacities.max()),
+        harmonics=float(np.sqrt((difference["sh_rest"] ** 2).mean())),
+    )
+
+
+def _unit(cloud: GaussianCloud):
+    quats = cloud.quats.cpu().double()
+    return quats / quats.norm(dim=1, keepdim=True)
+
+
+ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("rotation", "u1", 4)])
+
+
+def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
+    """Write a ``.splat`` file, complete or not at all.
+
+    Returns:
+        Rows of the cloud in the order of the file. (N,)
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    values = columns(cloud)
+    opacities = sigmoid(values["opacity_logits"][:, 0])
+    rows = np.zeros(len(cloud), ROW)
+    rows["mean"], rows["scale"] = values["means"], np.exp(values["log_scales"])
+    colors = values["sh_dc"][:, 0] * SH_C0 + 0.5
+    rows["rgba"] = shares(np.concatenate([colors, opacities[:, None]], axis=1), 8)
+    unit = values["quats"] / np.linalg.norm(values["quats"], axis=1, keepdims=True)
+    rows["rotation"] = np.clip(np.rint(unit * 128) + 128, 0, 255)
+    weight = values["log_scales"].sum(axis=1) + np.log(np.maximum(opacities, 1e-12))
+    order = np.argsort(-weight, kind="stable")
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(rows[order].tobytes())
+    return order
+
+
+def read_splat(path: Path) -> GaussianCloud:
+    """Read a ``.splat`` file.
+
+    Raises:
+        UserError: It is missing or damaged.
+    """
+    content = require_regular_file(path).read_bytes()
+    if not content or len(content) % ROW.itemsize:
+        raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
+    rows = np.frombuffer(content, ROW)
+    finite = all(np.isfinite(rows[name]).all() for name in ("mean", "scale"))
+    if not (finite and (rows["scale"] > 0).all()):
+        raise UserError(f"{path}: holds numbers that make no sense; export it again")
+    quats = (rows["rotation"].astype(float) - 128) / 128
+    quats[~quats.any(axis=1)] = (1, 0, 0, 0)
+    colors = rows["rgba"][:, :3] / 255
+    return cloud_of(
+        rows["mean"].astype(float),
+        quats,
+        np.log(rows["scale"].astype(float)),
+        rows["rgba"][:, 3] / 255,
+        (colors - 0.5) / SH_C0,
+    )
+
+
+MAGIC, VERSION = 0x5053474E, 3
+_HEADER = struct.Struct("<IIIBBBB")
+_BANDS = {0: 0, 1: 3, 2: 8, 3: 15}
+_MAX_FRACTION_BITS = 20
+_COLOR_SCALE = 0.15
+_ROTATION_STEPS = 511
+_XYZW = [1, 2, 3, 0]
+
+
+def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
+    """Write an SPZ file, complete or not at all.
+
+    Returns:
+        Rows of the cloud in the order of the file: their own. (N,)
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    with atomic_path(path) as temporary:
+        # Without the time of day, the same Gaussians give the same bytes.
+        temporary.write_bytes(gzip.compress(spz_content(cloud), mtime=0))
+    return np.arange(len(cloud))
+
+
+def spz_content(cloud: GaussianCloud) -> bytes:
+    """What an SPZ file holds before it is compressed."""
+    values = columns(cloud)
+    means = values["means"]
+    reach = max(float(np.abs(means).max(initial=0.0)), 1e-9)
+    # As many bits behind the point as the farthest one leaves room for.
+    fraction_bits = int(np.clip(np.floor(np.log2(((1 << 23) - 1) / reach)), 0, _MAX_FRACTION_BITS))
+    fixed = np.clip(np.rint(means * (1 << fraction_bits)), -(1 << 23), (1 << 23) - 1)
+    parts = [
+        _HEADER.pack(MAGIC, VERSION, len(means), 3, fraction_bits, 0, 0),
+        fixed.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes(),
+        _bytes(sigmoid(values["opacity_logits"]) * 255),
+        _bytes((values["sh_dc"][:, 0] * _COLOR_SCALE + 0.5) * 255),
+        _bytes((values["log_scales"] + 10) * 16),
+        _packed_rotations(values["quats"][:, _XYZW]).tobytes(),
+        _packed_harmonics(values["sh_rest"]).tobytes(),
+    ]
+    return b"".join(parts)
+
+
+def _bytes(values: np.ndarray) -> bytes:
+    return np.clip(np.rint(values), 0, 255).astype(np.uint8).tobytes()
+
+
+def _packed_rotations(quats: np.ndarray) -> np.ndarray:
+    """Two bits for the place of the largest part, ten for each other: sign and size. (N,)"""
+    largest, three = smallest_three(quats)
+    size = np.floor(np.abs(three) * np.sqrt(2) * _ROTATION_STEPS + 0.5).astype(np.uint32)
+    packed = largest.astype(np.uint32)
+    for column in range(3):
+        sign = (three[:, column] < 0).astype(np.uint32)
+        packed = packed << 10 | sign << 9 | np.minimum(size[:, column], _ROTATION_STEPS)
+    return packed.astype("<u4")
+
+
+def _packed_harmonics(sh_rest: np.ndarray) -> np.ndarray:
+    """(N, 15, 3) uint8; steps of 8 in band 1 and of 16 beyond compress well."""
+    steps = np.where(np.arange(15) < 3, 8, 16)[None, :, None]
+    values = np.rint(sh_rest * 128) + 128
+    return np.clip((values + steps // 2) // steps * steps, 0, 255).astype(np.uint8)
+
+
+def read_spz(path: Path) -> GaussianCloud:
+    """Read an SPZ file of version 2 or 3: Gaussians in the axes of the format.
+
+    Raises:
+        UserError: It is missing or damaged, or of another version.
+    """
+    try:
+        content = gzip.decompress(require_regular_file(path).read_bytes())
+        magic, version, n, degree, fraction_bits, _, _ = _HEADER.unpack_from(content)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise UserError(f"{path}: damaged, or no SPZ file ({error}); export it again") from error
+    if magic != MAGIC or version not in (2, 3) or degree not in _BANDS or fraction_bits > 23:
+        raise UserError(f"{path}: not an SPZ file of version 2 or 3 and degree 0 to 3")
+    widths = (9, 1, 3, 3, 4 if version == 3 else 3, 3 * _BANDS[degree])
+    if n == 0 or len(content) < _HEADER.size + n * sum(widths):
+        raise UserError(f"{path}: holds no {n} Gaussians, it was cut off; export it again")
+    data, parts = np.frombuffer(content, np.uint8, offset=_HEADER.size), []
+    for width in widths:
+        parts.append(data[: n * width].reshape(n, width))
+        data = data[n * width :]
+    positions, alphas, colors, scales, rotations, harmonics = parts
+    quats = _quats(rotations)
+    return cloud_of(
+        _fixed_point(positions) / (1 << fraction_bits),
+        quats[:, [3, 0, 1, 2]],
+        scales / 16 - 10,
+        alphas[:, 0] / 255,
+        (colors / 255 - 0.5) / _COLOR_SCALE,
+        ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3),
+    )
+
+
+def _fixed_point(data: np.ndarray) -> np.ndarray:
+    """Signed numbers of three bytes each. (N, 9) -> (N, 3) float64"""
+    three = data.reshape(-1, 3).astype(np.int64)
+    values = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
+    return np.where(values >= 1 << 23, values - (1 << 24), values).reshape(-1, 3).astype(float)
+
+
+def _quats(data: np.ndarray) -> np.ndarray:
+    """Unit quaternions, xyzw. (N, 3) or (N, 4) uint8 -> (N, 4)"""
+    if data.shape[1] == 3:
+        xyz = data / 127.5 - 1
+        real = np.sqrt(np.maximum(0.0, 1 - (xyz**2).sum(axis=1)))
+        return np.concatenate([xyz, real[:, None]], axis=1)
+    packed = np.ascontiguousarray(data).view("<u4")[:, 0]
+    three = np.stack([(packed >> shift) & 0x3FF for shift in (20, 10, 0)], axis=1)
+    size = (three & _ROTATION_STEPS) / (_ROTATION_STEPS * np.sqrt(2))
+    signed = np.where(three >> 9 == 1, -size, size)
+    return from_smallest_three((packed >> 30).astype(np.int64), signed)

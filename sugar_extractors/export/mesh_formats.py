@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Textured meshes for other machines: STL and 3MF for printers, USDZ for phones."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trimesh
+
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes
+from sugar_scene.mesh.triangle_mesh import (
+    TriangleMesh,
+    clean_mesh,
+    component_labels,
+    doubled_area_normals,
+    keep_vertices,
+    open_edge_share,
+    with_holes_filled,
+)
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+from sugar_utils.libraries import load_package
+
+MILLIMETRES = 1000.0
+Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+"""From y up to z up."""
+
+_MAX_ROUNDS = 8
+_ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+
+
+def closed_body(mesh: TriangleMesh) -> TriangleMesh:
+    """The largest connected part of a mesh with all its holes covered.
+
+    Covering a hole can bring three faces together at an edge; the clean-up takes one of them away,
+    and what that opens is covered again, a few times at most.
+    """
+    labels = component_labels(mesh)
+    faces_of = np.bincount(labels[mesh.faces[:, 0]])
+    body = clean_mesh(keep_vertices(mesh, labels == faces_of.argmax()))
+    for _ in range(_MAX_ROUNDS):
+        if open_edge_share(body) == 0:
+            break
+        body = clean_mesh(with_holes_filled(body))
+    return body
+
+
+def write_stl(path: Path, mesh: TriangleMesh) -> None:
+    """Write a binary STL, complete or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    rows = np.zeros(mesh.n_faces, _ROW)
+    normals = doubled_area_normals(mesh)
+    rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
+    rows["corners"] = mesh.vertices[mesh.faces]
+    with atomic_path(path) as temporary:
+        header = b"binary STL, millimetres".ljust(80) + np.uint32(mesh.n_faces).tobytes()
+        temporary.write_bytes(header + rows.tobytes())
+
+
+def require_lxml() -> None:
+    """Check that 3MF can be written.
+
+    Raises:
+        UserError: The package that trimesh writes it with is not installed.
+    """
+    load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
+
+
+def write_3mf(path: Path, mesh: TriangleMesh) -> None:
+    """Write a 3MF package, whose unit is the millimetre, complete or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    body = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False, validate=False)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(trimesh.Scene(body).export(file_type="3mf"))
+
+
+def load_usd() -> Any:
+    """The package, whose modules are ``Usd``, ``UsdGeom`` and so on.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    names = ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt")
+    modules = ("pxr", *(f"pxr.{name}" for name in names))
+    return load_package("--to usdz", "usd-core", *modules, instead="use --to glb")[0]
+
+
+def write_usdz(path: Path, mesh: TexturedMesh) -> None:
+    """Write a USDZ package, complete or not at all.
+
+    Args:
+        mesh: With y up; a unit is taken for a metre.
+
+    Raises:
+        UserError: usd-core is not installed, or the file cannot be written.
+    """
+    usd = load_usd()
+    try:
+        with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
+            (Path(folder) / "texture.png").write_bytes(png_bytes(mesh.texture))
+            scene = Path(folder) / "mesh.usdc"
+            _write_scene(usd, scene, mesh)
+            # The package decides by the suffix what it is, and the temporary file has none.
+            package = Path(folder) / "package.usdz"
+            if not usd.UsdUtils.CreateNewUsdzPackage(str(scene), str(package)):
+                raise UserError(f"{path}: usd-core could not make the package; use --to glb")
+            temporary.write_bytes(package.read_bytes())
+    except (OSError, usd.Tf.ErrorException) as error:
+        # USD lists errors as "Error in 'function' at line N in file F : 'reason'".
+        reason = str(error).split(" : ", 1)[-1].splitlines()[0].strip(" '")
+        raise UserError(
+            f"cannot write {path}: {reason}; free some space, also in {tempfile.gettempdir()}"
+        ) from error
+
+
+def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
+    stage = usd.Usd.Stage.CreateNew(str(path))
+    usd.UsdGeom.SetStageUpAxis(stage, usd.UsdGeom.Tokens.y)
+    usd.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
+    root = usd.UsdGeom.Xform.Define(stage, "/Scan")
+    stage.SetDefaultPrim(root.GetPrim())
+    shape = usd.UsdGeom.Mesh.Define(stage, "/Scan/Mesh")
+    vertices = mesh.vertices.cpu().numpy().astype(np.float32)
+    faces = mesh.faces.cpu().numpy().astype(np.int32)
+    uvs = mesh.uvs.cpu().numpy().astype(np.float32).reshape(-1, 2)
+    arrays = usd.Vt
+    shape.CreatePointsAttr(arrays.Vec3fArray.FromNumpy(vertices))
+    shape.CreateFaceVertexCountsAttr(arrays.IntArray.FromNumpy(np.full(len(faces), 3, np.int32)))
+    shape.CreateFaceVertexIndicesAttr(arrays.IntArray.FromNumpy(faces.ravel()))
+    shape.CreateExtentAttr(
+        arrays.Vec3fArray.FromNumpy(np.stack([vertices.min(axis=0), vertices.max(axis=0)]))
+    )
+    shape.CreateSubdivisionSchemeAttr(usd.UsdGeom.Tokens.none)
+    shape.CreateDoubleSidedAttr(True)
+    corners = usd.UsdGeom.PrimvarsAPI(shape).CreatePrimvar(
+        "st", usd.Sdf.ValueTypeNames.TexCoord2fArray, usd.UsdGeom.Tokens.faceVarying
+    )
+    corners.Set(arrays.Vec2fArray.FromNumpy(uvs))
+    usd.UsdShade.MaterialBindingAPI.Apply(shape.GetPrim()).Bind(_material(usd, stage))
+    stage.GetRootLayer().Save()
+
+
+def _material(usd: Any, stage: Any) -> Any:
+    """A surface that shines with the colours of the photographs, whatever the light."""
+    types, shade = usd.Sdf.ValueTypeNames, usd.UsdShade
+    material = shade.Material.Define(stage, "/Scan/Material")
+    places = shade.Shader.Define(stage, "/Scan/Material/Places")
+    places.CreateIdAttr("UsdPrimvarReader_float2")
+    places.CreateInput("varname", types.String).Set("st")
+    picture = shade.Shader.Define(stage, "/Scan/Material/Picture")
+    picture.CreateIdAttr("UsdUVTexture")
+    picture.CreateInput("file", types.Asset).Set("texture.png")
+    picture.CreateInput("sourceColorSpace", types.Token).Set("sRGB")
+    picture.CreateInput("wrapS", types.Token).Set("clamp")
+    picture.CreateInput("wrapT", types.Token).Set("clamp")
+    picture.CreateInput("st", types.Float2).ConnectToSource(
+        places.CreateOutput("result", types.Float2)
+    )
+    surface = shade.Shader.Define(stage, "/Scan/Material/Surface")
+    surface.CreateIdAttr("UsdPreviewSurface")
+    surface.CreateInput("diffuseColor", types.Color3f).Set(usd.Gf.Vec3f(0.0))
+    surface.CreateInput("roughness", types.Float).Set(1.0)
+    surface.CreateInput("emissiveColor", types.Color3f).ConnectToSource(
+        picture.CreateOutput("rgb", types.Float3)
+    )
+    material.CreateSurfaceOutput().ConnectToSource(surface.CreateOutput("surface", types.Token))
+    return material

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``train.py --doctor``: whether machine, scene and checkpoint will train, and what to fix."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import image_size
+from gaussian_splatting.data.masks import MaskOptions, overview
+from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.data.visual_hull import hull_of
+from gaussian_splatting.engine.memory_plan import surveyed
+from gaussian_splatting.rasterization import project
+from gaussian_splatting.rasterization.backends.choice import choose_rasterizer, reference_test
+from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_trainers.capture import SugarSize, load_views
+from sugar_trainers.coarse_stage import CoarseOptions
+from sugar_trainers.multiview_options import options_of_mode
+from sugar_trainers.stage_memory import predict_coarse
+from sugar_utils.console import Console
+from sugar_utils.device import (
+    INSTALL_DRIVER,
+    KEEP_DRIVER,
+    MIN_DRIVER,
+    MIN_DRIVER_CUDA,
+    CudaFacts,
+    choose_device,
+    cuda_facts,
+    driver_cuda_version,
+)
+from sugar_utils.errors import UserError
+from sugar_utils.memory import available_bytes, format_bytes
+from sugar_utils.neighbors import nearest_neighbors
+from sugar_utils.settings import from_args
+from sugar_utils.warp_launch import WARP_VERSION
+
+
+def run_doctor(args: argparse.Namespace) -> None:
+    """Look at everything, print it with what to do, and train nothing.
+
+    Args:
+        args: Flags of ``train.py``; scene and checkpoint may be missing.
+
+    Raises:
+        UserError: At least one problem was found; all were printed before.
+    """
+    console = Console()
+    found = machine_findings(args.device, args.gpu, args.output_dir)
+    show(console, "machine", found)
+    if args.scene_path is not None:
+        try:
+            found += _capture_findings(args, console)
+        except UserError as error:
+            found.append(Finding("scene", "cannot be used", "problem", str(error)))
+            show(console, "scene", found[-1:])
+    n_problems = sum(finding.state == "problem" for finding in found)
+    n_warnings = sum(finding.state == "warning" for finding in found)
+    if n_problems:
+        raise UserError(f"the doctor found {n_problems} problem(s), see the arrows above")
+    console.info(f"no problems, {n_warnings} warning(s)")
+
+
+def _capture_findings(args: argparse.Namespace, console: Console) -> list[Finding]:
+    notes: list[str] = []
+    if args.checkpoint_path is None:
+        scene = load_scene(
+            args.scene_path,
+            size_rule=from_args(SugarSize, args),
+            images_dir=args.images or "images",
+            eval_split=args.eval,
+            masks=from_args(MaskOptions, args),
+            view_options=from_args(ViewOptions, args),
+            notify=notes.append,
+        )
+        found = [*scene_findings(scene), *_notes(notes)]
+        show(console, scene.description, found)
+        return found
+    options = options_of_mode(args, args.regularization_type or "dn_consistency", args.output_dir)
+    checkpoint, scene = load_views(options, notes.append, require_images=True)
+    found = scene_findings(scene)
+    show(console, scene.description, [*found, *_notes(notes)])
+    cloud = checkpoint.read_cloud(notes.append)
+    if len(cloud) == 0:
+        raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
+    of_cloud = gaussian_findings(cloud, scene)
+    if scene.extent > 0:
+        of_cloud.append(memory_finding(cloud, options, scene))
+    show(console, str(checkpoint.ply_path), of_cloud)
+    return [*found, *_notes(notes), *of_cloud]
+
+
+def _notes(notes: list[str]) -> list[Finding]:
+    """What reading had to say."""
+    return [Finding("note", note, "warning") for note in notes]
+
+
+State = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        state: A warning costs quality or time; with a problem, training fails or runs elsewhere
+            than one expects.
+        advice: What to do about it; empty where nothing has to be done.
+    """
+
+    what: str
+    value: str
+    state: State = "ok"
+    advice: str = ""
+
+    @classmethod
+    def unless(cls, fault: bool, what: str, value: str, state: State, advice: str) -> Finding:
+        """In order unless there is a fault; then in that state, with that advice."""
+        return cls(what, value, state, advice) if fault else cls(what, value)
+
+
+def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
+    """Print findings below each other, each with its state and what to do."""
+    rows = []
+    for finding in findings:
+        rows.append((finding.what, f"{finding.state:<8} {finding.value}"))
+        if finding.advice:
+            rows.append(("", f"         -> {finding.advice}"))
+    console.table(title, rows)
+
+
+TESTED_TORCH = ((2, 7), (2, 15))
+"""Oldest and newest torch that the tests were run with."""
+
+LITTLE_MEMORY, LITTLE_DISK = 4 * 2**30, 10 * 2**30
+REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
+OPTIONAL = {
+    "tensorboard": "curves of a run",
+    "xatlas": "--texture_atlas xatlas",
+    "lpips": "LPIPS in metrics.py",
+    "viser": "view.py and --viewer",
+}
+BACKENDS = {
+    "gsplat": ("gsplat", "--rasterizer gsplat"),
+    "inria": ("diff_gaussian_rasterization", "--rasterizer inria"),
+}
+
+
+def machine_findings(
+    kind: str, gpu: int | None, output: Path, facts: CudaFacts | None = None
+) -> list[Finding]:
+    """Everything about the machine.
+
+    Args:
+        kind: Of the device, as of ``--device``.
+        facts: About CUDA; asked from the system if None.
+    """
+    facts = facts or cuda_facts()
+    found = [*_system(output), *_torch(facts), *_gpus(facts)]
+    try:
+        chosen = choose_device(kind, gpu, facts)
+    except UserError as error:
+        found.append(Finding("device", "none", "problem", str(error)))
+    else:
+        # A driver means that there is a GPU: not to use it is hardly what its owner wants.
+        missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
+        advice = "the line above says how to fix it"
+        found.append(Finding.unless(missed, "device", chosen.reason, "problem", advice))
+        found += [_rasterizer(chosen.device), *_backends(chosen.device)]
+    return [*found, *_libraries()]
+
+
+def _system(output: Path) -> Iterator[Finding]:
+    yield Finding("Python", f"{platform.python_version()} on {platform.platform(terse=True)}")
+    free = available_bytes("cpu")
+    if free is not None:
+        yield Finding.unless(
+            free < LITTLE_MEMORY,
+            "free main memory",
+            format_bytes(free),
+            "warning",
+            "close other programs; photographs and meshing need some",
+        )
+    existing = next(folder for folder in (output.resolve(), *output.resolve().parents)
+                    if folder.is_dir())  # fmt: skip
+    room = shutil.disk_usage(existing).free
+    yield Finding.unless(
+        room < LITTLE_DISK,
+        "free disk space",
+        f"{format_bytes(room)} at {existing}",
+        "warning",
+        "a million Gaussians take 0.7 GB in every checkpoint that is kept",
+    )
+
+
+def _torch(facts: CudaFacts) -> Iterator[Finding]:
+    build = f"for CUDA {facts.torch_cuda}" if facts.torch_cuda else "CPU-only build"
+    oldest, newest = TESTED_TORCH
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    names = [".".join(map(str, end)) for end in TESTED_TORCH]
+    yield Finding.unless(
+        not oldest <= version <= newest,
+        "torch",
+        f"{torch.__version__}, {build}",
+        "warning",
+        f"tested with {names[0]} to {names[1]}; it may work all the same",
+    )
+    yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
+    newest_cuda = driver_cuda_version() if facts.driver else None
+    supports = (
+        "" if newest_cuda is None else f", supports CUDA up to {newest_cuda[0]}.{newest_cuda[1]}"
+    )
+    needed = (12, 0) if WARP_VERSION < (1, 18) else MIN_DRIVER_CUDA
+    yield Finding.unless(
+        newest_cuda is not None and newest_cuda < needed,
+        "NVIDIA driver",
+        f"found{supports}" if facts.driver else "none",
+        "problem",
+        f"the kernels need CUDA {MIN_DRIVER_CUDA[0]}, so driver {MIN_DRIVER} or newer; "
+        f"{INSTALL_DRIVER}; {KEEP_DRIVER}",
+    )
+
+
+def _gpus(facts: CudaFacts) -> Iterator[Finding]:
+    for index, device in enumerate(facts.gpus):
+        free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
+        version = ".".join(map(str, device.capability))
+        yield Finding(
+            f"GPU {index}",
+            f"{device.name}, compute capability {version}, "
+            f"{free} of {format_bytes(device.memory)} free",
+        )
+
+
+def _rasterizer(device: torch.device) -> Finding:
+    fault = reference_test(device)
+    return Finding.unless(
+        fault is not None,
+        "rasterizer warp",
+        f"built in, {device.type}: {fault or 'agrees with the float64 reference'}",
+        "problem",
+        "please report this, with the lines above",
+    )
+
+
+def _backends(device: torch.device) -> Iterator[Finding]:
+    """Packages that are used only when asked for: whether they could be."""
+    for name, (package, flag) in BACKENDS.items():
+        what = f"{package} ({flag})"
+        if importlib.util.find_spec(package) is None:
+            yield Finding(what, "not installed, not needed")
+        elif device.type != "cuda":
+            yield Finding(what, "installed; works on a GPU only")
+        else:
+            try:
+                choose_rasterizer(name, device)
+            except UserError as error:
+                yield Finding(what, "installed, cannot be used", "warning", str(error))
+            else:
+                yield Finding(what, "installed, passes its self-test")
+
+
+def _libraries() -> Iterator[Finding]:
+    for name in REQUIRED:
+        version = _version(name)
+        advice = "pip install -r requirements.txt"
+        yield Finding.unless(version is None, name, version or "missing", "problem", advice)
+    for name, purpose in OPTIONAL.items():
+        yield Finding(name, f"{_version(name) or 'not installed'} ({purpose})")
+    yield _meshing()
+
+
+def _meshing() -> Finding:
+    try:
+        choose_backend("open3d")
+    except UserError as error:
+        # Without it pycolmap meshes, which is fine; installed in vain it is not.
+        in_vain = importlib.util.find_spec("open3d") is not None
+        return Finding.unless(in_vain, "meshing", "pycolmap", "warning", str(error))
+    return Finding("meshing", "open3d")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+FEW_VIEWS, FEW_POINTS = 20, 100
+LARGE_SHARE_OF_EXTENT, SMALL_SHARE_OF_EXTENT = 0.5, 1e-7
+MANY = 0.05
+"""Share of Gaussians from which something is worth a warning."""
+
+PERCENTILES = (1, 50, 99)
+_NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
+
+
+def scene_findings(scene: Scene) -> list[Finding]:
+    """Cameras, photographs and points."""
+    return [*_cameras(scene), *_photographs(scene), *_masks(scene), *_points(scene)]
+
+
+def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
+    """Size, shape and opacity of Gaussians, duplicates, and who sees them.
+
+    Args:
+        cloud: N Gaussians, N at least 1.
+    """
+    return [
+        Finding("Gaussians", f"{len(cloud):,}"),
+        *_sizes(cloud, scene.extent),
+        *_opacities(cloud),
+        _duplicates(cloud.means),
+        *_visibility(cloud, scene.train_cameras),
+    ]
+
+
+def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -> Finding:
+    """What coarse training would need, and with which plan."""
+    try:
+        chosen = predict_coarse(cloud, options.config, options.memory, scene)
+    except UserError as error:
+        return Finding("memory of coarse training", "does not fit", "problem", str(error))
+    if chosen is None:
+        return Finding("memory of coarse training", "the system does not say what is free")
+    most = max(needs.total for needs in chosen.phases.values())
+    return Finding(
+        "memory of coarse training", f"{format_bytes(most)} at most; {chosen.lines()[0]}"
+    )
+
+
+def _percentiles(values: Tensor) -> str:
+    found = np.percentile(np.asarray(values, np.float64), PERCENTILES)
+    return ", ".join(f"{value:.3g}" for value in found)
+
+
+def _cameras(scene: Scene) -> Iterator[Finding]:
+    n = len(scene.train_cameras)
+    yield Finding.unless(
+        n < FEW_VIEWS,
+        "cameras",
+        f"{n} to train on, {len(scene.test_cameras)} held out",
+        "warning",
+        f"fewer than {FEW_VIEWS} views seldom determine a surface; take more",
+    )
+    yield Finding.unless(
+        scene.extent <= 0,
+        "camera extent",
+        f"{scene.extent:.3g} world units",
+        "problem",
+        "all cameras stand in one place; take photographs from different positions",
+    )
+
+
+def _photographs(scene: Scene) -> Iterator[Finding]:
+    cameras = [*scene.train_cameras, *scene.test_cameras]
+    sizes = Counter((camera.width, camera.height) for camera in cameras)
+    shown = ", ".join(f"{n} of {w} x {h}" for (w, h), n in sizes.most_common(3))
+    more = f" and {len(sizes) - 3} other sizes" if len(sizes) > 3 else ""
+    n_bytes = sum((3 + (c.mask is not None)) * c.width * c.height for c in cameras)
+    yield Finding("training size", f"{shown}{more}; {format_bytes(n_bytes)} as bytes")
+    broken = [camera.name for camera in cameras if not _opens(camera)]
+    yield Finding.unless(
+        bool(broken),
+        "photographs",
+        f"{len(broken)} of {len(cameras)} cannot be opened" if broken else "all can be opened",
+        "problem",
+        f"copy them again: {', '.join(broken[:5])}",
+    )
+
+
+def _masks(scene: Scene) -> Iterator[Finding]:
+    """What the masks of training views leave; nothing where there are none."""
+    masked = [camera for camera in scene.train_cameras if camera.mask is not None]
+    if not masked:
+        return
+    mode = masked[0].mask.mode
+    share = np.mean([overview(camera).mean() / 255 for camera in masked])
+    n = len(scene.train_cameras)
+    yield Finding.unless(
+        len(masked) < n,
+        "masks",
+        f"{len(masked)} of {n}, mode {mode}; {share:.0%} of their pixels count",
+        "warning",
+        "photographs without a mask count whole; make the others, or --masks none",
+    )
+    hull = hull_of(scene.train_cameras)
+    if hull is not None and len(scene.points):
+        n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
+        yield Finding.unless(
+            n_inside == 0,
+            "points inside of the masks",
+            f"{n_inside:,} of {len(scene.points):,}",
+            "problem",
+            "do the masks belong to these photographs? Else --mask_mode ignore or --masks none",
+        )
+
+
+def _opens(camera: Camera) -> bool:
+    """Whether the file of a photograph begins as an image does; nothing is decoded."""
+    try:
+        return camera.image_path is not None and image_size(camera.image_path)[0] > 0
+    except UserError:
+        return False
+
+
+def _points(scene: Scene) -> Iterator[Finding]:
+    n = len(scene.points)
+    yield Finding.unless(
+        n < FEW_POINTS,
+        "points of the reconstruction",
+        f"{n:,}",
+        "warning",
+        "vanilla training starts from them; let COLMAP triangulate again",
+    )
+    if n > 1:
+        found = nearest_neighbors(torch.from_numpy(scene.points), 2)
+        yield Finding(
+            "distance of neighbouring points",
+            f"{_percentiles(found.sq_distances[:, 1].sqrt())} world units {_NAMED}",
+        )
+
+
+def _sizes(cloud: GaussianCloud, extent: float) -> Iterator[Finding]:
+    scales = cloud.log_scales.exp()
+    longest, shortest = scales.amax(dim=1), scales.amin(dim=1)
+    yield Finding(
+        "longest axes",
+        f"{_percentiles(longest.cpu())} world units {_NAMED}, "
+        f"shortest {_percentiles(shortest.cpu())}",
+    )
+    finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in cloud.tensors().values()])
+    bad = int((~finite.all(dim=0)).sum())
+    yield Finding.unless(
+        bad > 0,
+        "not finite",
+        f"{bad:,} Gaussians",
+        "problem",
+        "the checkpoint is damaged or its training diverged; train it again",
+    )
+    huge = float((longest > LARGE_SHARE_OF_EXTENT * extent).float().mean())
+    point = float((longest < SMALL_SHARE_OF_EXTENT * extent).float().mean())
+    yield Finding.unless(
+        huge > MANY or point > MANY,
+        "degenerate",
+        f"{huge:.2%} longer than {LARGE_SHARE_OF_EXTENT:g} extents, {point:.2%} shorter than "
+        f"{SMALL_SHARE_OF_EXTENT:g}",
+        "warning",
+        "scene and checkpoint may differ in scale, or its training diverged",
+    )
+
+
+def _opacities(cloud: GaussianCloud) -> Iterator[Finding]:
+    faint = float((cloud.opacity_logits < 0).float().mean())
+    yield Finding.unless(
+        faint > 1 - MANY,
+        "opacity below 0.5",
+        f"{faint:.1%} now; what stays so until iteration 9000 is removed",
+        "warning",
+        "nearly everything is transparent; train the vanilla stage for longer",
+    )
+
+
+def _duplicates(means: Tensor) -> Finding:
+    unique = torch.unique(means, dim=0).shape[0]
+    share = 1.0 - unique / means.shape[0]
+    return Finding.unless(
+        share > MANY,
+        "duplicates",
+        f"{share:.2%} share their position with another",
+        "warning",
+        "the file may hold the scene twice",
+    )
+
+
+def _visibility(cloud: GaussianCloud, cameras: Sequence[Camera]) -> Iterator[Finding]:
+    with torch.no_grad():
+        gaussians = cloud.activate()
+        counts = [int((project(gaussians, camera).radii > 0).sum()) for camera in surveyed(cameras)]
+    yield Finding.unless(
+        min(counts) == 0,
+        "visible",
+        f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views",
+        "warning" if max(counts) else "problem",
+        "Gaussians and cameras live in different worlds: was the checkpoint trained on this scene?",
+    )

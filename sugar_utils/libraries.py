@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading libraries with habits of their own, some only on demand, some in a process apart.
+
+Meanwhile nobody could be told how far it is, and Ctrl-C would wait for the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+
+from sugar_utils.errors import UserError
+
+
+def load_package(
+    what: str, package: str, *modules: str, instead: str | None = None
+) -> tuple[ModuleType, ...]:
+    """Import modules of a package that may be missing.
+
+    Args:
+        instead: What to do without it, as an infinitive; None where there is no other way.
+
+    Returns:
+        The modules.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        return tuple(importlib.import_module(module) for module in modules)
+    except ImportError as error:
+        advice = f"install it with 'pip install {package}'" + (f", or {instead}" if instead else "")
+        raise UserError(f"{what} needs the package {package} ({error}); {advice}") from error
+
+
+_FATAL = 3
+"""Level by which glog, which pycolmap prints with, knows what it dies of."""
+
+
+def load_pycolmap() -> ModuleType:
+    """pycolmap, without its handler of SIGTERM, and silent.
+
+    Once loaded, it answers a request to terminate with a page of addresses, instead of whoever was
+    to answer it before. Of what it does it would print several lines per photograph; what goes
+    wrong is known by what it returns.
+    """
+    if "pycolmap" in sys.modules:
+        return _silenced(sys.modules["pycolmap"])
+    import pycolmap
+
+    handler = signal.getsignal(signal.SIGTERM)
+    # Only the main thread may set a handler, and only those that Python knows can be set again.
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+    return _silenced(pycolmap)
+
+
+def _silenced(pycolmap: ModuleType) -> ModuleType:
+    pycolmap.logging.minloglevel = _FATAL
+    return pycolmap
+
+
+_ROOT = Path(__file__).resolve().parent.parent
+_GLANCE_SECONDS = 0.1
+_KILLED = -9
+_NO_MEMORY = ("MemoryError", "bad_alloc")
+_END_WITH_PARENT = """
+import sys, psutil
+process = psutil.Process(int(sys.argv[1]))
+if not sys.stdin.buffer.read(1):
+    process.kill()
+"""
+"""Reads nothing if the parent was killed. A thread could not end a process whose interpreter is
+held."""
+
+
+def run_alone(
+    module: str,
+    arguments: Sequence[str],
+    waiting: Callable[[int], None] = lambda n_bytes: None,
+) -> None:
+    """Run ``python -m module`` to its end. Whatever ends the wait, or this process, ends it.
+
+    Args:
+        arguments: Its arguments; it runs in another folder, so paths are absolute.
+        waiting: Called now and then with the bytes that the process has in memory.
+
+    Raises:
+        MemoryError: It lacked memory, or the system ended it, which happens for that reason.
+        UserError: It failed otherwise; with the last line that it printed.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    with tempfile.TemporaryFile() as said:
+        # Modules are looked for where it starts; the user's folder may hold some of the same names.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=_ROOT
+        )
+        try:
+            with _ended_with_us(process.pid):
+                while process.poll() is None:
+                    waiting(_resident(process.pid))
+                    time.sleep(_GLANCE_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != 0:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            if process.returncode == _KILLED or any(
+                w in line for line in lines for w in _NO_MEMORY
+            ):
+                raise MemoryError(f"{module} was ended by the system")
+            reason = lines[-1] if lines else f"exit code {process.returncode}"
+            raise UserError(f"{module} failed: {reason}")
+
+
+@contextlib.contextmanager
+def _ended_with_us(pid: int) -> Iterator[None]:
+    """A context that a process does not outlive, should this one be killed within."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", _END_WITH_PARENT, str(pid)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=_ROOT,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            watcher.communicate(b"\n")
+
+
+def _resident(pid: int) -> int:
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        # It has just ended.
+        return 0

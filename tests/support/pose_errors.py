@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far found cameras are from known ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.published.similarity import best_similarity
+from gaussian_splatting.data.cameras import Camera, camera_extent
+from gaussian_splatting.data.colmap import find_model, read_colmap
+from gaussian_splatting.data.images import ImageFolder
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far found cameras are from known ones.
+
+    Attributes:
+        rotation: Degrees. (N,)
+        position: Percent of the extent of the known cameras. (N,)
+    """
+
+    rotation: np.ndarray
+    position: np.ndarray
+
+
+def cameras_of(root: Path) -> dict[str, Camera]:
+    """Cameras of a COLMAP scene by the stems of their names."""
+    model = read_colmap(
+        find_model(root), ImageFolder(root / "images"), missing_ok=True, notify=lambda _: None
+    )
+    return {Path(camera.name).stem: camera for camera in model.cameras}
+
+
+def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
+    """Errors of found cameras after the similarity that brings their centres together best."""
+    names = sorted(set(found) & set(known))
+    a = np.stack([found[name].center for name in names])
+    b = np.stack([known[name].center for name in names])
+    found_to_known = best_similarity(a, b)
+    rotation, moved = found_to_known.rotation, found_to_known.apply(a)
+    extent = camera_extent([known[name] for name in names])
+    angles = []
+    for name in names:
+        turned = found[name].rotation @ rotation.T @ known[name].rotation.T
+        angles.append(np.degrees(np.arccos(np.clip((np.trace(turned) - 1) / 2, -1, 1))))
+    return Errors(np.array(angles), 100 * np.linalg.norm(moved - b, axis=1) / extent)
