@@ -25,11 +25,11 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import (
     atomic_path,
     check_writable,
-    exclusive,
     file_digest,
     read_json,
     write_json_atomic,
 )
+from sugar_utils.locks import exclusive
 from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"

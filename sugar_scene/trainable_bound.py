@@ -113,7 +113,7 @@ def bound_cloud_from_state(state: dict[str, Tensor]) -> BoundCloud:
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a refined SuGaR model")
     cloud = BoundCloud(
-        **{own: state[file].float() for own, file in STATE_NAMES.items()},
+        **{own: state[file].float().contiguous() for own, file in STATE_NAMES.items()},
         faces=state[FACES].long(),
         thickness=state[THICKNESS].float(),
     )

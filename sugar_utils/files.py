@@ -1,36 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are either complete or absent, private caches, and one process in a folder.
+"""Files that are either complete or absent, and caches that are private.
 
 A file is written under a temporary name in its own folder, flushed to the disk and renamed. A
 process killed at any moment leaves the old file or the new one, and at worst a temporary whose
 name tells which process it belonged to.
-
-The lock is the operating system's, which lets go of it when its holder ends in any way, so a killed
-process leaves nothing that has to be recognised as stale. Where a network folder has no such locks,
-``filelock`` makes do with a file that names the holder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import getpass
 import hashlib
 import json
 import os
 import re
-import socket
 import stat
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import BaseFileLock, FileLock, Timeout
 
 from sugar_utils.errors import UserError
 
@@ -390,66 +382,3 @@ def _no_room(error: OSError) -> UserError:
         f"cannot write in the temporary folder ({error.strerror or error}); free some space, or "
         "name another one in the variable TMPDIR"
     )
-
-
-LOCK_NAME = ".lock"
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None]:
-    """A context in which no other process that asks for the same lock works in a folder.
-
-    Beside the lock lies a note of who holds it, which only messages are made of. A system or folder
-    that has no locks at all is used without.
-
-    Args:
-        folder: Must exist.
-        advice: What to do where another process is at work, for the message.
-
-    Raises:
-        UserError: Another process holds the lock; the message names it, its machine and since when.
-    """
-    lock, note = FileLock(folder / name), folder / f"{name}.json"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            lock.acquire(blocking=False)
-    except Timeout:
-        raise UserError(f"{folder}: {_holder(note)} is at work in it; {advice}") from None
-    except OSError:
-        # Two runs that are not kept apart are better than none.
-        yield
-        return
-    try:
-        since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        me = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
-        with contextlib.suppress(UserError):
-            write_json_atomic(note, me)
-        yield
-    finally:
-        _let_go(lock, note)
-
-
-def _let_go(lock: BaseFileLock, note: Path) -> None:
-    """Release a lock and remove its files; what cannot be removed does no harm.
-
-    Whoever opened the lock before it was removed finds that out and opens it anew. Windows removes
-    no open file, so there the order is the other one, and a file that another process has locked
-    meanwhile stays.
-    """
-    path = Path(lock.lock_file)
-    steps = [note.unlink, path.unlink, lock.release]
-    if os.name == "nt":
-        steps = [note.unlink, lock.release, path.unlink]
-    for step in steps:
-        with contextlib.suppress(OSError):
-            step()
-
-
-def _holder(note: Path) -> str:
-    """Who holds a lock, as far as its note tells."""
-    with contextlib.suppress(UserError):
-        found = read_json(note)
-        if isinstance(found, dict) and {"process", "host", "since"} <= found.keys():
-            return f"process {found['process']} on {found['host']} since {found['since']}"
-    return "another process"

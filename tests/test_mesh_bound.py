@@ -11,6 +11,7 @@ from gaussian_splatting.rasterization import rasterize
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh_bound import LAYOUTS, bind_to_mesh, face_frames, face_normals
+from sugar_scene.trainable_bound import FACES, STATE_NAMES, THICKNESS, bound_cloud_from_state
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
 from tests.support.bound_reference import normal_consistency as reference_consistency
@@ -201,3 +202,13 @@ def test_gradients_of_a_large_mesh_have_the_same_bits_on_every_run():
     thirds = (pull.double() / 3).repeat_interleave(3, dim=0)
     expected.index_add_(0, faces.flatten(), thirds)
     torch.testing.assert_close(leaf.grad.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_tensors_of_a_checkpoint_may_lie_in_memory_in_any_order():
+    faces = torch.tensor([[0, 1, 2]])
+    cloud = bind_to_mesh(torch.rand(3, 3), faces, torch.rand(3, 3), 3, 1.0)
+    state = {file: getattr(cloud, own) for own, file in STATE_NAMES.items()}
+    state |= {FACES: faces.int(), THICKNESS: cloud.thickness}
+    expected = bound_cloud_from_state(state).activate()
+    state["_points"] = state["_points"].T.contiguous().T
+    assert torch.equal(bound_cloud_from_state(state).activate().means, expected.means)

@@ -63,7 +63,7 @@ SECTIONS = (
     Section("environment", "benchmarks.gpu.environment", 0.04),
     Section("compilation", "benchmarks.gpu.compilation", 0.12, ("rich",)),
     Section("parity", "benchmarks.gpu.parity", 0.20),
-    Section("determinism", "benchmarks.gpu.determinism", 0.10, ("scipy",)),
+    Section("determinism", "benchmarks.gpu.determinism", 0.10, _STAGES),
     Section("timing", "benchmarks.gpu.timing", 0.16),
     Section("step", "benchmarks.gpu.step", 0.14, _STAGES),
     Section("training", "benchmarks.gpu.training", 0.24, (*_STAGES, "pycolmap", "av")),

@@ -33,8 +33,9 @@ from gaussian_splatting.viewing.live_view import open_live_view
 from gaussian_splatting.viewing.page_server import ViewerOptions
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, exclusive
+from sugar_utils.files import check_writable
 from sugar_utils.flags import positive_int
+from sugar_utils.locks import exclusive
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
 from sugar_utils.text import printable

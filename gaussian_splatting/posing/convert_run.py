@@ -58,9 +58,10 @@ from gaussian_splatting.posing.verdict import (
 )
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
+from sugar_utils.files import check_writable, file_digest, write_json_atomic
 from sugar_utils.html import write_page
 from sugar_utils.libraries import load_pycolmap
+from sugar_utils.locks import exclusive
 from sugar_utils.schemas import Coordinate, Count, read_checked
 
 OUTCOME = "outcome.json"
