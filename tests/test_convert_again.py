@@ -17,9 +17,11 @@ from gaussian_splatting.data.colmap_files import write_model
 from gaussian_splatting.posing import attempts, convert_run
 from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
 from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.matching import database_errors
-from gaussian_splatting.posing.matching import verified_matches
-from gaussian_splatting.posing.matching import contradicting_pairs
+from gaussian_splatting.posing.matching import (
+    contradicting_pairs,
+    database_errors,
+    verified_matches,
+)
 from gaussian_splatting.posing.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

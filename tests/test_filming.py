@@ -19,8 +19,7 @@ from sugar_pipeline.filming import film_files
 from sugar_pipeline.filming.camera_paths import between, looked_at, turntable
 from sugar_pipeline.filming.film_files import write_video
 from sugar_pipeline.filming.shown_models import ShownModel, far_depth, open_model, shown
-from sugar_scene.mesh.mesh_io import write_mesh_ply
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at

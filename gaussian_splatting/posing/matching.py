@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask
@@ -292,6 +293,8 @@ def match_pairs(
     verification.ransac.random_seed = seed
     matching = pycolmap.FeatureMatchingOptions()
     matching.use_gpu = False
+    # With more than one, pycolmap finds a few other matches in one of some fifty runs.
+    matching.num_threads = torch.get_num_threads()
     waiting = _unmatched(path, pairs)
     done = len(pairs) - len(waiting)
     advance(done)
