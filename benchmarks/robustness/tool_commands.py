@@ -39,7 +39,7 @@ _CAPTURE = ("-s", "scene", "-c", "vanilla")
 _FAST = ("--extraction_size", str(WIDTH), "--max_features", "600")
 _RESULTS = ("scene", "vanilla", "out")
 
-EXPORTS = ("cloud.spz", "cloud.splat", "cloud.compressed.ply", "cloud.gltf.glb", "mesh.glb")
+EXPORTS = ("cloud.spz", "cloud.splat", "cloud.gltf.glb", "mesh.glb")
 """Files of ``exports/``."""
 
 
@@ -95,7 +95,6 @@ TOOLS = (
         "view_01.png", "2", needs=_RESULTS,
     ),
     _export("cloud", "cloud.ply", "gltf", needs=("cloud.ply",)),
-    _export("compressed", "vanilla", "compressed.ply", needs=("vanilla",)),
     _export("glb", _TEXTURED, "glb", "--lods", "2", "--max_triangles", "60", needs=_RESULTS),
     _export("obj", _TEXTURED, "obj", "--texture_size", "32", needs=_RESULTS),
     _export("stl", _TEXTURED, "stl", "--scale_factor", "2", needs=_RESULTS),

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,14 +64,14 @@ class MaskEstimation:
     Attributes:
         model_path: Checkpoint folder.
         compute: Device and rendering backend.
-        seed: Of the run.
+        settings: What else decides the training.
         iterations: Length of the training on whole photographs.
         train: Trains a scene into a folder for so many iterations, and returns the PLY.
     """
 
     model_path: Path
     compute: Compute
-    seed: int
+    settings: dict[str, Any]
     iterations: int
     train: Train
 
@@ -82,7 +83,7 @@ class MaskEstimation:
         """
         if not needs_masks(scene.train_cameras):
             return scene
-        inputs = [scene_inputs(scene), points_digest(scene), self.seed, self.iterations]
+        inputs = [scene_inputs(scene), points_digest(scene), self.settings, self.iterations]
         key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         folder = self.model_path / OBJECT_MASKS / key
         group = self.compute.group

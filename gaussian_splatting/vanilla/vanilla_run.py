@@ -166,7 +166,7 @@ def _prepared(
     estimation = MaskEstimation(
         options.model_path,
         options.compute,
-        config.random_seed,
+        {"random_seed": config.random_seed, **config.optimizer.identity()},
         min(ITERATIONS, 2 * config.iterations),
         partial(_train_whole, options),
     )
@@ -184,6 +184,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
             DensificationConfig(), max_gaussians=config.densification.max_gaussians
         ),
         exposure=config.exposure,
+        optimizer=config.optimizer,
         random_seed=config.random_seed,
     )
     short = replace(
