@@ -45,10 +45,11 @@ class DeviceFlags:
         "auto", "auto: a CUDA GPU of compute capability 7.5 or newer if torch and Warp can use "
         "one, else the CPU; the choice is printed with its reason. cuda: an error that names what "
         "is missing, and what helps, where there is none", group="device", choices=DEVICE_KINDS,
+        task="time and memory",
     )  # fmt: skip
     gpu: int | None = flag(
         None, "number of the CUDA device; unset: the first that can be used", group="device",
-        parse=integer, idle="on the CPU; it says so",
+        parse=integer, idle="on the CPU; it says so", task="time and memory",
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def white_background() -> Any:
     """The field ``white_background``."""
     return flag(
         False, "composite transparent photographs, and render, on white instead of black",
-        group="background",
+        group="background", task="result",
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def preset(group: str) -> Any:
         "--densification scored, --growing_resolution True, --robust True, and auto for "
         "--sdf_samples, --surface_points and --poisson_depth; flags that are given "
         "win; unset: fast in the pipelines, reference in a single stage",
-        group=group, choices=get_args(Preset), unset=True,
+        group=group, choices=get_args(Preset), unset=True, task="time and memory",
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ class ScheduleFlags:
     schedule_scale: float = flag(
         1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 is "
         "the paper's", group="run", parse=positive_float,
-        idle="with --demo, which has its own",
+        idle="with --demo, which has its own", task="time and memory",
     )  # fmt: skip
 
 

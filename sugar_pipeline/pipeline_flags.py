@@ -58,14 +58,16 @@ class PresetFlags:
 
     low_poly: bool = _preset(
         False, "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
-        idle="with --high_poly",
+        idle="with --high_poly", task="result",
     )  # fmt: skip
     high_poly: bool = _preset(
-        False, "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say"
+        False,
+        "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say",
+        task="result",
     )
     refinement_time: str | None = _preset(
         None, "2000, 7000 or 15000 iterations of refinement, whatever -f says",
-        parse=optional_str, metavar="{short,medium,long}",
+        parse=optional_str, metavar="{short,medium,long}", task="result",
     )  # fmt: skip
 
 
@@ -76,10 +78,12 @@ class PipelineFlags:
     regularization_type: str | None = _pipeline(
         None, "how the surface is regularised: dn_consistency is the recommended one of SuGaR, "
         "multiview gives better surfaces of well photographed objects; needed", short="-r",
-        choices=MODES, idle="with --demo, which takes dn_consistency",
+        choices=MODES, idle="with --demo, which takes dn_consistency", task="result",
     )  # fmt: skip
-    output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path)
-    stop_after: str | None = _pipeline(None, "last stage to run; unset: texture", choices=STAGES)
+    output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path, task="result")
+    stop_after: str | None = _pipeline(
+        None, "last stage to run; unset: texture", choices=STAGES, task="run"
+    )
     force: bool = _pipeline(
         False,
         "go on after a stage whose result is a failure (worse than one constant colour, or "
@@ -103,12 +107,12 @@ class TrainFlags:
     demo: bool = flag(
         False, "make a small scene, take it all the way to a textured mesh, on short schedules, "
         "and measure that. Of the other flags, --output_dir, --random_seed and those of the "
-        "device, checkpoints and resuming act", group=_train, action="store_true",
+        "device, checkpoints and resuming act", group=_train, action="store_true", task="run",
     )  # fmt: skip
     doctor: bool = flag(
         False, "look at the machine, and at scene and checkpoint if they are given, and say what "
         "to fix; nothing is trained. Exit code 2 if there is a problem", group=_train,
-        action="store_true",
+        action="store_true", task="run",
     )  # fmt: skip
 
 
@@ -125,13 +129,22 @@ class FullFlags:
 
     gs_output_dir: Path | None = flag(
         None, "start from this vanilla checkpoint instead of training one", group=_full,
-        parse=lambda text: None if text == "None" else Path(text),
+        parse=lambda text: None if text == "None" else Path(text), task="input",
     )  # fmt: skip
     vanilla_iterations: int = flag(
         7_000, "length of the vanilla stage, and the iteration that SuGaR starts from",
-        group=_full, parse=positive_int,
+        group=_full, parse=positive_int, task="time and memory",
     )  # fmt: skip
 
+
+TRAIN_EXAMPLES = """examples:
+  python train.py -s SCENE -c CHECKPOINT -r dn_consistency --high_poly True --refinement_time long
+  python train.py --demo
+  python train.py --doctor -s SCENE -c CHECKPOINT"""
+FULL_EXAMPLES = """examples:
+  python train_full_pipeline.py -s PHOTOGRAPHS -r dn_consistency --low_poly True
+  python train_full_pipeline.py -s VIDEO.mp4 -r multiview --high_poly True --refinement_time long
+  python train_full_pipeline.py -s SCENE --gs_output_dir CHECKPOINT -r dn_consistency"""
 
 _CAPTURE = ("input", "masks", "image size", "background")
 _GROUPS: dict[type, tuple[str, ...]] = {
@@ -147,7 +160,7 @@ _GROUPS: dict[type, tuple[str, ...]] = {
 
 def train_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train.py``."""
-    parser = parser_of(description)
+    parser = parser_of(description, examples=TRAIN_EXAMPLES)
     texture = {"group": _train, "long": "--export_uv_textured_mesh"}
     _add_pipeline_flags(parser, texture)
     add_flags(parser, TrainFlags)
@@ -157,7 +170,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
 
 def full_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train_full_pipeline.py``."""
-    parser = parser_of(description)
+    parser = parser_of(description, examples=FULL_EXAMPLES)
     # The checkpoint is the one that the stage before makes.
     parser.set_defaults(checkpoint_path=None, iteration_to_load=None)
     _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",))
@@ -170,9 +183,9 @@ def full_parser(description: str | None) -> argparse.ArgumentParser:
 def _add_pipeline_flags(
     parser: argparse.ArgumentParser, texture: dict[str, object], without: tuple[str, ...] = ()
 ) -> None:
+    add_flags(parser, PipelineFlags, export_obj=texture)
     for settings, groups in _GROUPS.items():
         add_flags(parser, settings, *(group for group in groups if group not in without))
-    add_flags(parser, PipelineFlags, export_obj=texture)
     for settings in (PresetFlags, DeviceFlags, BackendFlags, ScheduleFlags):
         add_flags(parser, settings)
 

@@ -49,7 +49,7 @@ class SugarSize:
     )  # fmt: skip
     resolution_factor: float | None = _flag(
         None, "divide the size of the original images by this number, and lift the limit above",
-        parse=positive_float,
+        parse=positive_float, task="input",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -95,19 +95,20 @@ class CaptureOptions:
     scene_path: Path = flag(
         MISSING, "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
         "folder of photographs without cameras and a video, too", group="input", short="-s",
-        parse=Path, idle="with --demo",
+        parse=Path, idle="with --demo", task="input",
     )  # fmt: skip
     checkpoint_path: Path = flag(
         MISSING, "vanilla 3DGS checkpoint folder, or a PLY; needed", group="checkpoint",
-        short="-c", parse=Path, idle="with --demo",
+        short="-c", parse=Path, idle="with --demo", task="input",
     )  # fmt: skip
     iteration_to_load: int = flag(
         7_000, "iteration of the checkpoint to start from; part of the result's folder name",
         group="checkpoint", short="-i", idle="for a lone PLY it only enters that name",
+        task="input",
     )  # fmt: skip
     eval: bool = flag(
         True, "hold out every 8th view by name, beginning with the first; a scene with "
-        "transforms_test.json holds out that", group="input",
+        "transforms_test.json holds out that", group="input", task="input",
     )  # fmt: skip
     images: str | None = flag(
         None, "folder of the photographs inside the scene folder; unset: as the checkpoint was "

@@ -15,6 +15,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.text import printable
 from sugar_utils.torchrun import is_follower
 
+TASKS = ("input", "result", "time and memory", "run")
+"""Headings of the common flags in ``--help``."""
+
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 _SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
@@ -198,6 +201,10 @@ class IntList(argparse.Action):
 class HelpFormatter(argparse.HelpFormatter):
     """Help that names each default, where there is one to name, and when a flag does nothing."""
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Lines of descriptions and examples stay as they are."""
+        return "\n".join(indent + line for line in text.splitlines())
+
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, idle = action.help, getattr(action, "idle", "")
         unnamed = (None, False, argparse.SUPPRESS)
@@ -210,20 +217,52 @@ class HelpFormatter(argparse.HelpFormatter):
         return f"{text} (default: %(default)s)"
 
 
+class _HelpAll(argparse.Action):
+    """Prints the help of all flags."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **kwargs)
+        self.default = argparse.SUPPRESS
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(argparse.ArgumentParser.format_help(parser), end="")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """``ArgumentParser`` with one-line errors, suggestions and forgiving spellings.
 
     Unambiguous beginnings of a flag are accepted (``--refinement_iter``), so are dashes for
     underscores (``--scene-path``) and values that begin with a minus sign (``-b -1,-2,-3``).
-    Wrong input prints one line, ``error: ...``, and exits with code 2.
+    Wrong input prints one line, ``error: ...``, and exits with code 2. With
+    examples as ``epilog``, ``--help`` shows the flags that have a task and ``--help_all`` all.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", True)
         super().__init__(*args, **kwargs)
+        self.add_argument("--help_all", action=_HelpAll, help="show all flags and exit")
         # argparse takes a word that matches for a value and not for a flag; the original pattern
         # knows single numbers only.
         self._negative_number_matcher = _SIGNED_VALUES
+
+    def format_help(self) -> str:
+        """The common flags by task, or all flags of a parser that gives no examples."""
+        if not self.epilog:
+            return super().format_help()
+        tasks: dict[str, list[argparse.Action]] = {name: [] for name in TASKS}
+        for action in self._actions:
+            if getattr(action, "task", ""):
+                tasks[action.task].append(action)  # type: ignore[attr-defined]
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        for name, actions in tasks.items():
+            formatter.start_section(name)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        formatter.add_text("--help_all lists all flags")
+        return formatter.format_help()
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         """As in argparse, after dashes inside flag names became underscores."""
@@ -237,7 +276,7 @@ class Parser(argparse.ArgumentParser):
             flags = [word.split("=", 1)[0] for word in extra if word.startswith("-")]
             if flags:
                 self.error(f"unknown flag {flags[0]}{self._suggestion(flags[0])}")
-            self.error(f"unexpected argument {extra[0]!r}; values follow a flag, see --help")
+            self.error(f"unexpected argument {extra[0]!r}; values follow a flag, see --help_all")
         return namespace
 
     def error(self, message: str) -> NoReturn:
@@ -263,4 +302,4 @@ class Parser(argparse.ArgumentParser):
 
     def _suggestion(self, flag: str) -> str:
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
-        return f"; did you mean {near[0]}?" if near else "; --help lists all flags"
+        return f"; did you mean {near[0]}?" if near else "; --help_all lists all flags"

@@ -39,6 +39,7 @@ class Flag:
     options: dict[str, Any]
     long: str = ""
     positional: bool = False
+    task: str = ""
 
     @property
     def spellings(self) -> list[str]:
@@ -73,6 +74,7 @@ def flag(
     idle: str = "",
     missing: str = "",
     positional: bool = False,
+    task: str = "",
     **options: Any,
 ) -> Any:
     """A dataclass field that is a flag named like the field.
@@ -88,14 +90,17 @@ def flag(
         idle: When the flag has no effect.
         missing: Advice where it must be given and is not.
         positional: It is given by its place, without the name of a flag.
+        task: Heading in ``--help``, of :data:`~sugar_utils.flags.TASKS`; without one only
+            ``--help_all`` shows the flag.
         options: Further keywords of ``add_argument``.
     """
     shown = None if unset or default is MISSING else default
     if parse is None and not isinstance(default, tuple):
         parse = _PARSERS.get(type(default), str)
     declared = Flag(
-        "", shown, help, group, short, parse, idle, missing, options, positional=positional
-    )
+        "", shown, help, group, short, parse, idle, missing, options,
+        positional=positional, task=task,
+    )  # fmt: skip
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
 
@@ -126,9 +131,15 @@ def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
             yield dataclasses.replace(declared, name=field.name)
 
 
-def parser_of(description: str | None, *settings: type) -> Parser:
-    """A parser of all flags of some dataclasses."""
-    parser = Parser(description=description, formatter_class=HelpFormatter)
+def parser_of(description: str | None, *settings: type, examples: str = "") -> Parser:
+    """A parser of all flags of some dataclasses.
+
+    Args:
+        description: First lines of the help.
+        settings: Dataclasses.
+        examples: Last lines of ``--help``, which then shows only flags that have a task.
+    """
+    parser = Parser(description=description, epilog=examples, formatter_class=HelpFormatter)
     for cls in settings:
         add_flags(parser, cls)
     return parser
@@ -156,7 +167,7 @@ def add_flags(
         if title not in headings:
             headings[title] = parser.add_argument_group(title)
         action = headings[title].add_argument(*declared.spellings, **declared.arguments())
-        action.idle = declared.idle  # type: ignore[attr-defined]
+        action.idle, action.task = declared.idle, declared.task  # type: ignore[attr-defined]
 
 
 def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Settings:
@@ -205,7 +216,7 @@ def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
     for name in names:
         if getattr(args, name, None) is None:
             spelled = "/".join(declared[name].spellings)
-            advice = declared[name].missing or "--help lists all flags"
+            advice = declared[name].missing or "--help_all lists all flags"
             raise UserError(f"{spelled} is missing; {advice}")
 
 

@@ -11,10 +11,11 @@ import pytest
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
+from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.refine_config import RefineConfig
 from sugar_utils.errors import UserError
-from sugar_utils.flags import HelpFormatter, Parser, positive_int
+from sugar_utils.flags import TASKS, HelpFormatter, Parser, positive_int
 from sugar_utils.settings import (
     add_flags,
     flag,
@@ -97,6 +98,24 @@ def test_help_says_when_a_flag_does_nothing():
     text = " ".join(parser.format_help().split())
     assert "its size, < 5; without effect: with --scene x" in text
     assert "how often (default: 4)" in text
+
+
+@pytest.mark.parametrize("parser_of_script", [train_parser, full_parser])
+def test_help_shows_common_flags_by_task_and_help_all_every_flag(parser_of_script, capsys):
+    parser = parser_of_script("Train.")
+    short = parser.format_help()
+    for task in TASKS:
+        assert f"\n{task}:\n" in short
+    shown = [line for line in short.splitlines() if line.startswith("  -")]
+    assert 20 <= len(shown) <= 27
+    assert "examples:\n  python train" in short
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(["--help_all"])
+    assert ended.value.code == 0
+    whole = capsys.readouterr().out
+    for action in parser._actions:
+        assert f"{action.option_strings[-1]}" in whole
+    assert len(whole) > 4 * len(short)
 
 
 def test_a_field_that_is_added_to_the_settings_is_a_flag_that_reaches_them():

@@ -95,7 +95,7 @@ TOOLS = (
         "view_01.png", "2", needs=_RESULTS,
     ),
     _export("cloud", "cloud.ply", "gltf", needs=("cloud.ply",)),
-    _export("glb", _TEXTURED, "glb", "--lods", "2", "--max_triangles", "60", needs=_RESULTS),
+    _export("glb", _TEXTURED, "glb", "--max_triangles", "60", needs=_RESULTS),
     _export("obj", _TEXTURED, "obj", "--texture_size", "32", needs=_RESULTS),
     _export("stl", _TEXTURED, "stl", "--scale_factor", "2", needs=_RESULTS),
     _export("usdz", _TEXTURED, "usdz", "--orient", "up", *_CAPTURE, needs=_RESULTS),

@@ -69,7 +69,7 @@ class MaskOptions:
     masks: str | None = _flag(
         None, "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
         "the photographs; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
-        "that transforms*.json names, where they are", metavar="{DIR,alpha,none}",
+        "that transforms*.json names, where they are", metavar="{DIR,alpha,none}", task="input",
     )  # fmt: skip
     mask_mode: MaskMode = _flag(
         "object", "object: what is masked is wanted alone, around it there is nothing; ignore: "

@@ -60,7 +60,7 @@ class MemoryOptions:
         None, "GiB for tensors on the training device, and on the CPU for photographs as well; "
         "unset: four fifths of what is free there. Strips, chunks of samples and the photographs "
         "in memory follow from it; see below", group="memory", parse=positive_float,
-        idle="in vanilla training; it says so",
+        idle="in vanilla training; it says so", task="time and memory",
     )  # fmt: skip
     gradient_accumulation: bool | None = optional_boolean(
         None, "work on one image in horizontal strips, which bounds the memory of pixels; the "

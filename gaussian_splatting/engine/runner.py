@@ -150,11 +150,11 @@ class RunOptions:
     resume: str = flag(
         "auto", "auto: go on where an unfinished run with the same settings stopped; none: start "
         "anew; PATH: continue this checkpoint file, or run folder",
-        group="run", metavar="{auto,none,PATH}",
+        group="run", metavar="{auto,none,PATH}", task="run",
     )  # fmt: skip
     overwrite: bool = flag(
         False, "replace another run in the output folder", group="run",
-        idle="for an unfinished run with the same settings, which is continued",
+        idle="for an unfinished run with the same settings, which is continued", task="run",
     )  # fmt: skip
     keep_checkpoints: int | None = flag(
         3, "interval checkpoints to keep; milestones and the last one always stay", group="run",

@@ -51,7 +51,7 @@ class ViewerOptions:
     viewer: int | None = flag(
         None, "show the model while it trains on a page in the browser, at this port of the "
         f"machine ({DEFAULT_PORT} where none is named)", group="run", parse=port_number, nargs="?",
-        const=DEFAULT_PORT, metavar="PORT",
+        const=DEFAULT_PORT, metavar="PORT", task="run",
     )  # fmt: skip
     viewer_host: str = flag(
         LOCALHOST, "address that the page is served on; 0.0.0.0 lets other machines look, and "

@@ -104,10 +104,15 @@ class MeshOptions(CaptureOptions):
     )
     bboxmin: Vector | None = _flag(
         None, "low corner of the foreground in world coordinates; unset: a cube around the cameras",
-        short="-b", parse=vector3, metavar="(X,Y,Z)",
+        short="-b", parse=vector3, metavar="(X,Y,Z)", task="result",
     )  # fmt: skip
     bboxmax: Vector | None = _flag(
-        None, "high corner of the foreground", short="-B", parse=vector3, metavar="(X,Y,Z)"
+        None,
+        "high corner of the foreground",
+        short="-B",
+        parse=vector3,
+        metavar="(X,Y,Z)",
+        task="result",
     )
     center_bbox: bool | None = _flag(
         None, "move the foreground box by the mean camera centre; unset: only the default cube",
