@@ -8,8 +8,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and train."""
-    from sugar_trainers.coarse_options import coarse_options, coarse_parser
-    from sugar_trainers.coarse_stage import train_coarse
+    from sugar_trainers.coarse_stage import coarse_options, coarse_parser, train_coarse
 
     args = coarse_parser(__doc__).parse_args()
     train_coarse(coarse_options(args, "density", args.output_dir))

@@ -8,8 +8,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and train."""
-    from sugar_trainers.multiview_options import multiview_options, multiview_parser
-    from sugar_trainers.multiview_stage import train_multiview
+    from sugar_trainers.multiview_stage import multiview_options, multiview_parser, train_multiview
 
     args = multiview_parser(__doc__).parse_args()
     train_multiview(multiview_options(args, args.output_dir))

@@ -8,8 +8,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and train."""
-    from sugar_trainers.refine_options import refine_options, refine_parser
-    from sugar_trainers.refine_stage import train_refined
+    from sugar_trainers.refine_stage import refine_options, refine_parser, train_refined
 
     train_refined(refine_options(refine_parser(__doc__).parse_args()))
 

@@ -32,7 +32,7 @@ from gaussian_splatting.rasterization.backends.choice import choose_rasterizer, 
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_stage import CoarseOptions
-from sugar_trainers.multiview_options import options_of_mode
+from sugar_trainers.multiview_stage import options_of_mode
 from sugar_trainers.stage_memory import predict_coarse
 from sugar_utils.console import Console
 from sugar_utils.device import (

@@ -22,9 +22,9 @@ from sugar_pipeline.filming.film_options import film_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.viewing.view_options import view_parser
-from sugar_trainers.coarse_options import coarse_parser
-from sugar_trainers.multiview_options import multiview_parser
-from sugar_trainers.refine_options import refine_parser
+from sugar_trainers.coarse_stage import coarse_parser
+from sugar_trainers.multiview_stage import multiview_parser
+from sugar_trainers.refine_stage import refine_parser
 from sugar_utils.settings import flag_table
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "DOCS" / "TRAINING.md"

@@ -16,7 +16,7 @@ from gaussian_splatting.shared_flags import Preset, ScheduleFlags, preset
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_trainers.coarse_config import MODES, MULTIVIEW
+from sugar_trainers.coarse_config import MODES
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import MultiviewOptions
 from sugar_trainers.naming import OUTPUT_ROOT
@@ -193,12 +193,15 @@ def _add_pipeline_flags(
 def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
     """The flags with ``--low_poly``, ``--high_poly`` and ``--refinement_time`` resolved.
 
-    As in the original, presets win over ``-v``, ``-g`` and ``-f``, and high over low.
+    As in the original, they win over ``-v``, ``-g`` and ``-f``, and high over low. Without
+    ``--preset``, pipelines are fast.
 
     Raises:
         UserError: The refinement time is none of the three.
     """
-    resolved = argparse.Namespace(**vars(args))
+    resolved = argparse.Namespace(
+        **{**vars(args), "preset": getattr(args, "preset", None) or "fast"}
+    )
     for wanted, (triangles, per_triangle) in (
         (args.low_poly, LOW_POLY), (args.high_poly, HIGH_POLY)
     ):  # fmt: skip
@@ -212,22 +215,6 @@ def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
                 f"{', '.join(REFINEMENT_TIMES)}"
             )
         resolved.refinement_iterations = REFINEMENT_TIMES[args.refinement_time]
-    return resolved
-
-
-def with_mode(args: argparse.Namespace) -> argparse.Namespace:
-    """The flags with what follows from the mode where it is not given."""
-    resolved = argparse.Namespace(**vars(args))
-    multiview = args.regularization_type == MULTIVIEW
-    for name, chosen in {
-        "preset": "fast",
-        "exposure_compensation": multiview,
-        "mesh_extractor": "tsdf" if multiview else "poisson",
-        "tsdf_depth": "plane" if multiview else "blended",
-        "refine_surface_terms": multiview,
-    }.items():
-        if getattr(args, name) is None:
-            setattr(resolved, name, chosen)
     return resolved
 
 

@@ -22,15 +22,13 @@ from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOpt
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage, with_mode
+from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import MODES
 from sugar_trainers.coarse_stage import CoarseOptions
-from sugar_trainers.multiview_options import options_of_mode
+from sugar_trainers.multiview_stage import options_of_mode
 from sugar_trainers.naming import scene_name
-from sugar_trainers.presets import with_preset
-from sugar_trainers.refine_options import refine_config
-from sugar_trainers.refine_stage import RefineOptions
+from sugar_trainers.refine_stage import RefineOptions, refine_config
 from sugar_utils.errors import UserError
 from sugar_utils.flags import require_box
 from sugar_utils.settings import from_args, require_given
@@ -93,15 +91,14 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
             f"-r/--regularization_type is missing; choose one of {', '.join(MODES)} "
             "(dn_consistency is the recommended one, multiview the one for the best surface)"
         )
-    said = notices(apply_presets(args))
-    args = with_mode(apply_presets(args))
+    args = apply_presets(args)
     check_square_size(args.square_size)
     require_box(args.bboxmin, args.bboxmax)
     require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
     coarse = options_of_mode(args, args.regularization_type, folders.of("coarse"))
     coarse = replace(coarse, run=_run_of(args, "coarse"))
-    plan = PipelinePlan(coarse, notices=said, force=args.force)
+    plan = PipelinePlan(coarse, notices=notices(args), force=args.force)
     if not runs_stage(args, "mesh"):
         return plan
     mesh = _mesh_options(args, coarse, folders)
@@ -125,7 +122,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     Raises:
         UserError: As :func:`train_plan`.
     """
-    args = argparse.Namespace(**vars(args))
+    args = apply_presets(args)
     require_given(args, CoarseOptions, "scene_path")
     convert = _convert_options(args)
     args.scene_path = scene_root(args.scene_path)
@@ -163,7 +160,7 @@ def _trained_plan(args: argparse.Namespace) -> PipelinePlan:
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
     plan = train_plan(args)
-    return replace(plan, vanilla=_vanilla_options(with_mode(args), plan.coarse))
+    return replace(plan, vanilla=_vanilla_options(args, plan.coarse))
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,7 @@ def _mesh_options(
 ) -> MeshOptions:
     return from_args(
         MeshOptions,
-        with_preset(args),
+        args,
         compute=coarse.compute,
         coarse_model_path=coarse.result,
         mesh_output_dir=folders.of("coarse_mesh"),
@@ -220,7 +217,7 @@ def _refine_options(
         mesh_path=mesh.mesh_paths[0],
         output_dir=folders.of("refined"),
         ply_dir=folders.of("refined_ply"),
-        config=refine_config(with_preset(args), n_vertices_in_fg=args.n_vertices_in_mesh),
+        config=refine_config(args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
     )
 

@@ -117,7 +117,7 @@ class CoarseConfig:
     sdf_samples: Automatic = _coarse(
         MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 4 for "
         "each Gaussian that may be drawn, at most 1000000; unset: 1000000, auto with --preset fast",
-        parse=positive_or_auto, metavar="{N,auto}", unset=True,
+        parse=positive_or_auto, metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
     sample_chunk: int = 1_000_000
     knn_batch_size: int | None = _coarse(

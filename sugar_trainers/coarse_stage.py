@@ -8,6 +8,7 @@ in 2024. One stage serves the three regularisations; they differ in their terms
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
@@ -27,7 +29,7 @@ from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.masking import halved_mask, target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.memory_plan import MemoryOptions, memory_options
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -42,12 +44,13 @@ from gaussian_splatting.engine.stage import (
 )
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
 from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
-from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
+from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
-from sugar_trainers.coarse_config import CoarseConfig
+from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
@@ -58,7 +61,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import derive_seed, draw_labels
-from sugar_utils.settings import flag
+from sugar_utils.settings import flag, from_args, parser_of
 
 SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """(mask, number, iteration) -> (indices, noise), see :func:`draw_samples`."""
@@ -337,6 +340,47 @@ class CoarseOptions(CaptureOptions):
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
         return {**self.capture_identity(), **self.config.identity()}
+
+
+def coarse_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of the scripts that run the coarse stage alone."""
+    return parser_of(description, CoarseOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+
+
+def coarse_options(
+    args: argparse.Namespace,
+    regularization: Regularization,
+    output_dir: Path | None,
+    notices: tuple[str, ...] = (),
+) -> CoarseOptions:
+    """The run that was asked for.
+
+    Raises:
+        UserError: An input is missing, or what was asked for cannot be had.
+    """
+    config = from_args(
+        CoarseConfig,
+        args,
+        regularization_type=regularization,
+        schedule=CoarseSchedule().scaled(args.schedule_scale),
+        optimizer=optimizer_config(args),
+    )
+    # Inputs that are missing are told before the device is looked for.
+    options = from_args(
+        CoarseOptions, args, config=config, memory=memory_options(args), output_dir=output_dir
+    )
+    notices += (*options.memory.notices, *options.size.notices, *_ineffective(options))
+    return replace(options, compute=compute_options(args), notices=notices)
+
+
+def _ineffective(options: CoarseOptions) -> list[str]:
+    """One line for each flag that was given but cannot act beside the others."""
+    lines, mode = [], options.config.regularization_type
+    if not options.config.full_res_normals and mode != "dn_consistency":
+        lines.append(f"--full_res_normals has no effect with {mode}, which renders no normals")
+    if not options.eval and options.test_iterations != CoarseOptions.test_iterations:
+        lines.append("--test_iterations has no effect with --eval False: nothing is held out")
+    return lines
 
 
 def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Path:

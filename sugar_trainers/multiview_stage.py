@@ -7,8 +7,9 @@ fewer than two views see is dropped, because nothing can be said about where it 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
@@ -23,6 +25,7 @@ from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import target_of
 from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.memory_plan import memory_options
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -30,19 +33,26 @@ from gaussian_splatting.engine.runner import Notices, StageRun, run_stage
 from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
 from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.far_shell import FarShell
-from gaussian_splatting.optim.densification import GradientWatch, densify_and_prune
+from gaussian_splatting.optim.densification import (
+    DensificationConfig,
+    GradientWatch,
+    densify_and_prune,
+)
 from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
+from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_scene.multiview.reprojection import NeighborViews
-from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.coarse_config import MULTIVIEW, CoarseConfig
 from sugar_trainers.coarse_stage import (
     CoarseOptions,
+    coarse_options,
     loop_of,
     open_coarse,
     start_cloud,
     train_coarse,
 )
-from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule, densification
 from sugar_trainers.naming import (
     ESTIMATION_FACTOR,
     NORMAL_FACTOR,
@@ -55,6 +65,7 @@ from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.random import generator
+from sugar_utils.settings import add_flags, from_args, parser_of
 
 SEEN_PIXELS = 0.5
 """A view sees a Gaussian to which it owes at least so much of its pixels' colours."""
@@ -270,6 +281,56 @@ class MultiviewOptions(CoarseOptions):
         return coarse_directory(
             parent, self.iteration_to_load, MULTIVIEW, ESTIMATION_FACTOR, NORMAL_FACTOR
         )
+
+
+def multiview_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of the script that runs the mode alone."""
+    parser = parser_of(description, MultiviewOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+    add_flags(parser, DensificationConfig, "densification")
+    parser.set_defaults(regularization_type=MULTIVIEW)
+    return parser
+
+
+def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None) -> CoarseOptions:
+    """The coarse run of any mode.
+
+    Raises:
+        UserError: As :func:`multiview_options`.
+    """
+    if mode == MULTIVIEW:
+        return multiview_options(args, output_dir)
+    return coarse_options(args, mode, output_dir)
+
+
+def multiview_options(
+    args: argparse.Namespace, output_dir: Path | None, notices: tuple[str, ...] = ()
+) -> MultiviewOptions:
+    """The run that was asked for; exposures are learned unless that is refused.
+
+    Raises:
+        UserError: An input is missing, or what was asked for cannot be had.
+    """
+    config = from_args(
+        MultiviewConfig,
+        args,
+        schedule=MultiviewSchedule().scaled(args.schedule_scale),
+        densification=densification(args.max_gaussians),
+        optimizer=optimizer_config(args),
+    )
+    # Inputs that are missing are told before the device is looked for.
+    options = from_args(
+        MultiviewOptions, args, config=config, memory=memory_options(args), output_dir=output_dir
+    )
+    notices += (*options.memory.notices, *options.size.notices, *_ineffective(args))
+    return replace(options, compute=compute_options(args), notices=notices)
+
+
+def _ineffective(args: argparse.Namespace) -> list[str]:
+    """One line if flags of the other modes were given."""
+    names = ("sdf_samples", "knn_batch_size", "full_res_normals")
+    usual = {name: (None, getattr(CoarseConfig, name)) for name in names}
+    given = [f"--{n}" for n, values in usual.items() if getattr(args, n, None) not in values]
+    return [f"{', '.join(given)}: no effect with multiview"] if given else []
 
 
 def train_multiview(options: MultiviewOptions, images: ImageStore | None = None) -> Path:

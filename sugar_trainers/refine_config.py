@@ -65,7 +65,7 @@ class RefineConfig:
     refine_surface_terms: bool = _refine(
         False, "keep the surface that the coarse stage found: neighbouring views are compared, and "
         "pixels that the mesh does not cover pull at nothing; unset: on with -r multiview, else "
-        "off, as in the original", parse=boolean, unset=True,
+        "off, as in the original", parse=boolean, modes={"multiview": True},
     )  # fmt: skip
     rates: LearningRates = without_flags(LearningRates)
     sh_interval: int = 1_000

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
@@ -19,7 +21,7 @@ from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.masking import target_of, without_uncovered
 from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.memory_plan import MemoryOptions, memory_options
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
@@ -34,9 +36,10 @@ from gaussian_splatting.engine.stage import (
 )
 from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
-from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
+from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
@@ -51,8 +54,9 @@ from sugar_trainers.stage_memory import plan_strips
 from sugar_trainers.terms import comparing_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
-from sugar_utils.settings import flag
+from sugar_utils.settings import flag, from_args, parser_of
 
 
 class RefineStage(Stage):
@@ -249,6 +253,39 @@ class RefineOptions(CaptureOptions):
     def sources(self) -> dict[str, Any]:
         """Where the inputs lie."""
         return {**super().sources(), "mesh": self.mesh_path.resolve()}
+
+
+def refine_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of ``train_refined.py``."""
+    return parser_of(description, RefineOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+
+
+def refine_config(args: argparse.Namespace, **given: Any) -> RefineConfig:
+    """Settings of the optimisation, the schedule scaled.
+
+    Args:
+        args: What was parsed.
+        given: Fields that follow from something else.
+
+    Raises:
+        UserError: Half a box is given.
+    """
+    config = from_args(RefineConfig, args, optimizer=optimizer_config(args), **given)
+    return config.with_schedule(args.schedule_scale)
+
+
+def refine_options(args: argparse.Namespace) -> RefineOptions:
+    """The run that was asked for.
+
+    Raises:
+        UserError: An input is missing, or what was asked for cannot be had.
+    """
+    memory = memory_options(args)
+    options = from_args(RefineOptions, args, config=refine_config(args), memory=memory)
+    if not options.mesh_path.is_file():
+        raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
+    notices = (*memory.notices, *options.size.notices)
+    return replace(options, compute=compute_options(args), notices=notices)
 
 
 def train_refined(options: RefineOptions, images: ImageStore | None = None) -> Path:

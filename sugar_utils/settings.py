@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +21,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.flags import HelpFormatter, IntList, Parser, boolean, integer
 
 _KEY = "flag"
+MODE_FLAGS = ("preset", "regularization_type")
+"""Flags whose value decides what other flags are where they are not given."""
+
 Settings = TypeVar("Settings")
 
 
@@ -40,6 +43,7 @@ class Flag:
     long: str = ""
     positional: bool = False
     task: str = ""
+    modes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def spellings(self) -> list[str]:
@@ -75,6 +79,7 @@ def flag(
     missing: str = "",
     positional: bool = False,
     task: str = "",
+    modes: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     """A dataclass field that is a flag named like the field.
@@ -92,14 +97,16 @@ def flag(
         positional: It is given by its place, without the name of a flag.
         task: Heading in ``--help``, of :data:`~sugar_utils.flags.TASKS`; without one only
             ``--help_all`` shows the flag.
+        modes: Value by the name of a preset or mode that is chosen, where the flag is not given;
+            implies ``unset``.
         options: Further keywords of ``add_argument``.
     """
-    shown = None if unset or default is MISSING else default
+    shown = None if unset or modes or default is MISSING else default
     if parse is None and not isinstance(default, tuple):
         parse = _PARSERS.get(type(default), str)
     declared = Flag(
         "", shown, help, group, short, parse, idle, missing, options,
-        positional=positional, task=task,
+        positional=positional, task=task, modes=modes or {},
     )  # fmt: skip
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -194,11 +201,19 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
                 values[field.name] = from_args(nested, args)
             continue
         value = getattr(args, field.name, None)
+        if value is None:
+            value = _value_of_mode(declared, args)
         if value is not None:
             values[field.name] = tuple(value) if isinstance(value, list) else value
         elif field.default is MISSING:
             require_given(args, cls, field.name)
     return cls(**values)
+
+
+def _value_of_mode(declared: Flag, args: argparse.Namespace) -> Any:
+    """What the preset or the mode that was chosen makes of a flag that was not given."""
+    chosen = (getattr(args, name, None) for name in MODE_FLAGS)
+    return next((declared.modes[mode] for mode in chosen if mode in declared.modes), None)
 
 
 def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:

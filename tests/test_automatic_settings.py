@@ -17,8 +17,7 @@ from sugar_extractors.mesh.poisson import MOST_DEPTH, PoissonConfig, automatic_d
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import MOST_SAMPLES, CoarseConfig
-from sugar_trainers.coarse_options import coarse_parser
-from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.coarse_stage import CoarseStage, coarse_parser
 from sugar_utils.flags import AUTO
 from tests.support.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene
 from tests.support.random_scenes import look_at

@@ -109,7 +109,9 @@ SCRIPTS = {
 
 
 def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [a for a in parser._actions if a.option_strings and a.dest not in ("help", argparse.SUPPRESS)]
+    return [
+        a for a in parser._actions if a.option_strings and a.dest not in ("help", argparse.SUPPRESS)
+    ]
 
 
 def other_value(action: argparse.Action) -> str:

@@ -30,8 +30,7 @@ from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.multiview.patch_matching import UNCOUNTED
 from sugar_scene.multiview.reprojection import NeighborViews
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
-from sugar_trainers.multiview_options import options_of_mode
-from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
+from sugar_trainers.multiview_stage import MultiviewStage, options_of_mode, views_that_see
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.terms import gray_of, spread_pixels

@@ -33,12 +33,10 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
-from sugar_trainers.coarse_options import coarse_options, coarse_parser
-from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.coarse_stage import CoarseStage, coarse_options, coarse_parser
 from sugar_trainers.losses import depth_normal_consistency
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.refine_options import refine_options, refine_parser
-from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.refine_stage import RefineStage, refine_options, refine_parser
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
 from tests.support.mesh_scenes import icosahedron

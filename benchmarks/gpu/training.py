@@ -16,8 +16,7 @@ from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_trainers.coarse_options import coarse_options, coarse_parser
-from sugar_trainers.coarse_stage import train_coarse
+from sugar_trainers.coarse_stage import coarse_options, coarse_parser, train_coarse
 
 LEAST_PSNR = 15.0
 """Below this nothing was learnt, whatever the scene."""

@@ -22,8 +22,8 @@ from sugar_pipeline.filming.film_options import film_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.viewing.view_options import view_parser
-from sugar_trainers.coarse_options import coarse_parser
-from sugar_trainers.refine_options import refine_parser
+from sugar_trainers.coarse_stage import coarse_parser
+from sugar_trainers.refine_stage import refine_parser
 
 _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "gaussian_splatting/train.py": lambda: vanilla_parser(None),

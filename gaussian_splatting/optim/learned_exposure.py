@@ -46,7 +46,7 @@ class ExposureConfig:
         False, "learn a gain and an offset per colour channel for each training photograph, for "
         "cameras that change exposure or white balance between photographs; unset: on "
         "with -r multiview, else off", group="exposure", parse=boolean, nargs="?", const=True,
-        unset=True, task="result",
+        task="result", modes={"multiview": True},
     )  # fmt: skip
     start: int = 1_000
     rate: float = 0.01

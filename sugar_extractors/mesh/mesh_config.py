@@ -92,7 +92,7 @@ class MeshOptions(CaptureOptions):
     mesh_extractor: str = _flag(
         "poisson", "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
         "rendered depth; unset: tsdf of a multiview model, else poisson", choices=EXTRACTORS,
-        unset=True,
+        modes={"multiview": "tsdf"},
     )  # fmt: skip
     watertight: bool = _flag(
         False,
@@ -134,7 +134,7 @@ class MeshOptions(CaptureOptions):
     surface_points: Automatic = _points(
         MOST_POINTS, "points sampled on the surface, per level; auto: 10 for each triangle that is "
         "kept, at most 10000000; unset: 10000000, auto with --preset fast", parse=positive_or_auto,
-        metavar="{N,auto}", unset=True,
+        metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
     candidates_per_point: int = _points(
         CANDIDATES_PER_POINT, "pixels tried per surface point wanted", parse=positive_int

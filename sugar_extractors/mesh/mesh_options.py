@@ -10,8 +10,6 @@ from functools import partial
 from gaussian_splatting.compute import DeviceFlags, compute_options
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_extractors.mesh.mesh_config import DECIMATION_TARGETS, SURFACE_LEVELS, MeshOptions
-from sugar_trainers.coarse_config import MULTIVIEW
-from sugar_trainers.presets import with_preset
 from sugar_utils.errors import UserError
 from sugar_utils.flags import non_negative_float, positive_int
 from sugar_utils.schemas import RunRecord, read_checked
@@ -73,21 +71,18 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
         UserError: Flags contradict each other, or an input is missing.
     """
     chosen = from_args(MeshScriptFlags, args).choices
-    args = with_preset(_with_model(args))
+    args = _of_model(args)
     return replace(from_args(MeshOptions, args, **chosen), compute=compute_options(args))
 
 
-def _with_model(args: argparse.Namespace) -> argparse.Namespace:
-    """The flags with what suits the coarse model where it is not given."""
+def _of_model(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags with the mode that the coarse model was trained in."""
     resolved = argparse.Namespace(**vars(args))
     if args.coarse_model_path is None or args.use_vanilla_3dgs:
         return resolved
     path = args.coarse_model_path
     record = (path if path.is_dir() else path.parent) / RUN_FILE
-    if not record.is_file():
-        return resolved
-    settings = read_checked(record, RunRecord).get("settings", {})
-    if settings.get("regularization_type") == MULTIVIEW:
-        resolved.mesh_extractor = args.mesh_extractor or "tsdf"
-        resolved.tsdf_depth = args.tsdf_depth or "plane"
+    if record.is_file():
+        settings = read_checked(record, RunRecord).get("settings", {})
+        resolved.regularization_type = settings.get("regularization_type")
     return resolved

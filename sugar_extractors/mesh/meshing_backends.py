@@ -29,6 +29,7 @@ from sugar_extractors.mesh.surface_samples import SurfaceSamples
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
+    AUTO,
     Automatic,
     non_negative_float,
     non_negative_int,
@@ -66,7 +67,8 @@ class SolverConfig:
     poisson_depth: Automatic = _flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
         "as a pixel on the surface, but not emptier than a point each, at most 10; unset: 10, "
-        "auto with --preset fast", parse=positive_or_auto, metavar="{N,auto}", unset=True,
+        "auto with --preset fast", parse=positive_or_auto, metavar="{N,auto}",
+        modes={"fast": AUTO},
     )  # fmt: skip
     poisson_threads: int = _flag(
         1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "

@@ -94,7 +94,7 @@ class TsdfConfig:
         "blended", "blended: depth as rendered, all Gaussians averaged; level_set: first point of "
         "the density's level set at 0.3; plane: of the planes that Gaussians are, checked against "
         "neighbouring views; unset: plane of a multiview model, else blended", choices=DEPTHS,
-        unset=True,
+        modes={"multiview": "plane"},
     )  # fmt: skip
     level: float = 0.3
     tsdf_voxel_size: float | None = _flag(
