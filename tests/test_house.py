@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sugar_pipeline.doctor import TESTED_TORCH
-from sugar_pipeline.flag_tables import PARSERS, with_tables
-from sugar_utils.settings import flag_table
+from sugar_pipeline.flag_tables import PARSERS, flag_rows, with_tables
 from tests.support.repository import (
     FLOORS,
     ROOT,
@@ -223,7 +222,7 @@ def test_every_flag_of_an_entry_point_is_in_a_table(entry):
     parser, lines = PARSERS[entry](None), set(TRAINING.read_text(encoding="utf-8").splitlines())
     headings = [group.title for group in parser._action_groups if group.title != "options"]
     for heading in headings:
-        missing = [row for row in flag_table(parser, heading) if row not in lines]
+        missing = [row for row in flag_rows(parser, heading) if row not in lines]
         assert not missing, f"{heading}: {missing}"
 
 
