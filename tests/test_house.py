@@ -232,15 +232,18 @@ def test_the_documents_name_all_floors_in_order():
     assert f"{floors} < entry points" in " ".join(text.split())
 
 
-def test_the_layout_in_the_documents_is_whole():
+def test_every_folder_of_the_product_is_in_the_architecture():
     text = (ROOT / "DOCS" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    for path in production_files():
-        if path.parent == ROOT or path.name == "train.py":
-            continue
-        room = f"{name_of(path.parent)}/  "
-        block = text.split(room, 1)[1].split("\n", 1)[1] if room in text else ""
-        listed = re.split(r"^[^ ]", block, maxsplit=1, flags=re.MULTILINE)[0]
-        assert path.name == "__init__.py" or f"  {path.name} " in listed, name_of(path)
+    for path in [*production_files(), *native_files()]:
+        assert path.parent == ROOT or f"`{name_of(path.parent)}/`" in text, name_of(path)
+
+
+@parametrize_files(DOCUMENTS)
+def test_files_that_documents_name_exist(path):
+    names = {file.name for file in [*all_files(), *native_files()]}
+    for file in re.findall(r"`([\w./-]+\.(?:py|inc|sh))`", path.read_text(encoding="utf-8")):
+        exists = (ROOT / file).is_file() if "/" in file else file in names
+        assert exists, f"{file} does not exist"
 
 
 def test_no_two_files_share_a_name():
