@@ -48,25 +48,29 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
 
 MARKER = re.compile(r"^<!-- flags of (\S+): (.+) -->$")
 CHOICES = re.compile(r" \(((?:`[^`]+`(?:, )?)+)\)$")
+WHEN_UNSET = re.compile(r"(?:^|; )unset: (.+)$")
 
 
 def flag_rows(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
     """The flags below some headings of ``--help`` as rows of three columns.
 
-    Choices that the meaning already explains are not listed again.
+    The value of an unset flag is its default; choices are not listed where the meaning names all.
     """
     rows = []
     for row in flag_table(parser, *titles)[2:]:
         names, default, meaning, no_effect = (cell.strip() for cell in row[2:-1].split(" | "))
+        names = names.replace("`, `", ", ")
         choices = CHOICES.search(meaning)
-        if choices and all(
-            re.search(rf"\b{c}\b", meaning[: choices.start()])
-            for c in re.findall(r"`([^`]+)`", choices[1])
-        ):
-            meaning = meaning[: choices.start()]
+        text = meaning[: choices.start()] if choices else meaning
+        named = set(re.findall(r"\w+", text))
+        listed = re.findall(r"`([^`]+)`", choices[1]) if choices else []
+        rest = "" if named.issuperset(listed) else choices[0]
+        when_unset = WHEN_UNSET.search(text) if default == "unset" else None
+        if when_unset:
+            default, text = when_unset[1], text[: when_unset.start()]
         if no_effect:
-            meaning += f". *No effect: {no_effect}*"
-        rows.append(f"| {names} | {default.replace('unset', '–')} | {meaning} |")
+            rest += f". *No effect: {no_effect}*"
+        rows.append(f"| {names} | {'–' if default == 'unset' else default} | {text}{rest} |")
     return rows
 
 
