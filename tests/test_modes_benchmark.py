@@ -14,7 +14,10 @@ from tests.test_mesh_quality import write_scene
 
 
 def test_flags_of_the_pipeline_stand_behind_two_dashes():
-    assert modes.split_command(["a", "--", "-r", "sdf", "--", "b"]) == (["a"], ["-r", "sdf", "--", "b"])
+    assert modes.split_command(["a", "--", "-r", "sdf", "--", "b"]) == (
+        ["a"],
+        ["-r", "sdf", "--", "b"],
+    )
     assert modes.split_command(["a", "b"]) == (["a", "b"], [])
 
 

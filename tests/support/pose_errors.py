@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
-from gaussian_splatting.data.colmap import find_model, read_colmap
-from gaussian_splatting.data.images import ImageFolder
 
 
 @dataclass(frozen=True)
@@ -24,14 +21,6 @@ class Errors:
 
     rotation: np.ndarray
     position: np.ndarray
-
-
-def cameras_of(root: Path) -> dict[str, Camera]:
-    """Cameras of a COLMAP scene by the stems of their names."""
-    model = read_colmap(
-        find_model(root), ImageFolder(root / "images"), missing_ok=True, notify=lambda _: None
-    )
-    return {Path(camera.name).stem: camera for camera in model.cameras}
 
 
 def _best_similarity(source: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray]:
