@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory of a training step of each phase: ``python benchmarks/memory.py``.
 
-A synthetic cloud with the statistics of trained models (see ``benchmarks/rasterizer.py``; splats
-shrink as their number grows, so that they overlap equally much) goes through a real step of each
-phase, the optimiser's included. Phases:
+A synthetic cloud with the statistics of trained models (``benchmarks/rasterizer.py``) goes through
+a real step of each phase, the optimizer's included:
 
-- ``entropy``, ``geometry``: the coarse stage with dn_consistency, before and after iteration 9000;
+- ``entropy``, ``geometry``: the coarse stage, before and after iteration 9000;
 - ``neighbors``: the neighbour search that begins the geometric iterations;
-- ``multiview``: the coarse stage in multi-view mode, beside a neighbouring view;
+- ``multiview``: the coarse stage in multi-view mode, with a neighbouring view;
 - ``refine``: mesh-bound Gaussians on a wavy wall;
 - ``naive``: the terms of ``geometry`` in one graph, whole image, everything in float32.
 
-Counted are the bytes alive in tensors, by category, allocation by allocation; and the peak of the
-resident set of a process that does nothing else, less what it holds before the cloud exists.
-Beside them stands what :mod:`gaussian_splatting.engine.memory_model` predicts.
+Printed are the peak bytes alive in tensors, the prediction of the memory planner, and the peak of
+the resident set of a process that does nothing else. ``--table`` changes one setting at a time.
 """
 
 from __future__ import annotations
@@ -33,11 +31,10 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from benchmarks.live_bytes import LiveBytes, named_regions, weigh
+from benchmarks.live_bytes import peak_bytes
 from benchmarks.rasterizer import (
     Case,
     as_cloud,
-    describe_machine,
     make_scene,
     print_machine,
     print_table,
@@ -45,7 +42,6 @@ from benchmarks.rasterizer import (
 from benchmarks.step_scenes import make_multiview_stage, make_wall
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine import strips
 from gaussian_splatting.engine.memory_model import (
     BOUND_ACTIVATION,
     FREE_ACTIVATION,
@@ -60,12 +56,10 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
-from gaussian_splatting.rasterization import project, rasterize, rasterizers
+from gaussian_splatting.rasterization import project, rasterize
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.mesh.mesh_normals import PairsOfTriangles
-from sugar_scene.mesh_bound import Placement, bind_to_mesh
+from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.sampling import draw_samples
-from sugar_trainers import coarse_stage, multiview_stage, refine_stage
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (
@@ -76,7 +70,6 @@ from sugar_trainers.losses import (
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
-from sugar_trainers.sampling_block import SurfaceSampler
 from sugar_trainers.stage_memory import sampling_candidates
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, boolean, positive_int
@@ -90,21 +83,6 @@ ITERATIONS = {
 PHASES = ("entropy", "neighbors", "geometry", "naive", "multiview", "refine")
 REFINE_ITERATION = 4_000
 """Late enough for all bands of the colour."""
-
-REGIONS = {
-    "projection": [
-        (coarse_stage, "project"),
-        (multiview_stage, "project"),
-        (refine_stage, "project"),
-        (strips.SplatGradients, "zeros"),
-    ],
-    "tile lists": [(rasterizers, "build_tile_lists"), (rasterizers, "backpropagate_rows")],
-    "pixels": [(rasterizers, "blend_rows"), (strips, "_pixel_gradients")],
-    "pixel losses": [(strips, "_evaluate")],
-    "sampling": [(SurfaceSampler, "backward")],
-    "activation": [(GaussianCloud, "activate"), (Placement, "place"), (Placement, "pull")],
-    "bending": [(PairsOfTriangles, "errors_and_pull")],
-}
 
 
 @dataclass(frozen=True)
@@ -169,21 +147,12 @@ class Setting:
 
 @dataclass
 class Weight:
-    """What was found.
+    """Peak bytes alive in tensors, of the resident set, and as predicted; seconds of the step."""
 
-    Attributes:
-        live: Bytes of tensors at the peak, by category.
-        resident: Peak of the resident set beyond that before the cloud was made.
-        seconds: Of the step.
-        predicted: What was predicted.
-        peak_at: Part of the step in which the predicted peak is.
-    """
-
-    live: LiveBytes
+    peak: int
     resident: int
     seconds: float
-    predicted: int = 0
-    peak_at: str = ""
+    predicted: int
 
 
 def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
@@ -325,32 +294,19 @@ def weigh_setting(setting: Setting) -> Weight:
     stage, camera = make_stage(setting)
     optimize(stage)
     model, target = stage.model.optimizer, photograph(camera)
-    standing = {
-        "parameters": sum(p.nbytes for p in model.parameters.values()),
-        "moments": sum(m.nbytes for group in model.moments().values() for m in group.values()),
-        "neighbors": 0 if getattr(stage, "neighbors", None) is None else stage.neighbors.nbytes,
-        "photograph": target.nbytes,
-        "mesh": sum(t.nbytes for t in fixed_tensors(stage)),
-    }
-    predicted = predict_step(stage, setting, camera)
+    standing = [
+        target, *model.parameters.values(), *fixed_tensors(stage),
+        *(m for group in model.moments().values() for m in group.values()),
+    ]  # fmt: skip
+    neighbors = getattr(stage, "neighbors", None)
+    before = sum(t.nbytes for t in [*standing, *([] if neighbors is None else [neighbors])])
+    predicted = predict_step(stage, setting, camera).total
     reset_peak("cpu")
     started = time.perf_counter()
-
-    def made() -> dict[str, list[Tensor]]:
-        own = [] if standing["neighbors"] else [getattr(stage, "neighbors", None)]
-        return {
-            "gradients": list(model.gradients().values()),
-            "neighbors": [t for t in own if t is not None],
-        }
-
-    with named_regions(REGIONS):
-        _, live = weigh(lambda: step(stage, setting, camera, target), made)
+    peak = before + peak_bytes(lambda: step(stage, setting, camera, target))
     seconds = time.perf_counter() - started
     model.step()
-    parts = {name: n + live.parts.get(name, 0) for name, n in standing.items()}
-    live = LiveBytes(live.peak + sum(standing.values()), {**live.parts, **parts})
-    resident = memory_usage("cpu").peak - empty
-    return Weight(live, resident, seconds, predicted.total, predicted.peak_at)
+    return Weight(peak, memory_usage("cpu").peak - empty, seconds, predicted)
 
 
 def weigh_alone(setting: Setting) -> Weight:
@@ -405,8 +361,8 @@ def table_settings(args: argparse.Namespace) -> list[Setting]:
     ]
 
 
-def describe_setting(setting: Setting, base: Setting) -> str:
-    """What differs from another setting."""
+def describe_setting(setting: Setting) -> str:
+    """The phase, and what differs from the defaults."""
     words = [setting.phase if setting.phase != "geometry" else setting.mode]
     if setting.per_triangle > 1:
         words.append(f"{setting.per_triangle} Gaussians a triangle")
@@ -414,7 +370,7 @@ def describe_setting(setting: Setting, base: Setting) -> str:
         words.append(f"{setting.strips} strips")
     if setting.recompute:
         words.append("checkpointing")
-    if setting.sample_chunk != base.sample_chunk:
+    if setting.sample_chunk != setting.samples:
         words.append(f"chunks of {setting.sample_chunk:,}")
     if not setting.full_res_normals:
         words.append("half-size normals")
@@ -425,54 +381,29 @@ def describe_setting(setting: Setting, base: Setting) -> str:
     return ", ".join(words)
 
 
-def compare_settings(args: argparse.Namespace) -> None:
-    """Weigh the settings of the table and print them side by side."""
-    settings, rows, found = table_settings(args), [], []
-    naive = 0
+def run(args: argparse.Namespace) -> None:
+    """Weigh what the flags ask for and print it."""
+    about, rows, found, naive = print_machine(), [], [], 0
+    settings = table_settings(args) if args.table else settings_of(args)
     for setting in settings:
         weight = weigh_alone(setting)
         found.append({"setting": asdict(setting), **asdict(weight)})
-        naive = naive or weight.live.peak
+        if setting.phase == "naive":
+            naive = weight.peak
         predicted = ["", ""]
-        if setting.phase != "naive":
-            error = 100 * (weight.predicted / weight.live.peak - 1)
+        if setting.phase not in ("naive", "neighbors"):
+            error = 100 * (weight.predicted / weight.peak - 1)
             predicted = [format_bytes(weight.predicted), f"{error:+.1f} %"]
         rows.append([
-            describe_setting(setting, settings[0]), format_bytes(weight.live.peak),
-            f"{weight.live.peak / naive:.2f}", *predicted, format_bytes(weight.resident),
-            f"{weight.seconds:.1f}",
+            describe_setting(setting), format_bytes(weight.peak),
+            f"{weight.peak / naive:.2f}" if naive else "", *predicted,
+            format_bytes(weight.resident), f"{weight.seconds:.1f}",
         ])  # fmt: skip
         print(" | ".join(rows[-1]), flush=True)
     print(f"\n{args.gaussians:,} Gaussians, {args.width} x {args.height}\n")
     print_table(
         ["step", "in tensors", "to naive", "predicted", "error", "resident set", "seconds"], rows
     )
-    if args.json:
-        write_json_atomic(args.json, {"about": describe_machine(), "found": found})
-
-
-def run(args: argparse.Namespace) -> None:
-    """Weigh what the flags ask for and print it."""
-    if args.table:
-        compare_settings(args)
-        return
-    about, found = print_machine(), []
-    for setting in settings_of(args):
-        weight = weigh_alone(setting)
-        found.append({"setting": asdict(setting), **asdict(weight)})
-        print(
-            f"\n{setting.phase}: {format_bytes(weight.live.peak)} alive in tensors, resident set "
-            f"{format_bytes(weight.resident)}, {weight.seconds:.1f} s",
-            flush=True,
-        )
-        if setting.phase not in ("naive", "neighbors"):
-            error = 100 * (weight.predicted / weight.live.peak - 1)
-            print(f"predicted: {format_bytes(weight.predicted)} ({error:+.1f} %), {weight.peak_at}")
-        rows = sorted(weight.live.parts.items(), key=lambda item: -item[1])
-        print_table(
-            ["what", "bytes", "per Gaussian"],
-            [[name, format_bytes(n), f"{n / setting.n:.1f}"] for name, n in rows if n],
-        )
     if args.json:
         write_json_atomic(args.json, {"about": about, "found": found})
         print(f"written: {args.json}")

@@ -19,7 +19,6 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.mesh_quality import print_qualities
-from benchmarks.published.scans import MESHES, split_command
 from benchmarks.rasterizer import print_machine
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.vanilla.vanilla_run import train_vanilla
@@ -34,7 +33,14 @@ from sugar_utils.flags import Parser
 from sugar_utils.frame import run_main
 
 RESULT_FILE = "modes.json"
+MESHES = ("coarse", "refined")
 _STAGE_OF = dict(zip(MESHES, ("mesh", "refine"), strict=True))
+
+
+def split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The script's own arguments, and those of the pipeline after ``--``."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
 
 
 def vanilla_checkpoint(scene: Path, folder: Path, flags: list[str]) -> tuple[Path, int]:

@@ -47,11 +47,40 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
 """Every entry point and what makes its parser."""
 
 MARKER = re.compile(r"^<!-- flags of (\S+): (.+) -->$")
+CHOICES = re.compile(r" \(((?:`[^`]+`(?:, )?)+)\)$")
+WHEN_UNSET = re.compile(r"(?:^|; )unset: (.+)$")
+
+
+def flag_rows(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
+    """The flags below some headings of ``--help`` as rows of three columns.
+
+    The value of an unset flag is its default; choices are not listed where the meaning names all.
+    """
+    rows = []
+    for row in flag_table(parser, *titles)[2:]:
+        names, default, meaning, no_effect = (cell.strip() for cell in row[2:-1].split(" | "))
+        names = names.replace("`, `", ", ")
+        choices = CHOICES.search(meaning)
+        text = meaning[: choices.start()] if choices else meaning
+        named = set(re.findall(r"\w+", text))
+        listed = re.findall(r"`([^`]+)`", choices[1]) if choices else []
+        rest = "" if named.issuperset(listed) else choices[0]
+        when_unset = WHEN_UNSET.search(text) if default == "unset" else None
+        if when_unset:
+            default, text = when_unset[1], text[: when_unset.start()]
+        if no_effect:
+            rest += f". *No effect: {no_effect}*"
+        rows.append(f"| {names} | {'–' if default == 'unset' else default} | {text}{rest} |")
+    return rows
 
 
 def with_tables(text: str) -> str:
-    """A document with all its tables of flags as the parsers have them now."""
+    """A document with all its tables of flags as the parsers have them now.
+
+    A row that stands in an earlier table is not repeated; the last row of the table names it.
+    """
     lines: list[str] = []
+    seen: set[str] = set()
     in_table = False
     for line in text.splitlines():
         in_table = in_table and line.startswith("|")
@@ -59,8 +88,13 @@ def with_tables(text: str) -> str:
             lines.append(line)
         marker = MARKER.match(line)
         if marker:
-            parser = PARSERS[marker[1]](None)
-            lines += flag_table(parser, *marker[2].split(", "))
+            rows = flag_rows(PARSERS[marker[1]](None), *marker[2].split(", "))
+            lines += ["| flag | default | meaning |", "|---|---|---|"]
+            lines += [row for row in rows if row not in seen]
+            repeated = [row.split(" | ")[0].removeprefix("| ") for row in rows if row in seen]
+            if repeated:
+                lines.append(f"| {', '.join(repeated)} | | as above |")
+            seen |= set(rows)
             in_table = True
     return "\n".join(lines) + "\n"
 

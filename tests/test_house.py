@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sugar_pipeline.doctor import TESTED_TORCH
-from sugar_pipeline.flag_tables import PARSERS, with_tables
-from sugar_utils.settings import flag_table
+from sugar_pipeline.flag_tables import PARSERS, flag_rows, with_tables
 from tests.support.repository import (
     FLOORS,
     ROOT,
@@ -187,7 +186,7 @@ def test_the_tested_range_of_torch_is_the_same_everywhere():
 
 
 def test_readme_commands_do_all_the_setting_up_in_one_line():
-    demo, tests = command_after("results\nare:"), command_after("<!-- test command -->")
+    demo, tests = command_after("<!-- demo command -->"), command_after("<!-- test command -->")
     assert demo == (
         "python -m venv .venv && .venv/bin/pip install -r requirements.txt"
         " && .venv/bin/python train.py --demo"
@@ -220,7 +219,7 @@ def test_every_flag_of_an_entry_point_is_in_a_table(entry):
     parser, lines = PARSERS[entry](None), set(TRAINING.read_text(encoding="utf-8").splitlines())
     headings = [group.title for group in parser._action_groups if group.title != "options"]
     for heading in headings:
-        missing = [row for row in flag_table(parser, heading) if row not in lines]
+        missing = [row for row in flag_rows(parser, heading) if row not in lines]
         assert not missing, f"{heading}: {missing}"
 
 
@@ -230,15 +229,18 @@ def test_the_documents_name_all_floors_in_order():
     assert f"{floors} < entry points" in " ".join(text.split())
 
 
-def test_the_layout_in_the_documents_is_whole():
+def test_every_folder_of_the_product_is_in_the_architecture():
     text = (ROOT / "DOCS" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    for path in production_files():
-        if path.parent == ROOT or path.name == "train.py":
-            continue
-        room = f"{name_of(path.parent)}/  "
-        block = text.split(room, 1)[1].split("\n", 1)[1] if room in text else ""
-        listed = re.split(r"^[^ ]", block, maxsplit=1, flags=re.MULTILINE)[0]
-        assert path.name == "__init__.py" or f"  {path.name} " in listed, name_of(path)
+    for path in [*production_files(), *native_files()]:
+        assert path.parent == ROOT or f"`{name_of(path.parent)}/`" in text, name_of(path)
+
+
+@parametrize_files(DOCUMENTS)
+def test_files_that_documents_name_exist(path):
+    names = {file.name for file in [*all_files(), *native_files()]}
+    for file in re.findall(r"`([\w./-]+\.(?:py|inc|sh))`", path.read_text(encoding="utf-8")):
+        exists = (ROOT / file).is_file() if "/" in file else file in names
+        assert exists, f"{file} does not exist"
 
 
 def test_no_two_files_share_a_name():

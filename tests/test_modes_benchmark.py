@@ -8,15 +8,17 @@ import json
 import pytest
 
 from benchmarks import modes
-from benchmarks.published.scans import split_command
 from tests.support.mesh_scenes import sphere
 from tests.support.tiny_scene import SHORT_PIPELINE, make_tiny_checkpoint, make_tiny_scene
 from tests.test_mesh_quality import write_scene
 
 
 def test_flags_of_the_pipeline_stand_behind_two_dashes():
-    assert split_command(["a", "--", "-r", "sdf", "--", "b"]) == (["a"], ["-r", "sdf", "--", "b"])
-    assert split_command(["a", "b"]) == (["a", "b"], [])
+    assert modes.split_command(["a", "--", "-r", "sdf", "--", "b"]) == (
+        ["a"],
+        ["-r", "sdf", "--", "b"],
+    )
+    assert modes.split_command(["a", "b"]) == (["a", "b"], [])
 
 
 @pytest.mark.slow

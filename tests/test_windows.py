@@ -211,7 +211,7 @@ GUARDED = {
 }
 LINUX_ONLY = {
     f"benchmarks/robustness/{name}.py"
-    for name in ("campaign", "child", "faults_cases", "fuzz_mutations")
+    for name in ("campaign", "child", "disturbances", "mutations")
 }
 """Campaigns fork children and limit them, which their first lines say."""
 

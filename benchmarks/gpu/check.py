@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything worth knowing on a GPU, in one command: ``python benchmarks/gpu/check.py``.
+"""All checks of a GPU in one command: ``python benchmarks/gpu/check.py``.
 
 Prints a table, writes JSON with ``--json``, and ends within ``--minutes``. Exit code 1 if a check
-FAILED. Sections: environment; compilation of all kernels; parity with float64 references;
-determinism; times of the rasterizer; time and memory of the geometric step; a short training with
-all stages.
-``--sections`` chooses some of them, and ``--quick --device cpu`` tries the checks themselves
-without a GPU.
+FAILED. ``--sections`` chooses some, and ``--quick --device cpu`` tries the checks without a GPU.
 
 Each section runs in a process of its own, because an illegal access in one kernel makes every
-later call of its process fail. A check that fails, crashes or hangs ends the process; a new one
-goes on with the next check. On CUDA the check then runs once more by itself with launches that
-block, so that the traceback names the call at fault and not a later one.
+later call of its process fail. A check that fails, crashes or hangs ends the process, and a new one
+continues with the next check. On CUDA the check then runs once more with launches that block, so
+that the traceback names the call at fault.
 
-Sections whose packages are missing are skipped, and say which. To a machine without network that
-has Python and torch with CUDA but nothing else, ``benchmarks/pack_for_gpu.sh`` carries them. No
-compiler is needed: Warp brings its own, and keeps what it has compiled.
+Sections whose packages are missing are skipped. ``benchmarks/pack_for_gpu.sh`` carries packages to
+a machine that has Python and torch with CUDA but no network.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import importlib
 import json
@@ -87,12 +83,14 @@ def work(order: dict[str, Any]) -> int:
             # Says in one line why there is none.
             choose_device("cuda", setup.place.index)
         checks = importlib.import_module(order["module"]).CHECKS
-        tell("checks", checks={check.name: check.seconds for check in checks})
+        tell("checks", checks=[check.name for check in checks])
         for check in checks:
             if order["checks"] is not None and check.name not in order["checks"]:
                 continue
             tell("start", check=check.name)
             started = time.perf_counter()
+            # Ends the process, also where native code hangs.
+            faulthandler.dump_traceback_later(check.seconds, exit=True)
             try:
                 for finding in check.run(setup):
                     # An error of a kernel must come up before its finding counts.
@@ -110,6 +108,8 @@ def work(order: dict[str, Any]) -> int:
                     # This process may be unable to do anything more on the device.
                     return 0
                 continue
+            finally:
+                faulthandler.cancel_dump_traceback_later()
             tell("end", check=check.name, seconds=time.perf_counter() - started)
             gc.collect()
             if setup.on_cuda:

@@ -15,7 +15,7 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from benchmarks.rasterizer import Case, as_cloud, make_scene
+from benchmarks.rasterizer import Case, as_cloud, make_scene, synchronize
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 
@@ -148,12 +148,6 @@ def equal(what: str, found: Tensor, expected: Tensor) -> Finding:
 def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:
     """A copy elsewhere."""
     return Gaussians(*(t.detach().to(device) for t in gaussians.tensors()))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for all work; this is where errors of kernels come up."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def milliseconds(

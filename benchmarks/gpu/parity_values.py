@@ -25,7 +25,6 @@ from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import depth_normal_consistency
 from sugar_utils.neighbors import (
     nearest_neighbors,
-    nearest_neighbors_of,
     nearest_neighbors_reference,
 )
 
@@ -101,17 +100,6 @@ def neighbors(setup: Setup) -> Iterator[Finding]:
         yield equal(
             f"{name}, distances", found.sq_distances, every.sq_distances.gather(1, order)[:, :k]
         )
-
-
-def neighbors_of_queries(setup: Setup) -> Iterator[Finding]:
-    """The same for positions that are no points, with more neighbours than one kernel holds."""
-    points = torch.rand(setup.size(4_000, 600), 3, generator=torch.Generator().manual_seed(1))
-    queries = 1.5 * _draw(500, 3)
-    for k in (1, NEIGHBORS, 20):
-        truth = nearest_neighbors_reference(queries, points, k)
-        found = nearest_neighbors_of(queries.to(setup.place), points.to(setup.place), k)
-        yield equal(f"{k} indices", found.indices, truth.indices)
-        yield equal(f"{k} distances", found.sq_distances, truth.sq_distances)
 
 
 def _spacing(state: str, name: str, exact: Tensor) -> Tensor:

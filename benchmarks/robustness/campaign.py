@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many cases in several processes, each of them forked from one that has everything loaded.
-
-Linux only.
-"""
+"""Many cases in several processes, each forked from one that has everything loaded. Linux only."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.rasterizer import print_table
 from benchmarks.robustness.child import Limits
-from benchmarks.robustness.fuzz_world import Command, make_world, run_command, warm_up
-from sugar_utils.errors import UserError
+from benchmarks.robustness.world import Command, make_world, run_command, warm_up
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 
@@ -34,81 +32,89 @@ class Worker(Protocol):
         ...
 
 
+class Result(Protocol):
+    """A judged case: a dataclass with these attributes."""
+
+    case: int
+    group: str
+    end: str
+    faults: dict[str, str]
+
+    def title(self) -> str:
+        """What was run and what was done to it."""
+        ...
+
+    def said(self) -> str:
+        """Output of its processes."""
+        ...
+
+
 _WORKER: list[Worker] = []
 
 
 def campaign_parser(purpose: str, *, cases: int, seconds: float) -> argparse.ArgumentParser:
-    """The flags of every campaign.
-
-    Args:
-        purpose: What ``--help`` says first.
-        cases: Default of ``--cases``.
-        seconds: Default of ``--limit``.
-    """
+    """The flags of every campaign."""
     result = Parser(description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = result.add_argument
-    add("--cases", type=positive_int, default=cases, help="how many")
-    add("--seed", type=integer, default=0, help="of everything")
-    add("--case", type=integer, default=None, help="run this one alone and show what it said")
-    add("--scene", default="tiny", help="tiny, or the folder of a capture to start from")
+    add("--cases", type=positive_int, default=cases, help="number of cases")
+    add("--seed", type=integer, default=0, help="random seed")
+    add("--case", type=integer, default=None, help="run this one alone and show its output")
     add("--jobs", type=positive_int, default=os.cpu_count(), help="processes")
-    add("--limit", type=positive_float, default=seconds, help="seconds until it counts as hanging")
+    add("--limit", type=positive_float, default=seconds, help="seconds until a case hangs")
     add("--json", type=Path, default=None, help="file for all results")
-    add("--keep", type=Path, default=None, help="folder to work in, which stays")
+    add("--keep", type=Path, default=None, help="folder to work in, which is kept")
     return result
 
 
-def capture_of(args: argparse.Namespace) -> Path | None:
-    """The capture that ``--scene`` names; None for the tiny one.
-
-    Raises:
-        UserError: It is no capture.
-    """
-    scene = None if args.scene == "tiny" else Path(args.scene).resolve()
-    if scene is not None and not (scene / "sparse" / "0").is_dir():
-        raise UserError(f"--scene {scene}: has no sparse/0; give the folder of a COLMAP capture")
-    return scene
-
-
 def run_cases(
+    script: str,
     args: argparse.Namespace,
     begin: Callable[[Path], Worker],
     cases: Sequence[int],
-    tell: Callable[[Any], None],
-) -> list[Any]:
-    """Run cases as the flags say, tell of each when it ends, print their number, keep the results.
-
-    Args:
-        args: Values of :func:`campaign_parser`.
-        begin: As in :func:`campaign`.
-        cases: Numbers of the cases, if it is not one alone.
-        tell: Told each result, which is a dataclass.
-    """
+    ends: Sequence[str],
+    faults: Sequence[str],
+) -> int:
+    """Run cases, print faults and a table, write the results; 1 if there was a fault."""
     chosen = cases if args.case is None else [args.case]
     started, results = time.monotonic(), []
-    with work_folder(args.keep) as work:
-        for result in campaign(begin, chosen, min(args.jobs, len(chosen)), work):
+    with _work_folder(args.keep) as work:
+        for result in _campaign(begin, chosen, min(args.jobs, len(chosen)), work):
             results.append(result)
-            tell(result)
+            if result.faults:
+                found = "; ".join(f"{name}: {what}" for name, what in result.faults.items())
+                print(
+                    f"FAULT {result.title()}\n      {found}\n      python "
+                    f"benchmarks/robustness/{script} --seed {args.seed} --case {result.case}",
+                    flush=True,
+                )
+            if args.case is not None:
+                print(f"{result.title()}: {result.end or 'no good end'}\n{result.said()}")
     print(f"\n{len(results)} cases in {time.monotonic() - started:.0f} s, seed {args.seed}")
     if args.json is not None:
         write_json_atomic(args.json, {"seed": args.seed, "results": list(map(asdict, results))})
-    return results
+    print_table(["", "cases", *ends, *faults], _table(results, ends, faults))
+    return int(any(result.faults for result in results))
 
 
-def campaign(
+def _table(
+    results: Sequence[Result], ends: Sequence[str], faults: Sequence[str]
+) -> list[list[str]]:
+    rows = []
+    for group in [*sorted({r.group for r in results}), "all"]:
+        chosen = [r for r in results if group in (r.group, "all")]
+        ended = Counter(r.end for r in chosen)
+        found = Counter(fault for r in chosen for fault in r.faults)
+        counts = [len(chosen), *(ended[end] for end in ends), *(found[fault] for fault in faults)]
+        rows.append([group, *map(str, counts)])
+    return rows
+
+
+def _campaign(
     begin: Callable[[Path], Worker], cases: Sequence[int], jobs: int, work: Path
 ) -> Iterator[Any]:
-    """Run cases in any order.
-
-    Args:
-        begin: Makes a worker that works in a folder; called once in each process.
-        cases: Numbers of the cases.
-        jobs: Processes.
-        work: Folder for all of them.
-    """
+    """Run cases in any order; ``begin`` makes a worker in each process."""
     warm_up(work / "warm")
-    # What is there now stays: collections of a child would copy its pages.
+    # Collections of a child would copy the pages of what exists now.
     gc.collect()
     gc.freeze()
     context = multiprocessing.get_context("fork")
@@ -120,7 +126,7 @@ def campaign(
 
 
 def _begin(begin: Callable[[Path], Worker], folders: multiprocessing.SimpleQueue) -> None:
-    # As every process finds them; the frame of this one answers them in a way of its own.
+    # The defaults; the entry point of this process has handlers of its own.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _WORKER.append(begin(folders.get()))
@@ -130,12 +136,8 @@ def _run(case: int) -> Any:
     return _WORKER[0].run(case)
 
 
-def make_base(own: Path, scene: Path | None = None) -> Path:
-    """Make a world for copies that will lie in ``own / "case"``, because some results know where.
-
-    Raises:
-        RuntimeError: An entry point failed on files that are in order.
-    """
+def make_base(own: Path) -> Path:
+    """Make a world whose copies work in ``own / "case"``, because results record where they are."""
 
     def run(command: Command, root: Path) -> None:
         outcome = run_command(command, root, own / "notes", Limits(600.0))
@@ -145,13 +147,12 @@ def make_base(own: Path, scene: Path | None = None) -> Path:
 
     root = own / "case"
     root.mkdir(parents=True)
-    make_world(root, run, scene)
+    make_world(root, run)
     return root.rename(own / "base")
 
 
-@contextlib.contextmanager
-def work_folder(kept: Path | None) -> Iterator[Path]:
-    """A folder to work in: one that stays, or a temporary one."""
+@contextmanager
+def _work_folder(kept: Path | None) -> Iterator[Path]:
     if kept is None:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             yield Path(folder).resolve()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs an entry point in a forked child: limits on memory and time, its own folder, its own output.
+"""Runs an entry point in a forked child with limits on memory and time. Linux only.
 
-The parent has imported everything and loaded all kernels, so that a child costs milliseconds. What
-is forked must have no threads: one thread for torch, and no GPU. Linux only.
+The parent has imported everything and loaded all kernels, so a child costs milliseconds. The parent
+must have no other threads: one torch thread, no GPU.
 """
 
 from __future__ import annotations
@@ -33,30 +33,19 @@ class Limits:
     """What a child may use.
 
     Attributes:
-        seconds: By the clock; then it is interrupted and, when that does not help, killed.
-        memory: Bytes of address space beyond what the parent has.
-        file_size: Bytes of the largest file that it may write.
-        stacks: Whether to note where it is before its time ends, which can crash it.
+        seconds: Wall time; then it is interrupted, and killed if that does not help.
+        memory: Bytes of address space beyond the parent's.
+        stacks: Whether to dump all stacks before the time ends, which can crash the child.
     """
 
     seconds: float = 30.0
     memory: int = 3 << 30
-    file_size: int = 1 << 30
     stacks: bool = True
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended.
-
-    Attributes:
-        code: Exit code; minus the number of the signal that killed it.
-        out: Standard output.
-        err: Standard error.
-        seconds: By the clock.
-        late: Whether it went beyond its time.
-        stacks: Where all its threads were shortly before that.
-    """
+    """How a child ended; a negative code is the number of the signal that killed it."""
 
     code: int
     out: str
@@ -64,25 +53,6 @@ class Outcome:
     seconds: float
     late: bool = False
     stacks: str = ""
-
-
-@dataclass(frozen=True)
-class Command:
-    """An entry point with flags that work on the untouched world.
-
-    Attributes:
-        name: In reports.
-        script: As its users call it.
-        main: Its function.
-        flags: Relative to the root of the world.
-        needs: Parts of the world that it reads.
-    """
-
-    name: str
-    script: str
-    main: Main
-    flags: tuple[str, ...]
-    needs: tuple[str, ...]
 
 
 def run_child(
@@ -96,29 +66,29 @@ def run_child(
     prepare: Callable[[], None] | None = None,
     meanwhile: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Run ``main`` as ``script`` would with the flags ``words``.
+    """Run ``main`` as ``script`` would run it with the flags ``words``.
 
     Args:
         main: The entry point's function.
         words: Flags and values.
         folder: Working directory.
-        notes: Folder for what it prints; also its home and its place for temporary files.
+        notes: Folder for its output; also its home and its temporary folder.
         limits: What it may use.
         script: Its name in ``sys.argv``.
-        prepare: Called in the child before anything else of it runs.
-        meanwhile: Called in the parent with the number of the child while it runs.
+        prepare: Called in the child first.
+        meanwhile: Called in the parent with the child's process id while it runs.
     """
     notes.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        _be_child(main, words, folder, notes, limits, script, prepare)
+        _be_child(main, [script, *words], folder, notes, limits, prepare)
     if meanwhile is not None:
         meanwhile(pid)
     status, late = _wait(pid, started + limits.seconds)
     seconds = time.monotonic() - started
-    code = os.waitstatus_to_exitcode(status)
     out, err, stacks = (_text(notes / name) for name in (OUT, ERR, STACKS))
+    code = os.waitstatus_to_exitcode(status)
     return Outcome(code, out, err, seconds, late, stacks if late else "")
 
 
@@ -130,22 +100,19 @@ def address_space() -> int:
 
 def limit(what: str, most: int) -> None:
     """Set a limit of this process by its name without ``RLIMIT_``."""
-    # Windows has no such module, and what imports this file is checked there, too.
-    import resource
+    import resource  # Not on Windows, where this file is still imported by checks.
 
     number = getattr(resource, f"RLIMIT_{what}")
     hard = resource.getrlimit(number)[1]
-    allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(number, (allowed, hard))
+    resource.setrlimit(number, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _be_child(
     main: Main,
-    words: Sequence[str],
+    argv: list[str],
     folder: Path,
     notes: Path,
     limits: Limits,
-    script: str,
     prepare: Callable[[], None] | None,
 ) -> None:
     """Never returns."""
@@ -155,22 +122,22 @@ def _be_child(
         _redirect(notes)
         os.chdir(folder)
         os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = str(notes)
-        for name, number in (("SIGINT", signal.default_int_handler), ("SIGTERM", signal.SIG_DFL)):
-            signal.signal(getattr(signal, name), number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if limits.stacks:
             stacks = (notes / STACKS).open("w", encoding="utf-8")
             faulthandler.dump_traceback_later(max(0.1, limits.seconds - 0.2), file=stacks)
         limit("AS", address_space() + limits.memory)
-        limit("FSIZE", limits.file_size)
+        limit("FSIZE", 1 << 30)
         limit("CORE", 0)
-        sys.argv = [script, *words]
+        sys.argv = argv
         if prepare is not None:
             prepare()
         code = _exit_code(main)
     except BaseException:
         traceback.print_exc()
     finally:
-        # What the interpreter would do on its way out, less what belongs to the parent.
+        # What the interpreter would do at exit, less what belongs to the parent.
         for leave in (threading._shutdown, sys.stdout.flush, sys.stderr.flush):
             try:
                 leave()
@@ -192,42 +159,32 @@ def _exit_code(main: Main) -> int:
 
 def _redirect(notes: Path) -> None:
     """Standard streams as a shell makes them with ``< /dev/null > file 2> file``."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    for number, name in ((1, OUT), (2, ERR)):
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8")
+    for number, stream, name in ((1, "stdout", OUT), (2, "stderr", ERR)):
         file = os.open(notes / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
         os.close(file)
-    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8")
-    sys.stdout = _writer(1, line_buffering=False)
-    sys.stderr = _writer(2, line_buffering=True)
-
-
-def _writer(number: int, *, line_buffering: bool) -> io.TextIOWrapper:
-    raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
-    return io.TextIOWrapper(raw, "utf-8", line_buffering=line_buffering)
+        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+        setattr(sys, stream, io.TextIOWrapper(raw, "utf-8", line_buffering=number == 2))
 
 
 def _wait(pid: int, deadline: float) -> tuple[int, bool]:
     """Status of the child, and whether it had to be ended."""
     handle = os.pidfd_open(pid)
+
+    def ended(seconds: float) -> bool:
+        return bool(select.select([handle], [], [], max(0.0, seconds))[0])
+
     try:
-        if _ended(handle, deadline - time.monotonic()):
-            return _reap(pid), False
-        os.killpg(pid, signal.SIGINT)
-        if not _ended(handle, _GRACE):
-            os.killpg(pid, signal.SIGKILL)
-        return _reap(pid), True
+        late = not ended(deadline - time.monotonic())
+        if late:
+            os.killpg(pid, signal.SIGINT)
+            if not ended(_GRACE):
+                os.killpg(pid, signal.SIGKILL)
+        return os.waitpid(pid, 0)[1], late
     finally:
         os.close(handle)
-
-
-def _ended(handle: int, seconds: float) -> bool:
-    return bool(select.select([handle], [], [], max(0.0, seconds))[0])
-
-
-def _reap(pid: int) -> int:
-    return os.waitpid(pid, 0)[1]
 
 
 def _text(path: Path) -> str:

@@ -1,100 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disturbs runs and does them again: ``python benchmarks/robustness/faults.py --cases 100``.
+"""Disturbs runs and repeats them: ``python benchmarks/robustness/faults.py --cases 100 --seed 0``.
 
-In each case something happens in the middle of a stage (``faults_cases.py``): a write fails, a
-signal comes, the disk is full, the folder is gone, memory ends, the clock jumps, another process
-works in the same folder. Then the same command runs again, undisturbed, and must end with the very
-bytes of a run that nothing happened to. Faults of the program make the exit code 1.
+In each case something happens in the middle of a stage (``disturbances.py``): a write fails, a
+signal arrives, the disk is full, the folder is deleted, memory ends, the clock jumps, another
+process works in the same folder. Files must be complete or absent, and what was there must be there
+or have a successor. Then the same command runs again, undisturbed, and must end with the bytes of a
+run that was not disturbed. Anything else is a fault; then the exit code is 1.
 
-A case follows from ``--seed`` and its number, and from nothing but the moments that the machine
-decides. Linux only; without the right to mount small disks, limits stand in for full ones.
+A case follows from ``--seed`` and its number, except for timing. Linux only; without the right to
+mount small disks, limits stand in for full ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-# A forked child must find no threads of a GPU's driver, and no pool of threads that are gone.
+# A forked child must find no threads of a GPU driver or of a thread pool.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.rasterizer import print_table
-from benchmarks.robustness.campaign import campaign_parser, capture_of, make_base, run_cases
+import sugar_utils  # noqa: F401  before torch
+
+# isort: split
+from benchmarks.robustness.campaign import campaign_parser, make_base, run_cases
 from benchmarks.robustness.child import Limits, Outcome
-from benchmarks.robustness.faults_cases import (
+from benchmarks.robustness.disturbances import (
     SCENARIOS,
+    Disturbance,
     Place,
     Scenario,
     Undisturbed,
     count_events,
     draw_disturbance,
 )
-from benchmarks.robustness.faults_verdict import FAULTS, judge_again, judge_disturbed
+from benchmarks.robustness.verdict import JOURNALS, NOT_RESULTS, end_of, judge_output, wrong_in
+from gaussian_splatting.engine.checkpoint import load_payload
+from sugar_utils.errors import UserError
 from sugar_utils.frame import run_main
+from tests.support.tiny_scene import assert_same_bits
+
+ENDS = ("accepted", "refused", "stopped", "killed")
+FAULTS = ("traceback", "hang", "crash", "noise", "torn", "lost", "again", "differs", "leftover")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case, judged.
-
-    Attributes:
-        case: Its number.
-        scenario: What was disturbed.
-        what: What happened.
-        end: How it ended: accepted, refused, stopped or killed.
-        faults: Names out of ``FAULTS``, each with what was seen.
-        outcome: Of the disturbed run.
-        again: Of the run after it.
-    """
+    """One case, judged: the scenario, what happened, and both runs."""
 
     case: int
-    scenario: str
+    group: str
     what: str
     end: str
     faults: dict[str, str]
     outcome: Outcome
     again: Outcome
 
+    def title(self) -> str:
+        """What was run and what was done to it."""
+        return f"{self.group}: {self.what}"
+
+    def said(self) -> str:
+        """Output of both processes."""
+        return "\n".join(
+            f"=== {title}: exit code {one.code}, {one.seconds:.1f} s\n{one.out}\n---\n{one.err}\n"
+            f"{one.stacks}"
+            for title, one in (("disturbed", self.outcome), ("again", self.again))
+        )
+
 
 class _Worker:
     """What a process of the campaign keeps between cases."""
 
-    def __init__(self, seed: int, limits: Limits, scene: Path | None, own: Path) -> None:
-        self._seed = seed
-        self._own = own
+    def __init__(self, seed: int, limits: Limits, own: Path) -> None:
+        self._seed, self._own = seed, own
         self._place = Place(own / "case", own / "notes", limits)
-        self._base = make_base(own, scene)
+        self._base = make_base(own)
         self._known: dict[str, Undisturbed] = {}
 
     def run(self, case: int) -> Result:
-        """Disturb a run, look, and do it again."""
-        draw = Random(f"{self._seed}/{case}")
-        scenario = SCENARIOS[case % len(SCENARIOS)]
+        """Disturb a run, look, and repeat it."""
+        draw, scenario = Random(f"{self._seed}/{case}"), SCENARIOS[case % len(SCENARIOS)]
         known = self._undisturbed(scenario)
         self._clear()
         place, folder = self._place, self._place.root / scenario.output
         scenario.prepare(place.root, self._base)
-        before = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        before = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
         disturbance = draw_disturbance(draw, place, scenario, known)
         with disturbance.around():
             outcome = place.run(scenario, disturbance)
         end, faults = judge_disturbed(outcome, disturbance, scenario, folder, before, known)
         if disturbance.may_lose_output and not any(folder.rglob("*.pt")):
-            # What was half done is gone with the folder; the result is that of a fresh start.
+            # Half of the work is gone with the folder; the result is that of a fresh start.
             scenario.place_output(place.root, self._base)
         again = place.run(scenario, notes="again")
         judge_again(again, folder, known, faults)
@@ -106,7 +112,7 @@ class _Worker:
             folder.mkdir(parents=True)
 
     def _undisturbed(self, scenario: Scenario) -> Undisturbed:
-        """Run a scenario once without a fault, to know what is right."""
+        """Run a scenario once without a disturbance, to know what is right."""
         if scenario.name not in self._known:
             self._clear()
             scenario.prepare(self._place.root, self._base)
@@ -120,17 +126,136 @@ class _Worker:
         return self._known[scenario.name]
 
 
-def table(results: Sequence[Result]) -> list[list[str]]:
-    """One row for each scenario, and their sum."""
-    rows = []
-    names = [s.name for s in SCENARIOS if any(r.scenario == s.name for r in results)]
-    for name in [*names, "all"]:
-        chosen = [r for r in results if name in (r.scenario, "all")]
-        ends = Counter(r.end for r in chosen)
-        faults = Counter(fault for r in chosen for fault in r.faults)
-        figures = [ends[end] for end in ("accepted", "refused", "stopped", "killed")]
-        rows.append([name, str(len(chosen)), *map(str, figures), *(str(faults[f]) for f in FAULTS)])
-    return rows
+def judge_disturbed(
+    outcome: Outcome,
+    disturbance: Disturbance,
+    scenario: Scenario,
+    folder: Path,
+    before: dict[str, bytes],
+    undisturbed: Undisturbed,
+) -> tuple[str, dict[str, str]]:
+    """How a disturbed run ended, and what is wrong with that and with what it left.
+
+    Args:
+        outcome: Of the process.
+        disturbance: What happened to it.
+        scenario: What it was.
+        folder: Its output.
+        before: Contents of the files that were there.
+        undisturbed: What it does when nothing happens.
+    """
+    faults: dict[str, str] = {}
+    end = end_of(outcome)
+    if outcome.late:
+        faults["hang"] = f"{outcome.seconds:.0f} s"
+    elif outcome.code < 0 and disturbance.may_be_killed:
+        end = "killed"
+    elif not end:
+        faults["crash"] = f"exit code {outcome.code}"
+    for one in (outcome, *disturbance.others):
+        if one.code >= 0:
+            judge_output(one, end_of(one), faults, warnings=True)
+    torn = {path.name: _torn(path) for path in _results(folder).values()}
+    if any(torn.values()):
+        faults["torn"] = "; ".join(f"{name}: {why}" for name, why in torn.items() if why)[:300]
+    if not disturbance.may_lose_output:
+        lost = _lost(scenario, folder, before, undisturbed)
+        if lost:
+            faults["lost"] = lost
+    return end, faults
+
+
+def judge_again(
+    outcome: Outcome, folder: Path, undisturbed: Undisturbed, faults: dict[str, str]
+) -> None:
+    """Add what is wrong with the repeated run, and with its results."""
+    if outcome.code != 0 or outcome.late:
+        faults["again"] = f"exit code {outcome.code}: {(outcome.err or outcome.out)[-300:]!r}"
+        return
+    judge_output(outcome, "accepted", faults, warnings=True)
+    different = differences(undisturbed.folder, folder)
+    if different:
+        faults["differs"] = "; ".join(different[:3])
+    left = [path.name for path in folder.rglob("*") if ".tmp-" in path.name]
+    if left or (folder / ".replacing").exists():
+        faults["leftover"] = ", ".join(left[:3]) or ".replacing"
+
+
+def _results(folder: Path) -> dict[str, Path]:
+    """Files that are complete or absent, by relative path."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file() and ".tmp-" not in path.name and not NOT_RESULTS & set(path.parts)
+    }
+
+
+def _torn(path: Path) -> str:
+    """Why a file is not complete; empty where it is."""
+    try:
+        if path.suffix == ".pt":
+            load_payload(path)
+    except (UserError, OSError, ValueError) as error:
+        return str(error)[:200]
+    return wrong_in(path)
+
+
+def _lost(
+    scenario: Scenario, folder: Path, before: dict[str, bytes], undisturbed: Undisturbed
+) -> str:
+    """What was there before and has no successor."""
+    now = _results(folder)
+    kept = {name for name, path in now.items() if before.get(name) == path.read_bytes()}
+    checkpoints = [name for name in before if name.endswith(".pt")]
+    if any(name not in kept for name in before if name.startswith("input/")):
+        return "an input image"
+    if scenario.start == "half" and checkpoints:
+        newest = max(int(Path(name).stem) for name in checkpoints)
+        found = [int(path.stem) for name, path in now.items() if name.endswith(".pt")]
+        return "" if found and max(found) >= newest else f"checkpoint {newest} and later ones"
+    important = [name for name in before if Path(name).suffix in (".pt", ".ply", ".obj")]
+    gone = [name for name in important if name not in kept]
+    if scenario.start != "replace" or not gone:
+        return ""
+    if checkpoints:
+        new = [name for name in now if name.endswith(".pt") and name not in kept]
+        return "" if new else "the old run is gone and the new one has no checkpoint"
+    wrong = [name for name in gone if _differs(undisturbed.folder / name, folder / name)]
+    return f"neither the old nor the new {', '.join(wrong)}" if wrong else ""
+
+
+def differences(expected: Path, found: Path) -> list[str]:
+    """Results that are not the same, apart from what records time and place."""
+    names, others = _results(expected), _results(found)
+    last = max((int(Path(name).stem) for name in names if name.endswith(".pt")), default=-1)
+    wrong = []
+    for name in sorted({*names, *others}):
+        path = Path(name)
+        if path.name in JOURNALS or path.name.endswith(".lock"):
+            continue
+        if name not in others or name not in names:
+            if path.suffix != ".pt" or int(path.stem) == last:
+                wrong.append(f"{name} is {'missing' if name in names else 'unexpected'}")
+        elif _differs(expected / name, found / name):
+            wrong.append(f"{name} differs")
+    return wrong
+
+
+def _differs(expected: Path, found: Path) -> bool:
+    if not (expected.is_file() and found.is_file()):
+        return True
+    if expected.suffix == ".pt":
+        try:
+            assert_same_bits(expected, found)
+        except (AssertionError, RuntimeError):
+            return True
+        return False
+    if expected.suffix == ".json":
+        note = json.loads(expected.read_text(encoding="utf-8"))
+        if "files" in note:
+            other = json.loads(found.read_text(encoding="utf-8"))
+            return any(note[key] != other.get(key) for key in ("settings", "inputs", "files"))
+    return expected.read_bytes() != found.read_bytes()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,36 +266,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run cases, print the faults and the table."""
     args = parser().parse_args()
-    begin = functools.partial(_Worker, args.seed, Limits(args.limit), capture_of(args))
-
-    def tell(result: Result) -> None:
-        if result.faults:
-            _report(result, args.seed)
-        if args.case is not None:
-            _show(result)
-
-    results = run_cases(args, begin, range(args.cases), tell)
-    header = ["scenario", "cases", "accepted", "refused", "stopped", "killed", *FAULTS]
-    print_table(header, table(results))
-    return int(any(result.faults for result in results))
-
-
-def _report(result: Result, seed: int) -> None:
-    faults = "; ".join(f"{name}: {what}" for name, what in result.faults.items())
-    print(
-        f"FAULT {result.scenario}: {result.what}\n      {faults}\n"
-        f"      python benchmarks/robustness/faults.py --seed {seed} --case {result.case}",
-        flush=True,
-    )
-
-
-def _show(result: Result) -> None:
-    print(f"{result.scenario}: {result.what}: {result.end or 'no good end'}")
-    for title, outcome in (("disturbed", result.outcome), ("again", result.again)):
-        print(
-            f"=== {title}: exit code {outcome.code}, {outcome.seconds:.1f} s\n{outcome.out}\n"
-            f"--- standard error\n{outcome.err}\n{outcome.stacks}"
-        )
+    begin = functools.partial(_Worker, args.seed, Limits(args.limit))
+    return run_cases("faults.py", args, begin, range(args.cases), ENDS, FAULTS)
 
 
 if __name__ == "__main__":

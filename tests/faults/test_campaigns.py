@@ -47,9 +47,9 @@ def fuzzed(tmp_path_factory) -> list[dict]:
     return run("fuzz.py", tmp_path_factory.mktemp("fuzz"), "--cases", 300, "--seed", 20)[1]
 
 
-def test_rubbish_is_refused_in_one_line_or_does_no_harm(fuzzed):
+def test_malformed_input_is_refused_in_one_line_or_does_no_harm(fuzzed):
     assert len(fuzzed) == 300
-    ends = [result["verdict"]["end"] for result in fuzzed]
+    ends = [result["end"] for result in fuzzed]
     # Neither a harness that breaks nothing nor one that breaks everything tells anything.
     assert ends.count("refused") > 100
     assert ends.count("accepted") > 50
@@ -58,11 +58,11 @@ def test_rubbish_is_refused_in_one_line_or_does_no_harm(fuzzed):
 def test_a_case_repeats_itself(fuzzed, tmp_path):
     said, (again,) = run("fuzz.py", tmp_path, "--case", 9, "--seed", 20)
     (first,) = (result for result in fuzzed if result["case"] == 9)
-    assert (first["what"], first["verdict"]) == (again["what"], again["verdict"])
+    assert all(first[key] == again[key] for key in ("what", "end", "faults"))
     assert "exit code" in said
 
 
 def test_a_disturbed_run_done_again_ends_with_the_same_bytes(tmp_path):
-    _, results = run("faults.py", tmp_path, "--cases", 42, "--seed", 20)
-    assert len(results) == 42
+    _, results = run("faults.py", tmp_path, "--cases", 40, "--seed", 20)
+    assert len(results) == 40
     assert sum(result["end"] != "accepted" for result in results) > 5

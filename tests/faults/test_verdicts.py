@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 
 from benchmarks.robustness.child import Limits, Outcome, run_child
-from benchmarks.robustness.faults_cases import Disturbance, Scenario, Undisturbed
-from benchmarks.robustness.faults_hooks import Events, doing, failing, install
-from benchmarks.robustness.faults_verdict import differences, judge_again, judge_disturbed
-from benchmarks.robustness.fuzz_kinds import TURNS, kind_of
-from benchmarks.robustness.fuzz_mutations import IN_PLACE, mutate_bytes, mutate_json, put_in_place
-from benchmarks.robustness.fuzz_verdict import Expectation, Verdict, judge, snapshot
+from benchmarks.robustness.disturbances import Disturbance, Scenario, Undisturbed
+from benchmarks.robustness.events import Events, doing, failing, install
+from benchmarks.robustness.faults import differences, judge_again, judge_disturbed
+from benchmarks.robustness.mutations import IN_PLACE, mutate_bytes, mutate_json, put_in_place
+from benchmarks.robustness.targets import TURNS, kind_of
+from benchmarks.robustness.verdict import Expectation, Verdict, judge, snapshot
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, write_text_atomic
 

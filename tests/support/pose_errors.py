@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.published.similarity import best_similarity
 from gaussian_splatting.data.cameras import Camera, camera_extent
-from gaussian_splatting.data.colmap import find_model, read_colmap
-from gaussian_splatting.data.images import ImageFolder
 
 
 @dataclass(frozen=True)
@@ -27,12 +23,12 @@ class Errors:
     position: np.ndarray
 
 
-def cameras_of(root: Path) -> dict[str, Camera]:
-    """Cameras of a COLMAP scene by the stems of their names."""
-    model = read_colmap(
-        find_model(root), ImageFolder(root / "images"), missing_ok=True, notify=lambda _: None
-    )
-    return {Path(camera.name).stem: camera for camera in model.cameras}
+def _best_similarity(source: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray]:
+    """Scale and rotation that bring centred points closest to others (Umeyama, PAMI 1991)."""
+    a, b = source - source.mean(axis=0), target - target.mean(axis=0)
+    u, s, vt = np.linalg.svd(b.T @ a)
+    sign = np.array([1.0, 1.0, np.sign(np.linalg.det(u @ vt))])
+    return float((s * sign).sum() / (a**2).sum()), u * sign @ vt
 
 
 def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
@@ -40,8 +36,8 @@ def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
     names = sorted(set(found) & set(known))
     a = np.stack([found[name].center for name in names])
     b = np.stack([known[name].center for name in names])
-    found_to_known = best_similarity(a, b)
-    rotation, moved = found_to_known.rotation, found_to_known.apply(a)
+    scale, rotation = _best_similarity(a, b)
+    moved = scale * (a - a.mean(axis=0)) @ rotation.T + b.mean(axis=0)
     extent = camera_extent([known[name] for name in names])
     angles = []
     for name in names:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what a process asks of the file system, and lets something happen at one of these events.
+"""Counts file system events of a process, and lets something happen at one of them.
 
 An event is an ``open``, ``write``, ``fsync``, ``replace``, ``mkdir``, ``unlink`` or ``read`` that
-Python code asks for, in whatever package it lives: torch, TensorBoard, Pillow and plyfile open
-their files through Python. What native code writes by itself meets a disk that is really full, or
-really read-only, in ``faults_cases.py``. Installed in a forked child, never to be removed.
+Python code performs, in whatever package. Installed in a forked child, never to be removed.
 """
 
 from __future__ import annotations
@@ -26,32 +24,26 @@ _CHANGES = ("fsync", "replace", "rename", "mkdir", "unlink", "remove", "rmdir", 
 
 
 class Events:
-    """The events of a process.
-
-    Args:
-        roots: Folders that count; what happens elsewhere is no event.
-        happening: Called before each event.
-    """
+    """The events of a process below some folders; ``happening`` is called before each."""
 
     def __init__(self, roots: tuple[Path, ...], happening: Happening) -> None:
         self._roots = tuple(f"{root}/" for root in roots)
         self._happening = happening
         self._inside = threading.local()
-        self.count = 0
+        self._count = 0
 
-    def notice(self, kind: str, path: object) -> None:
+    def add(self, kind: str, path: object) -> None:
         """Count an event and let happen what was planned for it."""
         if getattr(self._inside, "busy", False) or not self._counts(path):
             return
-        self.count += 1
+        self._count += 1
         self._inside.busy = True
         try:
-            self._happening(self.count, kind, path)
+            self._happening(self._count, kind, path)
         finally:
             self._inside.busy = False
 
     def _counts(self, path: Any) -> bool:
-        """Whether a path, or a descriptor's file, lies in one of the folders."""
         try:
             if isinstance(path, int):
                 path = os.readlink(f"/proc/self/fd/{path}")
@@ -65,40 +57,40 @@ def install(events: Events) -> None:
     """Let all file access of this process go through ``events``."""
     _replace_open(events)
     for name in _CHANGES:
-        setattr(os, name, _noticed(getattr(os, name), name, events))
+        setattr(os, name, _counted(getattr(os, name), name, events))
     original = os.open
 
-    def watched(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def counted(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        events.notice("open" if writes else "read", path)
+        events.add("open" if writes else "read", path)
         return original(path, flags, *arguments, **options)
 
-    os.open = watched
+    os.open = counted
 
 
-def _noticed(original: Callable[..., Any], kind: str, events: Events) -> Callable[..., Any]:
-    def watched(path: Any, *arguments: Any, **options: Any) -> Any:
-        events.notice(kind, path)
+def _counted(original: Callable[..., Any], kind: str, events: Events) -> Callable[..., Any]:
+    def counted(path: Any, *arguments: Any, **options: Any) -> Any:
+        events.add(kind, path)
         return original(path, *arguments, **options)
 
-    return watched
+    return counted
 
 
 def _replace_open(events: Events) -> None:
     original = builtins.open
 
-    class Watched(io.FileIO):
+    class Counted(io.FileIO):
         """A file whose writes are events; the buffers above it are Python's own."""
 
         def __init__(self, file: Any, mode: str, closefd: bool, opener: Any) -> None:
-            events.notice("open", file)
+            events.add("open", file)
             super().__init__(file, mode, closefd, opener)
 
         def write(self, data: Any) -> int:
-            events.notice("write", self.fileno())
+            events.add("write", self.fileno())
             return super().write(data)
 
-    def watched(
+    def counted(
         file: Any,
         mode: str = "r",
         buffering: int = -1,
@@ -109,9 +101,9 @@ def _replace_open(events: Events) -> None:
         opener: Any = None,
     ) -> Any:
         if not set(mode) & set("wax+"):
-            events.notice("read", file)
+            events.add("read", file)
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        raw = Watched(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+        raw = Counted(file, mode.replace("b", "").replace("t", ""), closefd, opener)
         if buffering == 0:
             return raw
         buffer = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
@@ -121,16 +113,16 @@ def _replace_open(events: Events) -> None:
         text.mode = mode
         return text
 
-    builtins.open = io.open = watched
+    builtins.open = io.open = counted
 
 
 def failing(number: int, error: int, *, for_good: bool) -> Happening:
-    """Something that makes one event fail, or all that change anything from one on."""
+    """Make one event fail, or all that change anything from one on."""
 
     def happen(now: int, kind: str, path: Any) -> None:
         later = for_good and now > number and kind not in ("read", "unlink", "remove", "rmdir")
         if now == number or later:
-            # What is asked of an open file fails without a name.
+            # Operations on an open file fail without a name.
             named = () if isinstance(path, int) else (path,)
             raise OSError(error, os.strerror(error), *named)
 
@@ -138,7 +130,7 @@ def failing(number: int, error: int, *, for_good: bool) -> Happening:
 
 
 def doing(number: int, action: Callable[[], None]) -> Happening:
-    """Something that is done once, before one event."""
+    """Do something once, before one event."""
 
     def happen(now: int, kind: str, path: Any) -> None:
         if now == number:

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is disturbed, and how: failing writes, signals, full disks, lack of memory. Linux only."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from benchmarks.robustness.child import Limits, Outcome, address_space, limit, run_child
+from benchmarks.robustness.events import ERRORS, Events, Happening, doing, failing, install
+from benchmarks.robustness.world import COMMANDS, MAINS, RUNS, copy_parts, words_of
+
+_SIZE, _PRINTED = 64 << 20, 32 << 10
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command to disturb.
+
+    Attributes:
+        command: Its name.
+        output: What it writes to, relative to the root.
+        start: What is there before: ``fresh``, ``half`` or ``replace``.
+    """
+
+    command: str
+    output: str
+    start: str
+
+    @property
+    def name(self) -> str:
+        """In reports, and of folders."""
+        return f"{self.command}, {self.start}"
+
+    def words(self, root: Path) -> list[str]:
+        """Its flags."""
+        words = words_of(COMMANDS[self.command], root)
+        if self.command.startswith("export"):
+            return [*words, "--overwrite", "True"]
+        if self.start != "replace":
+            return words
+        other = ["--random_seed", "5"] if self.command != "texture" else ["--square_size", "7"]
+        return [*words, *other, "--overwrite", "True"]
+
+    def prepare(self, root: Path, base: Path) -> None:
+        """Copy what it reads, and what is there before."""
+        needs = [part for part in COMMANDS[self.command].needs if part != self.output]
+        copy_parts(base, root, needs)
+        self.place_output(root, base)
+
+    def place_output(self, root: Path, base: Path) -> None:
+        """Make its output folder as it is before."""
+        source = base / {"half": self.output, "replace": f"{self.output}0"}.get(self.start, "-")
+        (root / self.output).mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, root / self.output, dirs_exist_ok=True)
+
+
+SCENARIOS = (
+    *(
+        Scenario(name, k, start)
+        for k, name in RUNS.items()
+        for start in ("fresh", "half", "replace")
+    ),
+    *(
+        Scenario(name, "new", start)
+        for name in ("mesh", "texture", "export placed", "export obj")
+        for start in ("fresh", "replace")
+    ),
+    *(Scenario(name, "new", "fresh") for name in ("export glb", "render model", "render video")),
+    Scenario("convert", "room", "half"),
+)
+
+
+@dataclass
+class Disturbance:
+    """What happens to a run.
+
+    Attributes:
+        what: For reports.
+        happening: At events of the file system, in the child.
+        at_start: Done in the child before it begins.
+        meanwhile: Done in the parent while it runs.
+        around: Entered after the output is placed, left after the run.
+        may_be_killed: Whether being killed is how it ends.
+        may_lose_output: Whether the disturbance itself destroys results.
+        others: Outcomes of other processes.
+    """
+
+    what: str
+    happening: Happening | None = None
+    at_start: Callable[[], None] | None = None
+    meanwhile: Callable[[int], None] | None = None
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    may_be_killed: bool = False
+    may_lose_output: bool = False
+    others: list[Outcome] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run without a disturbance: its output, number of events, seconds, bytes written."""
+
+    folder: Path
+    events: int
+    seconds: float
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case runs: its world, its output and what it may use."""
+
+    root: Path
+    notes: Path
+    limits: Limits
+
+    def run(
+        self, scenario: Scenario, disturbance: Disturbance | None = None, notes: str = ""
+    ) -> Outcome:
+        """Run a scenario's command in the world as it is."""
+        disturbance = disturbance or Disturbance("nothing")
+
+        def prepare() -> None:
+            if disturbance.at_start is not None:
+                disturbance.at_start()
+            if disturbance.happening is not None:
+                install(Events((self.root, self.notes), disturbance.happening))
+
+        script = COMMANDS[scenario.command].script
+        return run_child(
+            MAINS[script],
+            scenario.words(self.root),
+            self.root,
+            self.notes / notes,
+            self.limits,
+            script=script,
+            prepare=prepare,
+            meanwhile=disturbance.meanwhile,
+        )
+
+
+def count_events(place: Place, scenario: Scenario) -> tuple[Outcome, int]:
+    """Run a scenario and count its events."""
+    tally = place.notes / "events"
+
+    def count(now: int, kind: str, path: object) -> None:
+        os.truncate(tally, 0)
+        tally.write_text(str(now), encoding="utf-8")
+
+    place.notes.mkdir(parents=True, exist_ok=True)
+    tally.write_text("0", encoding="utf-8")
+    outcome = place.run(scenario, Disturbance("counting", count))
+    return outcome, int(tally.read_text(encoding="utf-8"))
+
+
+def draw_disturbance(
+    draw: Random, place: Place, scenario: Scenario, known: Undisturbed
+) -> Disturbance:
+    """A disturbance of a scenario; everything about it follows from ``draw``."""
+    folder, event = place.root / scenario.output, draw.randint(1, known.events)
+    return draw.choice(_KINDS)(draw, event, folder, known, place, scenario)
+
+
+def _failure(draw: Random, event: int, *_: object) -> Disturbance:
+    error, for_good = draw.choice(ERRORS), draw.random() < 0.4
+    what = f"{os.strerror(error)} {'from' if for_good else 'at'} event {event}"
+    return Disturbance(what, failing(event, error, for_good=for_good))
+
+
+def _signal(draw: Random, event: int, folder: Path, known: Undisturbed, *_: object) -> Disturbance:
+    number = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+    killed = number != signal.SIGINT
+    if draw.random() < 0.6:
+        action = doing(event, lambda: os.kill(os.getpid(), number))
+        return Disturbance(f"{number.name} at event {event}", action, may_be_killed=killed)
+    # Not before the child has its own handlers.
+    seconds = draw.uniform(0.04, max(0.05, known.seconds))
+
+    def meanwhile(pid: int) -> None:
+        time.sleep(seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    what = f"{number.name} after {seconds:.3f} s"
+    return Disturbance(what, meanwhile=meanwhile, may_be_killed=killed or seconds < 0.1)
+
+
+def _file_limit(
+    draw: Random, event: int, folder: Path, known: Undisturbed, *_: object
+) -> Disturbance:
+    """No file may grow larger, in native code either."""
+    largest = max(p.stat().st_size for p in known.folder.rglob("*") if p.is_file())
+    # What it prints goes into a file, too.
+    most = draw.randint(_PRINTED, max(largest, _PRINTED + 1))
+    return Disturbance(f"no file above {most} bytes", at_start=lambda: limit("FSIZE", most))
+
+
+def _full_disk(
+    draw: Random, event: int, folder: Path, known: Undisturbed, *_: object
+) -> Disturbance:
+    """A disk that is too small; without the right to mount one, a limit instead."""
+    before = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    room = (before + draw.randint(0, known.n_bytes + (64 << 10))) >> 10
+    if not can_mount():
+        return _file_limit(draw, event, folder, known)
+    return Disturbance(f"a disk of {room} KiB", around=lambda: _mounted(folder, f"size={room}k"))
+
+
+def _deleted(draw: Random, event: int, folder: Path, *_: object) -> Disturbance:
+    action = doing(event, lambda: shutil.rmtree(folder, ignore_errors=True))
+    return Disturbance(f"{folder.name} deleted at event {event}", action, may_lose_output=True)
+
+
+def _memory(draw: Random, event: int, *_: object) -> Disturbance:
+    # Without any room Python itself waits forever for threads that could not start.
+    room = draw.choice((1 << 20, 4 << 20, 16 << 20))
+    action = doing(event, lambda: limit("AS", address_space() + room))
+    return Disturbance(f"{room >> 20} MiB more at event {event}", action)
+
+
+def _clock(draw: Random, event: int, *_: object) -> Disturbance:
+    jump, original = draw.choice((-3.2e8, -86_400.0, 3_600.0, 3.2e8)), time.time
+    action = doing(event, lambda: setattr(time, "time", lambda: original() + jump))
+    return Disturbance(f"clock {jump:+.0f} s at event {event}", action)
+
+
+def _second(
+    draw: Random, event: int, folder: Path, known: Undisturbed, place: Place, scenario: Scenario
+) -> Disturbance:
+    """The same command a second time, in the same folder."""
+    seconds = draw.uniform(0, known.seconds)
+    result = Disturbance(f"a second process after {seconds:.3f} s")
+
+    def meanwhile(pid: int) -> None:
+        time.sleep(seconds)
+        result.others.append(place.run(scenario, notes="second"))
+
+    result.meanwhile = meanwhile
+    return result
+
+
+_KINDS = (
+    *(_failure,) * 5, *(_signal,) * 4, _file_limit, *(_full_disk,) * 2, _deleted, _memory, _clock,
+    _second,
+)  # fmt: skip
+"""Some happen more often than others."""
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Whether this process may mount a small disk."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return False
+    errors = (OSError, subprocess.CalledProcessError)
+    with contextlib.suppress(*errors), tempfile.TemporaryDirectory() as folder:
+        _call("mount", "-t", "tmpfs", "none", folder)
+        _call("umount", folder)
+        return True
+    return False
+
+
+def _call(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=20)
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path, options: str) -> Iterator[None]:
+    """A small disk in place of a folder, with a copy of its content; until the end."""
+    kept = folder.with_name(f"{folder.name}.kept")
+    folder.rename(kept)
+    folder.mkdir()
+    _call("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "none", str(folder))
+    try:
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _call("mount", "-o", f"remount,{options}", str(folder))
+        yield
+    finally:
+        _call("mount", "-o", f"remount,size={_SIZE}", str(folder))
+        shutil.rmtree(kept)
+        shutil.copytree(folder, kept)
+        _call("umount", "-l", str(folder))
+        folder.rmdir()
+        kept.rename(folder)

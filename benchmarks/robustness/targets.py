@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of cases: which file, flag or name is corrupted, and which entry point then reads it."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pycolmap
+
+from benchmarks.robustness.mutations import (
+    DEEP,
+    IN_PLACE,
+    MANY_DIGITS,
+    NUMBERS,
+    STRINGS,
+    corrupt_checkpoint,
+    corrupt_image,
+    mutate_bytes,
+    mutate_json,
+    mutate_text,
+    put_in_place,
+)
+from benchmarks.robustness.world import (
+    COMMANDS,
+    EXPORTS,
+    PARTS,
+    RUNS,
+    Command,
+    newest_checkpoint,
+    words_of,
+)
+from sugar_pipeline.flag_tables import PARSERS
+
+Corrupt = Callable[[Path, Random], str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run in a corrupted world.
+
+    Attributes:
+        command: The entry point.
+        words: Its flags.
+        what: What was corrupted.
+        lengthy: Whether it may rightly run for hours, so that it only has to be interruptible.
+        same_bits: When success means the result of an undisturbed run: ``always``, where checksums
+            reveal the damage, or ``fallback``, if an earlier checkpoint was used; empty: never.
+    """
+
+    command: Command
+    words: list[str]
+    what: str
+    lengthy: bool = False
+    same_bits: str = ""
+
+
+def _bytes(path: Path, draw: Random) -> str:
+    path.write_bytes(mutate_bytes(path.read_bytes(), draw))
+    return f"{path.name}: bytes"
+
+
+def _as_text(mutate: Callable[[str, Random], str], otherwise: Corrupt, share: float) -> Corrupt:
+    def corrupt(path: Path, draw: Random) -> str:
+        if draw.random() < share:
+            return otherwise(path, draw)
+        text = mutate(path.read_text(encoding="utf-8"), draw)
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return f"{path.name}: {mutate.__name__.removeprefix('mutate_')}"
+
+    return corrupt
+
+
+_text = _as_text(mutate_text, _bytes, 0.3)
+_json = _as_text(mutate_json, _text, 0.25)
+
+
+def _ply(path: Path, draw: Random) -> str:
+    """The header of a PLY is text, and tells how the rest is read."""
+    data = path.read_bytes()
+    end = data.find(b"end_header\n") + len(b"end_header\n")
+    if end <= 10 or draw.random() < 0.5:
+        return _bytes(path, draw)
+    header = mutate_text(data[:end].decode("ascii"), draw)
+    path.write_bytes(header.encode("utf-8", "surrogatepass") + data[end:])
+    return f"{path.name}: header"
+
+
+def _glb(path: Path, draw: Random) -> str:
+    """The first chunk of a GLB is JSON, and tells how the rest is read."""
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 12)
+    if draw.random() < 0.4:
+        return _bytes(path, draw)
+    text = mutate_json(data[20 : 20 + length].decode("utf-8"), draw)
+    chunk = text.encode("utf-8", "surrogatepass")
+    chunk += b" " * (-len(chunk) % 4)
+    rest = struct.pack("<I", len(chunk)) + b"JSON" + chunk + data[20 + length :]
+    path.write_bytes(data[:8] + struct.pack("<I", 12 + len(rest)) + rest)
+    return f"{path.name}: JSON chunk"
+
+
+def _cfg_args(path: Path, draw: Random) -> str:
+    if draw.random() < 0.4:
+        return _text(path, draw)
+    call = ast.parse(path.read_text(encoding="utf-8"), mode="eval").body
+    values = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    key = draw.choice(["images", "images", *values])
+    values[key] = draw.choice((
+        *map(repr, STRINGS), *NUMBERS, "None", "True", "[]", "{}", "()", "b''", "{1: 2}", "1j",
+        "-" * 3_000 + "1", "[" * 150 + "]" * 150, "(" * DEEP + ")" * DEEP, "'a' 'b'", "1 + 1",
+        "__import__('os')", "...", "f'{1}'", "0x" + MANY_DIGITS,
+    ))  # fmt: skip
+    text = ", ".join(f"{name}={value}" for name, value in values.items())
+    path.write_bytes(f"Namespace({text})".encode("utf-8", "surrogatepass"))
+    return f"cfg_args: {key}={values[key][:40]}"
+
+
+def _by_suffix(path: Path, draw: Random) -> str:
+    kinds = {".json": _json, ".ply": _ply, ".obj": _text, ".mtl": _text, ".glb": _glb}
+    return kinds.get(path.suffix, _bytes)(path, draw)
+
+
+_SCENE = "vanilla,vanilla,vanilla eval,doctor,coarse,render capture,view model"
+_CHECKPOINT = "coarse,doctor,metrics,export placed"
+_REFINED = (
+    "out/refined/**/[0-9]*.pt",
+    "metrics,texture,pipeline,export spz,export placed,render model,view model",
+)
+_MODELS = (("out/coarse/**/[0-9]*.pt", "mesh"), _REFINED, _REFINED)
+_TEXTURED = "metrics texture,export glb,export obj,export stl,render textured,view textured"
+_RUNS = tuple(RUNS.items())
+
+KINDS: dict[str, tuple[Corrupt, tuple[tuple[str, str], ...]]] = {
+    "image": (corrupt_image, (("scene/images/*.*", f"{_SCENE},metrics"),)),
+    "nerf image": (
+        corrupt_image,
+        (("nerf/train/*.png", "vanilla nerf"), ("ngp/images/*.png", "vanilla ngp")),
+    ),
+    "mask": (corrupt_image, (("masks/*.*", "vanilla masked,vanilla ignoring,doctor masked"),)),
+    "converted image": (corrupt_image, (("room/input/*", "convert"),)),
+    "conversion": (
+        _by_suffix,
+        (
+            ("room/distorted/*.*", "convert,convert,convert given"),
+            ("room/distorted/sparse/0/*.bin", "convert,convert given"),
+        ),
+    ),
+    "colmap bin": (_bytes, (("scene/sparse/0/*.bin", _SCENE),)),
+    "colmap txt": (_text, (("text/sparse/0/*.txt", "vanilla text,doctor text"),)),
+    "transforms": (
+        _json,
+        (("nerf/*.json", "vanilla nerf,doctor nerf"), ("ngp/*.json", "vanilla ngp,doctor ngp")),
+    ),
+    "gaussians ply": (
+        _ply,
+        (
+            ("vanilla/point_cloud/*/*.ply", "coarse,doctor,export vanilla"),
+            ("cloud.ply", "vanilla cloud,export cloud,render video,view cloud"),
+        ),
+    ),
+    "points ply": (_ply, (("points.ply", "vanilla points"), ("ngp/points.ply", "vanilla ngp"))),
+    "mesh ply": (_ply, (("mesh.ply", "refine,render mesh,view cloud"),)),
+    "exported": (
+        _by_suffix,
+        tuple(
+            (f"exports/{name}", ",".join(c for c in COMMANDS if c.endswith(f" {name}")))
+            for name in EXPORTS
+        ),
+    ),
+    "camera path": (_json, (("path.json", "render path"),)),
+    "result": (
+        _by_suffix,
+        (("out/coarse_mesh/**/*.*", "pipeline"), ("out/refined_mesh/**/*.json", "pipeline")),
+    ),
+    "textured mesh": (
+        _by_suffix,
+        tuple(
+            (f"out/refined_mesh/**/sugar*.{suffix}", _TEXTURED) for suffix in ("obj", "mtl", "png")
+        ),
+    ),
+    "checkpoint bytes": (_bytes, tuple((f"{k}/**/[0-9]*.pt", name) for k, name in _RUNS)),
+    "checkpoint contents": (
+        corrupt_checkpoint,
+        tuple((f"{k}/**/[0-9]*.pt", name) for k, name in _RUNS),
+    ),
+    "model bytes": (_bytes, _MODELS),
+    "model contents": (corrupt_checkpoint, _MODELS),
+    "cameras json": (
+        _json,
+        (("vanilla/cameras.json", f"{_CHECKPOINT},render capture,view model"),),
+    ),
+    "cfg_args": (_cfg_args, (("vanilla/cfg_args", _CHECKPOINT),)),
+    "exposures": (_json, (("vanilla/point_cloud/*/exposure.json", "coarse exposed"),)),
+    "run json": (
+        _json,
+        (
+            *((f"{k}/**/run.json", name) for k, name in _RUNS),
+            ("out/**/run.json", "pipeline,export placed,view output"),
+        ),
+    ),
+    "scenes json": (_json, (("scenes.json", "metrics"),)),
+    "truth": (_by_suffix, (("scene/gt*.*", "pipeline"),)),
+}
+"""How a kind of file is corrupted; patterns of files, each with the commands that read them."""
+
+_SAME_BITS = {"checkpoint bytes": "always", "checkpoint contents": "fallback"}
+TURNS = (*KINDS, "flags", "flags", "names", "in place")
+"""Kind of case k: entry k modulo their number, so that a case depends on its number alone."""
+
+
+def kind_of(case: int) -> str:
+    """Kind of a case."""
+    return TURNS[case % len(TURNS)]
+
+
+def parts_of(kind: str) -> tuple[str, ...]:
+    """Parts of the world that cases of a kind may need."""
+    if kind not in KINDS:
+        return PARTS
+    names = {name for _, readers in KINDS[kind][1] for name in readers.split(",")}
+    return tuple(part for part in PARTS if any(part in COMMANDS[name].needs for name in names))
+
+
+def corrupt(kind: str, root: Path, draw: Random) -> Plan:
+    """Corrupt a fresh copy of a world; everything follows from ``draw``."""
+    if kind == "flags":
+        return _corrupt_flags(root, draw)
+    if kind == "names":
+        return _corrupt_names(root, draw)
+    change, reads = KINDS[kind if kind in KINDS else draw.choice(list(KINDS))]
+    pattern, names = draw.choice(reads)
+    target = draw.choice([path for path in sorted(root.glob(pattern)) if path.is_file()])
+    command = COMMANDS[draw.choice(names.split(","))]
+    words, shown = words_of(command, root), target.relative_to(root).as_posix()
+    if kind == "in place":
+        what = draw.choice(IN_PLACE)
+        put_in_place(target, what)
+        return Plan(command, words, f"{what} in place of {shown}")
+    if draw.random() < 0.03:
+        other = draw.choice([path for path in sorted(root.rglob("*")) if path.is_file()])
+        target.write_bytes(other.read_bytes())
+        return Plan(command, words, f"{shown} is a copy of {other.relative_to(root)}")
+    what = change(target, draw)
+    return Plan(command, words, f"{what} ({shown})", same_bits=_SAME_BITS.get(kind, ""))
+
+
+def expected_bits(plan: Plan, root: Path, base: Path) -> tuple[Path, Path] | None:
+    """The final checkpoint of a continued run, and the undisturbed one that it must equal."""
+    folder = next((part for part, name in RUNS.items() if name == plan.command.name), None)
+    if not plan.same_bits or folder is None:
+        return None
+    newest = newest_checkpoint(base / f"{folder}0")
+    return root / folder / newest.relative_to(base / f"{folder}0"), newest
+
+
+_LEFT_OUT = {"--demo", "--help"}
+"""The demo trains for minutes."""
+
+_RESUMES = ("resume vanilla", "resume coarse")
+_FLAG_COMMANDS = (
+    tuple(
+        name
+        for name in COMMANDS
+        if not name.startswith("resume ") and not any(name.endswith(f" {file}") for file in EXPORTS)
+    )
+    + _RESUMES
+)
+_WORDS = (
+    "", " ", "-", "--", "None", "nan", "inf", "-inf", "True", "maybe", "auto", "a\nb", "\x1b[31m",
+    "é", "\udcff\udcfe", "x" * 300, "x" * 50_000, "[1,2", "[]", "1,2,3", "(1,2,3)", "(nan,0,0)",
+    "(1e308,-1e308,1e39)", "0x10", "1_000", "१२", "1e3", "3.0", "٣", "%s", "$HOME", "*", "--eval",
+    MANY_DIGITS, "[" + MANY_DIGITS + "]",
+)  # fmt: skip
+_MORE_NUMBERS = (*NUMBERS, "3", "10", "100", "1e-30", "1e30", "-7", "0.3", "7000", "65536")
+_INPUTS = (
+    "", ".", "..", "/", "/dev/zero", "/dev/full", "/dev/null", "/proc/self/mem", "nowhere", "scene",
+    "vanilla", "out", "scene/images", "scene/sparse/0/images.bin", "points.ply", "mesh.ply",
+    "cloud.ply", "~", "nul\x7f", "\udcff", "x" * 300, "a\nb", "vanilla/cameras.json", "{}", "[",
+)  # fmt: skip
+_OUTPUTS = (
+    "", ".", "new/deep/er", "/dev/null/x", "/proc/x", "/sys/x", "points.ply", "new/" + "x" * 300,
+    "new/é\x1b[31m", "new/a\nb", "new/\udcff", "out", "v", "c", "/dev/full", "new/" + "x/" * 3_000,
+)  # fmt: skip
+_OUTPUT_FLAGS = {"--output_dir", "--gs_output_dir", "--model_path", "--mesh_output_dir",
+                 "--output", "--path_file"}  # fmt: skip
+NAMES = (
+    "a\nb.png", "\x1b[31mred.png", "é ü.png", "x" * 240 + ".png", " .png", "-s.png", "a/b/c.png",
+    "...png", "a\tb.png", "[bold].png", "%s%n.png", "\u202egnp.png", "view.name.with.dots.png",
+    "VIEW_00.PNG", "a'b\".png", "<script>.png", "\x7f.png", "名前.png", "-.png", "a\rb.png",
+    "noend", "view_01", "../images/x.png", "/x.png", "~.png", "con.png", "a\u2028b.png",
+)  # fmt: skip
+
+
+def _corrupt_flags(root: Path, draw: Random) -> Plan:
+    command = COMMANDS[draw.choice(_FLAG_COMMANDS)]
+    words, lengthy = words_of(command, root), False
+    actions = [
+        action
+        for action in PARSERS[command.script](None)._actions
+        if action.option_strings and not _LEFT_OUT & set(action.option_strings)
+    ]
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        action = draw.choice(actions)
+        flag = draw.choice(action.option_strings)
+        value, number = _value(action, draw)
+        lengthy |= number
+        shape = draw.randrange(12)
+        if action.nargs == 0:
+            words += [flag] if shape < 10 else [f"{flag}={value}"]
+        elif shape < 2:
+            words.append((flag, f"{flag}={value}")[shape])
+        elif shape == 2 and flag.startswith("--"):
+            words += [flag[: draw.randrange(3, len(flag) + 1)], value]
+        else:
+            words = [flag, value, *words] if shape == 3 else [*words, flag, value]
+    if draw.random() < 0.05:
+        del words[draw.randrange(len(words))]
+    if draw.random() < 0.05:
+        words.insert(draw.randrange(len(words) + 1), draw.choice(_WORDS))
+    return Plan(command, words, " ".join(words)[-300:], lengthy)
+
+
+def _value(action: argparse.Action, draw: Random) -> tuple[str, bool]:
+    """A value, and whether it is a number, which may mean hours of work."""
+    if draw.random() < 0.2:
+        return draw.choice(_WORDS), False
+    if _OUTPUT_FLAGS & set(action.option_strings):
+        return draw.choice(_OUTPUTS), False
+    if action.choices:
+        return str(draw.choice([*action.choices, "other", ""])), True
+    if action.type is Path or action.type is None:
+        return draw.choice(_INPUTS), False
+    return draw.choice(_MORE_NUMBERS), True
+
+
+def _corrupt_names(root: Path, draw: Random) -> Plan:
+    """Other names for the scene, the output or the images."""
+    command = COMMANDS[draw.choice(("vanilla", "doctor", "coarse", "vanilla eval"))]
+    words, kind, name = words_of(command, root), draw.randrange(4), draw.choice(NAMES)
+    if kind == 0:
+        folder = name.replace("/", "").strip(".") or "scene2"
+        (root / "scene").rename(root / folder)
+        words[words.index("scene")] = folder
+        return Plan(command, words, f"scene called {folder!r}")
+    if kind == 1 and "new" in words:
+        words[words.index("new")] = name.lstrip("/-")
+        return Plan(command, words, f"output called {name!r}")
+    model_path, images = str(root / "scene" / "sparse" / "0"), root / "scene" / "images"
+    model = pycolmap.Reconstruction()
+    model.read_binary(model_path)
+    both = draw.random() < 0.7
+    for image_id in sorted(model.images):
+        image, name = model.images[image_id], draw.choice(NAMES)
+        new = images / name.lstrip("/")
+        if both or draw.random() < 0.5:
+            new.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(images / image.name, new)
+        if both or draw.random() < 0.5:
+            image.name = name
+    model.write_binary(model_path)
+    return Plan(command, words, "images renamed")
