@@ -68,9 +68,6 @@ def compute_options(args: argparse.Namespace) -> Compute:
     """Typed form of the flags above, which are those of any script that has them.
 
     Where torchrun started this process, it meets the others here.
-
-    Raises:
-        UserError: What was asked for cannot be had.
     """
     launch = Launch.read()
     if not hasattr(args, "rasterizer"):

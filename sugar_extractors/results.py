@@ -43,14 +43,8 @@ def note_path(result: Path) -> Path:
 def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
     """The note that belongs to the files that are there, and whether they belong together.
 
-    Args:
-        files: All files of a result, the one that its note is named after last.
-
     Returns:
         The note, empty without one; False where a killed process left old files beside new ones.
-
-    Raises:
-        UserError: The note cannot be read.
     """
     path = note_path(files[-1])
     note = read_checked(path, ResultNote) if path.is_file() else {}
@@ -65,15 +59,7 @@ def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
 
 
 def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag: str) -> bool:
-    """Whether a complete result of this identity exists.
-
-    Args:
-        files: All files of the result, the one that its note is named after last.
-        overwrite: Whether another result may be replaced.
-
-    Raises:
-        UserError: Another result exists, and it may not be replaced.
-    """
+    """Whether a complete result of this identity exists."""
     if not files[-1].exists():
         return False
     note, whole = read_note(files)
@@ -92,11 +78,7 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
 
 @contextlib.contextmanager
 def alone_with(result: Path, flag: str) -> Iterator[None]:
-    """A context in which no other process makes the same result.
-
-    Raises:
-        UserError: Another process does.
-    """
+    """A context in which no other process makes the same result."""
     advice = f"wait until it ends, stop it, or choose another {flag}"
     folder = check_writable(result.parent)
     with exclusive(folder, advice, name=f".{result.stem}.lock"):
@@ -111,13 +93,6 @@ def publish(
 
     Args:
         files: Final names, the one that the note is named after last; it appears last.
-        result: Figures for the note, asked for when the files are written.
-
-    Yields:
-        For each final name the path to write to.
-
-    Raises:
-        UserError: A file cannot be written; the earlier files are as they were.
     """
     path, replaces = note_path(files[-1]), files[-1].exists()
     old, _ = read_note(files) if replaces else ({}, True)
@@ -169,9 +144,6 @@ def capture_of(
     """The folders that the user named, completed by what the results themselves tell.
 
     A vanilla checkpoint has its own cameras; the other stages have records of what they read.
-
-    Raises:
-        UserError: A record is damaged.
     """
     if scene is not None and checkpoint is not None:
         return Capture(scene, checkpoint)
@@ -210,9 +182,6 @@ def scene_of(
 
     Args:
         checkpoint_path: Whose cameras to take; None for those of the scene.
-
-    Raises:
-        UserError: One of them is missing or damaged.
     """
     if checkpoint_path is None:
         return load_scene(scene_path, size_rule=size, notify=notify)

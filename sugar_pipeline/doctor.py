@@ -57,9 +57,6 @@ def run_doctor(args: argparse.Namespace) -> None:
 
     Args:
         args: Flags of ``train.py``; scene and checkpoint may be missing.
-
-    Raises:
-        UserError: At least one problem was found; all were printed before.
     """
     console = Console()
     found = machine_findings(args.device, args.gpu, args.output_dir)

@@ -151,9 +151,6 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
         weights), with masks also ``psnr_counted`` and ``ssim_counted``, of what they count; where
         held-out views were left out also their names as ``dropped_views``, and
         ``psnr_with_dropped_views``.
-
-    Raises:
-        UserError: A model is missing or damaged.
     """
     console = console or Console()
     if options.compute.device_reason:

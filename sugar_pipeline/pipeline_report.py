@@ -50,7 +50,6 @@ class StageRecord:
         figures: Further figures. ``Gaussians``, ``triangles`` and ``faces`` are shown in the
             table of stages too; the Gaussians of a training run are looked up in its folder.
         problem: Why the result is a failure; None if it is not.
-        dropped_views: Views that the stage left out, by name, with the reason.
     """
 
     name: str
@@ -92,7 +91,6 @@ def write_report(
             coarse, the refined and the textured mesh. Rows of the same views stand above each
             other, so that they can be compared.
         model: The textured mesh, to be turned, as ``preview_glb`` makes it.
-        quality: Figures of the mesh, or of several by name, where the true surface is known.
 
     Returns:
         The file, or None.
@@ -222,9 +220,6 @@ def model_to_turn(
 
     Args:
         textured: That of our own; None where there is none.
-
-    Returns:
-        As :func:`~sugar_extractors.quality.mesh_pictures.preview_glb`.
     """
     if textured is None:
         return None

@@ -73,8 +73,6 @@ class PipelineResult:
     Attributes:
         coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
         refined: Refined ``.pt``.
-        textured: OBJ.
-        quality: Figures of each mesh, in scenes whose true geometry is known.
         report: HTML file; None if it could not be written.
     """
 
@@ -331,7 +329,6 @@ def mesh_health(
     """Coverage of some views, and of a textured mesh the colour error there.
 
     Args:
-        mesh: In the world of the cameras.
         cameras: Views; some of them are measured, at a small size.
         load_image: Returns the image of a camera, as of ``ImageStore.shown``.
 
@@ -367,9 +364,6 @@ def check_names_of_photographs(plan: PipelinePlan) -> None:
     """Before cameras are looked for: whether the photographs that give the scale exist at all.
 
     Those of a video are frames that nobody knows yet.
-
-    Raises:
-        UserError: One does not.
     """
     if plan.convert is None or plan.texture is None:
         return
@@ -380,11 +374,7 @@ def check_names_of_photographs(plan: PipelinePlan) -> None:
 
 
 def check_places(plan: PipelinePlan) -> None:
-    """As soon as there are cameras: whether those that give the scale are among them.
-
-    Raises:
-        UserError: One is not, or both stand in one place.
-    """
+    """As soon as there are cameras: whether those that give the scale are among them."""
     if plan.texture is None or plan.texture.placement.known_distance is None:
         return
     scene = _capture(plan)

@@ -48,12 +48,6 @@ class Triangle:
     """A triangle's frame, its first edge's length, and twice its area.
 
     Attributes:
-        first: Edge from the first to the second corner.
-        second: Edge from the first to the third corner.
-        normal: Unit normal n.
-        tangent: Unit vector t from the second to the first corner.
-        bitangent: Unit vector b, n x t.
-        length: Of the first edge.
         area: Twice the triangle's; 0 where it has no frame.
     """
 
@@ -226,11 +220,7 @@ class _Placing(torch.autograd.Function):
 
 
 class Placement:
-    """Where the Gaussians of a mesh's triangles sit; prepared once, as the topology stays.
-
-    Args:
-        cloud: Its triangles, thickness and number of Gaussians are taken.
-    """
+    """Where the Gaussians of a mesh's triangles sit; prepared once, as the topology stays."""
 
     def __init__(self, cloud: BoundCloud) -> None:
         self._faces = cloud.faces.int().contiguous()
@@ -298,13 +288,7 @@ _SQRT3 = math.sqrt(3.0)
 
 @dataclass(frozen=True)
 class TriangleLayout:
-    """Where the Gaussians of a triangle sit and how large they start.
-
-    Attributes:
-        barycentric: One row of coordinates per Gaussian.
-        radius_factor: Initial standard deviation per unit of the shortest edge: the radius of
-            the largest circles that fit side by side into an equilateral triangle.
-    """
+    """Where the Gaussians of a triangle sit and how large they start."""
 
     barycentric: tuple[tuple[float, float, float], ...]
     radius_factor: float
@@ -400,11 +384,7 @@ class BoundCloud:
 
 
 def triangle_layout(per_triangle: int) -> TriangleLayout:
-    """The layout for 1, 3, 4 or 6 Gaussians per triangle.
-
-    Raises:
-        UserError: For any other number.
-    """
+    """The layout for 1, 3, 4 or 6 Gaussians per triangle."""
     if per_triangle not in LAYOUTS:
         raise UserError(
             f"{per_triangle} Gaussians per triangle are not supported; "
@@ -424,9 +404,6 @@ def bind_to_mesh(
         vertex_colors: (V, 3) in [0, 1]
         per_triangle: 1, 3, 4 or 6.
         extent: Camera extent; a millionth of it is the thickness. World units
-
-    Raises:
-        UserError: For a mesh without triangles or an unsupported number per triangle.
     """
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:

@@ -66,8 +66,6 @@ def draw_samples(
 
     Args:
         mask: Gaussians that may be drawn. (N,) bool
-        n_samples: Number of draws S.
-        seed: Of the draws, as of :func:`~sugar_utils.random.derive_seed`.
         n_candidates: Gaussians in the mask; if None, the host waits to learn it.
 
     Returns:

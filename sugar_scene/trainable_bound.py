@@ -103,11 +103,7 @@ class TrainableBoundCloud(TrainableModel):
 
 
 def bound_cloud_from_state(state: dict[str, Tensor]) -> BoundCloud:
-    """The mesh and its Gaussians of a refined model; no other file is needed.
-
-    Raises:
-        UserError: If it is not a refined model.
-    """
+    """The mesh and its Gaussians of a refined model; no other file is needed."""
     needed = (FACES, THICKNESS, *STATE_NAMES.values())
     missing = [name for name in needed if name not in state]
     if missing:

@@ -136,7 +136,6 @@ def refinement_loads(
     """The one phase of the refinement.
 
     Args:
-        exposure: Whether exposures are learned.
         compared: Whether views are compared; counted as in the multi-view mode, a little more.
     """
     tensors: dict[str, Tensor] = {name: getattr(cloud, name) for name in GROUP_NAMES}
@@ -167,11 +166,7 @@ def plan_coarse(
     store: ImageStore,
     console: Console,
 ) -> CoarseConfig:
-    """The settings with strips and chunks that fit; prints them and bounds the photographs.
-
-    Raises:
-        UserError: Nothing fits.
-    """
+    """The settings with strips and chunks that fit; prints them and bounds the photographs."""
     first = MemoryPlan(options.split, _first_chunk(cloud, config))
     plan = _plan(cloud, config, options, first, scene, store, console)
     return replace(config, split=plan.split, sample_chunk=plan.sample_chunk)
@@ -196,11 +191,7 @@ def predict_coarse(
     options: MemoryOptions,
     scene: Scene,
 ) -> MemoryChoice | None:
-    """The plan of a coarse run and what it needs; None where the system does not say what is free.
-
-    Raises:
-        UserError: Nothing fits.
-    """
+    """The plan of a coarse run and what it needs; None where the system does not say what is free."""
     first = MemoryPlan(options.split)
     if isinstance(config, CoarseConfig):
         first = replace(

@@ -22,12 +22,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart.
-
-    Attributes:
-        points: (x, y) by rising x. Values that are not finite, or not positive on a logarithmic
-            axis, interrupt the line.
-    """
+    """One line of a chart."""
 
     name: str
     points: Sequence[Point]
@@ -39,7 +34,6 @@ class Chart:
 
     Attributes:
         series: Lines; those without a drawable point are left out.
-        y_label: Name of the y axis, with the unit.
     """
 
     title: str
@@ -59,7 +53,6 @@ def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     Peaks survive, which every n-th point would lose. First and last point stay.
 
     Args:
-        points: (x, y) by rising x, finite.
         limit: At least 4.
     """
     if len(points) <= limit:

@@ -42,11 +42,6 @@ class Console:
             None for no log.
         stream: Where to print; the standard output if None.
         terminal: Treat the stream as a terminal or not; found out if None.
-        plain_seconds: Least seconds between two plain progress lines.
-        clock: Monotonic seconds.
-
-    Raises:
-        UserError: The log file cannot be opened.
     """
 
     def __init__(
@@ -127,10 +122,6 @@ class Console:
 
         Args:
             description: What is running, for example ``"coarse"``.
-            first: First iteration of the whole loop, also after a resume.
-
-        Yields:
-            The object to update once per iteration.
         """
         description = printable(description)
         bar = _Bar(self._rich, description, first, last) if self.is_terminal else None
@@ -154,9 +145,6 @@ class Console:
 
         Args:
             description: What is running, for example ``"foreground: Poisson"``.
-
-        Yields:
-            To be called now and then with short texts by name to show beside.
         """
         description = printable(description)
         bar = _Watch(self._rich, description) if self.is_terminal else None
@@ -176,11 +164,7 @@ class Console:
             yield show
 
     def open_log(self, path: Path) -> None:
-        """Go on in a log file, appended to when it exists.
-
-        Raises:
-            UserError: It cannot be opened.
-        """
+        """Go on in a log file, appended to when it exists."""
         self.close()
         self._log = _open_log(path)
 

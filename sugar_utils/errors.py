@@ -5,6 +5,8 @@
 class UserError(Exception):
     """Something the user can put right; the message says what, where and how.
 
+    Raised by whatever reads or checks input, so docstrings do not repeat it function by function.
+
     Entry points print the message after ``label`` and leave with ``exit_code``. ``silent`` says
     whether another process of the run has printed it; None means that all know it, so that the
     first one does.

@@ -215,11 +215,7 @@ def _unwritable(error: OSError) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Give closed standard streams a place where nothing is read and everything is dropped.
-
-    Without it the next file that is opened, such as a log, gets the stream's number, and whatever
-    native code prints goes into that file.
-    """
+    """Give closed standard streams a place where nothing is read and everything is dropped."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -234,10 +230,7 @@ def _print_any_character() -> None:
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Print warnings of libraries as messages: once each, without the source code they came from.
-
-    They go to the standard output, because the standard error is for what ends a run.
-    """
+    """Print warnings of libraries as messages: once each, without the source code they came from."""
     said = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

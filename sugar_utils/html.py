@@ -75,7 +75,6 @@ class Page:
         """Names and values below each other.
 
         Args:
-            rows: Values are shown by :func:`value_text`.
             folded: Text to click on to see the table, for long ones; None shows it at once.
         """
         if rows := list(rows):
@@ -107,7 +106,6 @@ class Page:
         """Pictures side by side, four in a row where there is room.
 
         Args:
-            pictures: Pictures that cannot be read are named in their caption.
             width: Larger ones are made smaller, pixels.
         """
         if figures := [_figure(picture, width) for picture in pictures]:

@@ -30,12 +30,6 @@ def load_package(
 
     Args:
         instead: What to do without it, as an infinitive; None where there is no other way.
-
-    Returns:
-        The modules.
-
-    Raises:
-        UserError: It is not installed.
     """
     try:
         return tuple(importlib.import_module(module) for module in modules)
@@ -98,7 +92,6 @@ def run_alone(
 
     Raises:
         MemoryError: It lacked memory, or the system ended it, which happens for that reason.
-        UserError: It failed otherwise; with the last line that it printed.
     """
     command = [sys.executable, "-m", module, *arguments]
     with tempfile.TemporaryFile() as said:

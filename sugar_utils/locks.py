@@ -30,14 +30,6 @@ def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None
 
     Beside the lock lies a note of who holds it, which only messages are made of. A system or folder
     that has no locks at all is used without.
-
-    Args:
-        folder: Must exist.
-        advice: What to do where another process is at work, for the message.
-        name: Name of the lock in the folder.
-
-    Raises:
-        UserError: Another process holds the lock; the message names it, its machine and since when.
     """
     lock, note = FileLock(folder / name), folder / f"{name}.json"
     try:
@@ -61,12 +53,7 @@ def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None
 
 
 def _let_go(lock: BaseFileLock, note: Path) -> None:
-    """Release a lock and remove its files; what cannot be removed does no harm.
-
-    Whoever opened the lock before it was removed finds that out and opens it anew. Windows removes
-    no open file, so there the order is the other one, and a file that another process has locked
-    meanwhile stays.
-    """
+    """Release a lock and remove its files; what cannot be removed does no harm."""
     path = Path(lock.lock_file)
     steps = [note.unlink, path.unlink, lock.release]
     if os.name == "nt":

@@ -86,10 +86,7 @@ class _Tree:
         return self.boxes.shape[0] // 2
 
     def leaves_near(self, queries: Tensor) -> Tensor:
-        """Nodes of leaves to begin with: what is found there rules out most of the others.
-
-        Any would give the same answer. (Q, 3) -> (Q,) int32
-        """
+        """Nodes of leaves to begin with: what is found there rules out most of the others."""
         low = self.low.to(queries)
         inside = torch.minimum(torch.maximum(queries, low), low + self.side.to(queries))
         places = torch.searchsorted(self.codes, _morton_codes(inside, self.low, self.side))
@@ -109,9 +106,6 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = 
 
     Returns:
         Indices and squared distances, (N, min(k, N)) each; without gradients.
-
-    Raises:
-        UserError: If a coordinate is NaN or infinite.
     """
     points = _checked(points)
     n_columns = min(k, points.shape[0])
@@ -134,9 +128,6 @@ def nearest_neighbors_of(
 
     Returns:
         Indices into ``points`` and squared distances, (Q, min(k, N)) each; without gradients.
-
-    Raises:
-        UserError: If a coordinate is NaN or infinite.
     """
     queries, points = _checked(queries), _checked(points)
     n_columns = min(k, points.shape[0])
@@ -214,11 +205,7 @@ def _morton_codes(points: Tensor, low: Tensor, extent: Tensor) -> Tensor:
 
 
 def _tree_order(points: Tensor) -> Tensor:
-    """Order along a Morton curve that is refined wherever many points share one cell. (N,) int64
-
-    A few far outliers stretch the cube until a whole scene falls into one cell; such cells get a
-    curve of their own, in their own bounding cube, until only exact duplicates share a cell.
-    """
+    """Order along a Morton curve that is refined wherever many points share one cell. (N,) int64"""
     codes, order = _morton_codes(points, *_bounding_cube(points)).sort(stable=True)
     where = torch.arange(points.shape[0], device=points.device)
     group = _group_ids(codes)
@@ -280,10 +267,7 @@ def _search(
     tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None,
     leaves: Tensor | None = None,
 ) -> Neighbors:  # fmt: skip
-    """Run the queries (in tree order) and store each result in its row.
-
-    They are the points themselves where no leaves to begin with are given.
-    """
+    """Run the queries (in tree order) and store each result in its row."""
     skip_self = leaves is None
     if leaves is None:
         leaves = rows.new_empty(0)
@@ -372,11 +356,7 @@ def _before(distance: float, row: int, other_distance: float, other_row: int) ->
 
 @functools.cache
 def _query_kernel(capacity: int) -> Any:
-    """Make the kernel that searches for up to ``capacity`` neighbours, kept in local memory.
-
-    It is one long body on purpose: Warp passes vectors by value, so a candidate list that goes
-    through a function is copied at every call.
-    """
+    """Make the kernel that searches for up to ``capacity`` neighbours, kept in local memory."""
     Distances = wp.types.vector(length=capacity, dtype=wp.float32)
     Rows = wp.types.vector(length=capacity, dtype=wp.int32)
     Nodes = wp.types.vector(length=_MAX_DEPTH, dtype=wp.int32)

@@ -36,11 +36,7 @@ Argument = Tensor | TypedTensor
 
 
 def describe(given: Argument) -> Any:
-    """What Warp wants to know of a tensor: an address, sizes and strides; it keeps nothing alive.
-
-    Raises:
-        UserError: It has more rows than 32 bits can number.
-    """
+    """What Warp wants to know of a tensor: an address, sizes and strides; it keeps nothing alive."""
     tensor, dtype = given if type(given) is TypedTensor else (given, None)
     if max(tensor.shape, default=0) > MAX_ROWS:
         shape = " x ".join(f"{side:,}" for side in tensor.shape)

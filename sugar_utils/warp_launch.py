@@ -151,9 +151,7 @@ def launch(
     """Run ``kernel(first, *inputs)`` for ``n_items`` items; zero items are a no-op.
 
     Args:
-        kernel: Warp kernel whose first argument is the index of its first item.
         inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
-        min_items: Least number of items worth a range of its own on the CPU.
         block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
     if n_items == 0:

@@ -28,7 +28,6 @@ class ViewMask:
 
     Attributes:
         mode: ``object``: outside there is nothing; ``ignore``: outside, nothing is known.
-        alpha: Whether the transparency of the file is meant, and not its brightness.
         lens: Lens that the mask has to be freed of, as its photograph was; else empty.
         outline_error: Mean error of its outline as a share of the longest side of the image; 0 for
             masks that are as precise as can be measured.
@@ -48,7 +47,6 @@ class Camera:
     """A posed pinhole camera and the photograph it took.
 
     Attributes:
-        name: Image name exactly as the reconstruction stored it (may contain folders).
         width: Image width in pixels at which this camera renders.
         height: Image height in pixels.
         fx: Horizontal focal length in pixels.
@@ -60,7 +58,6 @@ class Camera:
         image_path: The photograph on disk; None for a camera without one.
         source_path: The photograph as it was taken, where ``image_path`` is an undistorted copy.
         lens: Camera model and parameters that the copy was undistorted with; else empty.
-        mask_path: Mask that the file of the cameras names, used or not.
         mask: Which pixels of the photograph count; None for all.
     """
 

@@ -61,7 +61,6 @@ class ColmapModel:
     """What a COLMAP model says.
 
     Attributes:
-        cameras: One undistorted camera per registered image, in the order of the image names.
         points: Points, ordered by their COLMAP number. (P, 3) float32 world units
         points_rgb: Their colours. (P, 3) uint8
         observations: Which points the photographs observe; None where no tracks are kept.
@@ -113,13 +112,9 @@ def read_colmap(
         cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
             None uses the folder that holds the photographs' folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
-        repair: Whether poses and points that do not fit the keypoints are corrected.
 
     Returns:
         The model; cameras have the size that COLMAP stored, or that undistortion gave.
-
-    Raises:
-        UserError: The model is damaged or photographs are missing.
     """
     reconstruction, poses = _checked(folder)
     if repair:
@@ -147,11 +142,7 @@ def read_colmap(
 
 
 def read_reconstruction(folder: Path) -> Any:
-    """pycolmap's reconstruction of a folder.
-
-    Raises:
-        UserError: The model is damaged, or has no images with a valid pose and lens.
-    """
+    """pycolmap's reconstruction of a folder."""
     return _checked(folder)[0]
 
 
@@ -373,11 +364,7 @@ def _undistort_photographs(
 
 
 def _cache_name(name: str, lens: Any, source: Path) -> str:
-    """Name of a copy, which changes with the lens and with what is in the file.
-
-    Not with its place, so that a scene that was moved needs no new copies, and not with its time,
-    which copies of other files may keep.
-    """
+    """Name of a copy, which changes with the lens and with what is in the file."""
     lens_key = hashlib.blake2b(lens_text(lens).encode(), digest_size=8).hexdigest()
     file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
     file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
@@ -414,12 +401,6 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
 
     Args:
         target: Folder to write; the model lies below it in ``0``, in binary form.
-
-    Returns:
-        The folder of the copy.
-
-    Raises:
-        UserError: The model cannot be read, or the folder not be written.
     """
     pycolmap = load_pycolmap()
     try:

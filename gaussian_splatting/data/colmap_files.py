@@ -20,11 +20,7 @@ def write_model(model: Any, folder: Path) -> None:
     """Write a ``pycolmap.Reconstruction`` in binary form, complete or not at all.
 
     Args:
-        model: The reconstruction.
         folder: New or empty folder.
-
-    Raises:
-        UserError: The folder or its files cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,9 +45,6 @@ def check_binary(path: Path, part: str) -> None:
     Args:
         path: The file; a missing one is left to the caller.
         part: ``cameras``, ``images``, ``points3D``, ``rigs`` or ``frames``.
-
-    Raises:
-        UserError: The file is truncated or damaged.
     """
     if not path.is_file():
         return

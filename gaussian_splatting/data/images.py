@@ -38,25 +38,14 @@ _FALLBACK_BUDGET = 2 << 30
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image file, from its header.
-
-    Raises:
-        UserError: The file is not an image that can be read.
-    """
+    """Width and height of an image file, from its header."""
     with open_image(path) as image:
         return image.size
 
 
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; nothing is decoded yet.
-
-    Yields:
-        The image, closed afterwards.
-
-    Raises:
-        UserError: The file is no image, no plain file, or what the body decodes is damaged.
-    """
+    """Open an image file; nothing is decoded yet."""
     require_regular_file(path, missing_ok=True)
     try:
         with Image.open(path) as image:
@@ -111,9 +100,6 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
 
     Returns:
         Colours. (height, width, 3) uint8
-
-    Raises:
-        UserError: The file is damaged or not an image.
     """
     with open_image(path) as image:
         flat = _flatten(image, white_background)
@@ -130,13 +116,9 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
     Args:
         width: Width of the result in pixels.
         height: Height of the result in pixels.
-        upright: Whether the EXIF orientation is applied, as to a photograph that was turned.
 
     Returns:
         255 where a pixel counts, 0 where it does not. (height, width) uint8
-
-    Raises:
-        UserError: The file is damaged or not an image.
     """
     with open_image(mask.path) as image:
         pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
@@ -161,9 +143,6 @@ def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
     Returns:
         Colours, and the mask as a fourth byte if there is one; colours of transparent photographs
         that are masked by their transparency are not composited. (H, W, 3) or (H, W, 4) uint8
-
-    Raises:
-        UserError: The camera has no image, or a file is damaged.
     """
     if camera.image_path is None:
         raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
@@ -288,11 +267,7 @@ def find_images(names: Sequence[str], folders: Sequence[ImageFolder]) -> list[Pa
 
 
 def fit_to_file(camera: Camera) -> Camera:
-    """The camera at the size of its image file, which may have been scaled after calibration.
-
-    Raises:
-        UserError: The file has another aspect ratio than the camera, beyond rounding.
-    """
+    """The camera at the size of its image file, which may have been scaled after calibration."""
     if camera.image_path is None:
         return camera
     width, height = image_size(camera.image_path)
@@ -329,7 +304,6 @@ class ImageStore:
         white_background: Whether transparent pixels become white instead of black.
         budget_bytes: Bytes of decoded images to keep; None allows a quarter of the free memory.
             The image being prefetched is held besides.
-        sharers: Processes that have such a store on this machine.
     """
 
     def __init__(
@@ -355,9 +329,6 @@ class ImageStore:
 
         Returns:
             Colours on the CPU, and the mask if the camera has one. (H, W, 3) or (H, W, 4) uint8
-
-        Raises:
-            UserError: The camera has no image or the image cannot be decoded.
         """
         key = _store_key(camera)
         if key in self._images:
@@ -379,9 +350,6 @@ class ImageStore:
 
         Args:
             scale: Of the copy; tells copies of one photograph apart.
-
-        Returns:
-            As :meth:`get`.
         """
         key, whole = _store_key(camera, scale), _store_key(camera)
         if key in self._images:
@@ -404,11 +372,7 @@ class ImageStore:
             self._n_bytes -= held_bytes(self._images.pop(key))
 
     def shown(self, camera: Camera) -> Tensor:
-        """The photograph as figures and pictures see it: an object on the plain background.
-
-        Returns:
-            As :meth:`get`.
-        """
+        """The photograph as figures and pictures see it: an object on the plain background."""
         image = self.get(camera)
         if camera.mask is None or camera.mask.mode != "object":
             return image
@@ -526,7 +490,6 @@ class CamerasByName:
     """Finds the camera of a stored name.
 
     Args:
-        train: Cameras that are found by abridged names, too.
         test: Cameras that are found by their exact names. NeRF-synthetic training and test images
             share their names; stored ones mean training.
     """

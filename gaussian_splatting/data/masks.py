@@ -84,18 +84,7 @@ NO_MASKS = MaskOptions(masks=NONE)
 def with_masks(
     cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Callable[[str], None]
 ) -> list[Camera]:
-    """The cameras with their masks, found and checked.
-
-    Args:
-        cameras: At the size of their photographs.
-        root: Scene folder.
-        options: What was asked for.
-        notify: Told what was found, and which photographs have no mask.
-
-    Raises:
-        UserError: There are none where some were asked for, many are all black, or one is damaged
-            or of another shape than its photograph.
-    """
+    """The cameras with their masks, found and checked."""
     found = _find(cameras, root, options)
     if found is None:
         return list(cameras)
@@ -137,9 +126,6 @@ def overview(camera: Camera) -> np.ndarray:
 
     Returns:
         At most ``OVERVIEW_SIDE`` pixels long; more than 0 where any of it counts. (H, W) uint8
-
-    Raises:
-        UserError: The file cannot be read.
     """
     small = camera.reduced(OVERVIEW_SIDE)
     try:
@@ -240,10 +226,7 @@ def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Foun
 
 
 def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None]:
-    """The n-th of numbered masks for the n-th photograph of its folder, as DTU's are named.
-
-    Photographs that no camera took count, too: the numbers are older than the reconstruction.
-    """
+    """The n-th of numbered masks for the n-th photograph of its folder, as DTU's are named."""
     masks = _images_in(folder)
     photographs = [camera.source_path or camera.image_path for camera in cameras]
     if not masks or None in photographs or not all(path.stem.isdecimal() for path in masks):

@@ -74,7 +74,6 @@ class Observations:
         errors: Mean reprojection errors. (P,) float32 pixels of the photographs as calibrated
         lengths: Photographs that observe each point. (P,) int32
         rows: Rows of the above that a photograph observes, by its name. (n,) int32 each
-        fits: How well the whole reconstruction knows a photograph, by its name.
         rgb: Colours of the points; None where they are not known. (P, 3) uint8
     """
 

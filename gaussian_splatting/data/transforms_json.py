@@ -121,15 +121,9 @@ def read_transforms(
     Args:
         root: Scene folder, with ``transforms_train.json`` (and ``transforms_test.json``) or
             ``transforms.json``.
-        seed: Seed of the random initial points.
-        missing_ok: Leave out cameras whose image is missing.
-        notify: Is told about the initial points of a nerfstudio scene.
 
     Returns:
         The model; a camera is named after its file, relative to the scene, with its extension.
-
-    Raises:
-        UserError: A file is damaged, an image is missing or a lens has a distortion.
     """
     paths = find_transforms(root)
     if not paths:

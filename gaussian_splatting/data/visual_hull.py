@@ -52,7 +52,6 @@ def votes_outside(
 
     Args:
         points: (N, 3) world units
-        cameras: Views, at the sizes of their masks.
         distances: Distance of each pixel from the mask, as of :func:`distance_outside`, on the
             device of the points. (H, W) uint8 each
         tolerance: Distance in pixels up to which a point counts as inside.
@@ -113,10 +112,8 @@ class VisualHull:
     """Masks of training views, small.
 
     Attributes:
-        cameras: Views that have a mask, at the sizes of the masks.
         distances: Distances from the masks, as of :func:`distance_outside`. (H, W) uint8 each
         tolerance: Distance in pixels up to which a point counts as inside.
-        weights: Of the votes of the views.
     """
 
     cameras: tuple[Camera, ...]
@@ -150,12 +147,7 @@ def _shows_object(camera: Camera) -> bool:
 
 
 def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> VisualHull | None:
-    """The hull of the views whose masks show an object; None where there is none.
-
-    Args:
-        cameras: Training cameras.
-        device: Where the points will be.
-    """
+    """The hull of the views whose masks show an object; None where there is none."""
     if not shows_object(cameras):
         return None
     seen = [camera for camera in cameras if _shows_object(camera)]

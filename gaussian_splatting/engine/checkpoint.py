@@ -54,11 +54,7 @@ class CheckpointStore:
 
     Args:
         keep: How many interval checkpoints to keep; None keeps all.
-        milestones: Iterations whose checkpoints are always kept.
         final: Last iteration of the run; its checkpoint is always kept.
-
-    Raises:
-        UserError: The folder cannot be written to, or ``keep`` is less than 1.
     """
 
     def __init__(
@@ -94,11 +90,7 @@ class CheckpointStore:
         Args:
             payload: ``PAYLOAD_KEYS`` and ``"resume"``; tensors, primitives and containers of them.
 
-        Returns:
-            The file.
-
         Raises:
-            UserError: The file cannot be written; an older file of this name stays as it was.
             TypeError: The payload holds something that loading would have to execute.
         """
         path = self.path(iteration)
@@ -117,9 +109,6 @@ class CheckpointStore:
         map_location: torch.device | str = "cpu",
     ) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint that a run can continue from.
-
-        Args:
-            notify: Told one line about every newer file that is skipped, and why.
 
         Returns:
             File and payload; None if there is none.
@@ -144,9 +133,6 @@ class CheckpointStore:
         Milestones, the final checkpoint and the one saved last always stay. Files found broken and
         files beyond the one saved last (this run went back to an earlier one, perhaps because they
         are broken) neither count nor are touched, so they cannot push out good ones.
-
-        Returns:
-            The files removed.
         """
         if self._keep is None:
             return []
@@ -180,7 +166,6 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
     """Write a dictionary of tensors and primitives so that it appears complete or not at all.
 
     Raises:
-        UserError: The file cannot be written.
         TypeError: A value is neither tensor nor primitive; the message gives its place.
     """
     portable = to_portable(payload)
@@ -203,10 +188,6 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
 
     Returns:
         The payload; it has all of ``PAYLOAD_KEYS``, and they are what they should be.
-
-    Raises:
-        UserError: The file is missing, truncated, damaged, would execute code, is no checkpoint or
-            one that makes no sense.
     """
     path = require_regular_file(path, missing_ok=True)
     _verify_archive(path)
@@ -236,11 +217,7 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
 
 
 def load_numbered(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
-    """As :func:`load_payload`; where the name of the file is a number, it is the iteration.
-
-    Raises:
-        UserError: As there, or the file says that it is of another iteration.
-    """
+    """As :func:`load_payload`; where the name of the file is a number, it is the iteration."""
     payload = load_payload(path, map_location)
     named = _FILE_NAME.match(path.name)
     if named and payload["iteration"] != int(named.group(1)):
@@ -374,11 +351,7 @@ class _Optimizer(msgspec.Struct):
 
 
 def check_payload(path: Path, payload: Any) -> None:
-    """Check that a checkpoint makes sense.
-
-    Raises:
-        UserError: It does not; the message tells what is wrong.
-    """
+    """Check that a checkpoint makes sense."""
     try:
         found = msgspec.convert(payload, _Payload)
         _check_model(found.state_dict)

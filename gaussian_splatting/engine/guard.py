@@ -151,9 +151,6 @@ def check_step(
     ``guess`` is what was taken for the view's number of pairs. Call it after the backward passes
     and before the optimiser's step, so that bad numbers never reach the parameters.
 
-    Returns:
-        Whether the view shows any Gaussian.
-
     Raises:
         PairsMissed: The guess was too low, so that the rest was not looked at.
         TrainingError: The first check that fails: parameters, losses, gradients, scales.
@@ -193,10 +190,7 @@ def _loss_probes(terms: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _norm_probes(named: Mapping[str, Tensor | None]) -> list[Tensor]:
-    """Norms, each finite only if every entry is.
-
-    One that overflows is cleared by the closer look.
-    """
+    """Norms, each finite only if every entry is."""
     tensors = [t.detach() for t in named.values() if t is not None and t.numel() > 0]
     return list(torch._foreach_norm(tensors, 2.0)) if tensors else []
 

@@ -30,12 +30,7 @@ _DIGITS = 8
 
 @dataclass(frozen=True)
 class Identity:
-    """What decides a result; all values as JSON keeps them.
-
-    Attributes:
-        inputs: Digests of what is read: a text, or texts by name, for each kind of input.
-        sources: Where the inputs lie. Told to the reader, never compared.
-    """
+    """What decides a result; all values as JSON keeps them."""
 
     settings: dict[str, Any]
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -114,10 +109,6 @@ def scene_inputs(
 
     Args:
         photographs: Whether the photographs are read; otherwise only the cameras count.
-        tracks: Whether the result depends on which points the photographs observe.
-
-    Raises:
-        UserError: A photograph cannot be read.
     """
     roles = (("train", scene.train_cameras), ("test", scene.test_cameras))
     views = [(role, camera) for role, cameras in roles for camera in cameras]
@@ -150,11 +141,7 @@ def points_digest(scene: Scene) -> str:
 
 
 def file_digests(paths: Iterable[Path]) -> list[str]:
-    """Digests of the contents of files, several read at a time.
-
-    Raises:
-        UserError: A file cannot be read.
-    """
+    """Digests of the contents of files, several read at a time."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(file_digest, paths))
 

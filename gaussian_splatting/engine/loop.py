@@ -54,10 +54,6 @@ class LoopConfig:
     Attributes:
         checkpoint_interval: Iterations between two checkpoints; None for milestones only.
         keep_checkpoints: How many interval checkpoints to keep; None for all.
-        export_iterations: When to write what other programs read, besides the last iteration.
-        view_check_iterations: After which iterations training views that contradict the model are
-            left out.
-        keep_views: Names of the views that never are.
     """
 
     first: int
@@ -208,11 +204,7 @@ class Trainer:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
     def _read_all_photographs(self) -> None:
-        """Find a damaged photograph before it ends a run that was to replace another.
-
-        Raises:
-            UserError: A photograph cannot be decoded.
-        """
+        """Find a damaged photograph before it ends a run that was to replace another."""
         self._console.info(f"reading all photographs before the run in {self._run.path} goes")
         for camera in [*self._cameras, *self._scene.test_cameras]:
             self._images.get(camera)

@@ -54,11 +54,6 @@ def target_of(
     Args:
         photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
         plain: Colour behind the render of a view without a mask. (3,)
-        camera: The view.
-        exposures: Those of the photographs, where they are learned.
-        seed: Of the run, and likewise below as of :func:`on_background`.
-        iteration: Absolute iteration.
-        view_index: Number of the view in its step.
     """
     exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
     labels = {"seed": seed, "iteration": iteration, "view_index": view_index}
@@ -83,10 +78,7 @@ def on_background(
     Args:
         photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
         plain: Colour behind the render of a view without a mask. (3,)
-        camera: The view.
         seed: Of the run; the colour follows from it, the iteration and the number of the view.
-        iteration: Absolute iteration.
-        view_index: Number of the view in its step.
         exposure: Exposure that the render will get, background and all; None for none. (2, 3)
 
     Returns:
@@ -143,7 +135,6 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
 
     Args:
         photograph: (H, W, 3), or (H, W, 4) uint8 with a mask
-        half: The view at half its size.
 
     Returns:
         Colours that mean nothing, and the mask. (H / 2, W / 2, 4) uint8; None without a mask
@@ -165,9 +156,7 @@ def color_terms_of(
 
     Args:
         image: What the strip looks like. (R, W, 3)
-        maps: The strip.
         photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with weights of the pixels
-        weight: As of :func:`~gaussian_splatting.losses.ssim_reference.weighted_color_loss`.
 
     Returns:
         ``(loss, l1, ssim)`` scalars; those of all strips add up to those of the image.

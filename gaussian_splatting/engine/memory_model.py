@@ -64,7 +64,6 @@ class ViewLoad:
         width: In pixels.
         height: In pixels.
         pairs: (Tile, splat) pairs that are blended.
-        pairs_per_tile_row: How many of them lie in each row of tiles.
     """
 
     width: int
@@ -152,10 +151,7 @@ class StepLoad:
     Attributes:
         candidates: Gaussians that samples are drawn from; None for all that the view shows.
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
-        pair_bytes: Ceiling of the buffer of gradients of pairs of a sample and a neighbour.
-        entropy: Whether opacities have a term of their own.
         fixed: Bytes of what does not change, such as a mesh.
-        exposure: Whether the image is brought to the exposure of its photograph.
     """
 
     n: int
@@ -182,7 +178,6 @@ class MemoryPlan:
     """How a step saves memory; the result depends on it by rounding only.
 
     Attributes:
-        split: Strips of an image, and whether things are computed again.
         sample_chunk: Samples evaluated at once; None for all.
     """
 

@@ -174,12 +174,7 @@ def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
 
 
 def survey(gaussians: Gaussians, cameras: Sequence[Camera]) -> list[ViewLoad]:
-    """What views cost.
-
-    Args:
-        gaussians: Activated, without gradients.
-        cameras: Views, as of :func:`surveyed`.
-    """
+    """What views cost."""
     with torch.no_grad():
         return [ViewLoad.of(project(gaussians, camera)) for camera in cameras]
 
@@ -214,12 +209,8 @@ def choose(
 
     Args:
         first: What the flags ask for; also what is best where memory is plenty.
-        options: Whether its strips may be changed.
         photographs: Bytes of each photograph that the stage reads; none where they lie in other
             memory.
-
-    Raises:
-        UserError: None fits; names the nearest settings that do.
     """
     loads = loads_of(optimizer)
     plans = _plans(first, options)

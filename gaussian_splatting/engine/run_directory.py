@@ -44,14 +44,7 @@ class ResumePlan:
 
 
 class RunDirectory:
-    """The folder of one training run.
-
-    Args:
-        products: Folders elsewhere that belong to the run: where one exists, a run is there.
-
-    Attributes:
-        replaces: Whether another run is still in the folder, to be replaced by this one.
-    """
+    """The folder of one training run."""
 
     def __init__(
         self,
@@ -93,10 +86,6 @@ class RunDirectory:
 
         Args:
             resume: ``"auto"``, ``"none"``, or a checkpoint file or run folder to continue from.
-            overwrite: Whether a run in the folder may be replaced.
-
-        Raises:
-            UserError: If the folder holds another run, or the checkpoint cannot be used.
         """
         self._remove_obsolete()
         shutil.rmtree(self.path / _STAGING, ignore_errors=True)
@@ -133,11 +122,7 @@ class RunDirectory:
             write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
-        """Stop where somebody removed the folder meanwhile: what is missing cannot be made up for.
-
-        Raises:
-            UserError: The record that the run began with is gone.
-        """
+        """Stop where somebody removed the folder meanwhile: what is missing cannot be made up for."""
         # A run of another program, which is to be replaced, may have no record.
         if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(
@@ -150,9 +135,6 @@ class RunDirectory:
 
         A process killed meanwhile leaves the old run, or the new one and a list of what is still
         to be removed. Nothing may have the log or the event files open.
-
-        Raises:
-            UserError: A file cannot be removed; the next start of the run tries again.
         """
         staged, self.replaces = self.path / _STAGING, False
         old = [path.name for path in self._checkpoints() if path != checkpoint]
@@ -262,11 +244,7 @@ class RunDirectory:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file that may be missing.
-
-    Raises:
-        UserError: It cannot be deleted, as when another program has it open on Windows.
-    """
+    """Delete a file that may be missing."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -49,10 +49,8 @@ class StageRun(Generic[Model]):
 
     Attributes:
         build: Makes the stage of the initial model; may plan memory, and say so.
-        results: Files of a finished run, the one that the next stage reads first.
         enrich: Makes more of the initial model by looking at the photographs; not called where a
             checkpoint is continued.
-        channels: Numbers of channels that it blends besides those that all stages may.
     """
 
     title: str
@@ -91,14 +89,7 @@ def run_stage(
     """Run a stage; a finished run of the same identity is not repeated.
 
     Args:
-        prepare: Reads the inputs: the run, and the model that it starts from.
         images: Decoded photographs that other stages use, too; an own store if None.
-
-    Returns:
-        The first of the results.
-
-    Raises:
-        UserError: For anything the user can fix.
     """
     group, white = options.compute.group, options.config.white_background
     with group.single_report():
@@ -142,9 +133,6 @@ class RunOptions:
     """How a run treats its folder and its checkpoints; none of it changes the result.
 
     ``keep_checkpoints`` of None keeps all.
-
-    Attributes:
-        watching: Whether it can be watched while it trains.
     """
 
     resume: str = flag(
@@ -165,11 +153,7 @@ class RunOptions:
 
 @dataclass
 class Session:
-    """An open run.
-
-    Attributes:
-        plan: Whether to start, continue or skip it.
-    """
+    """An open run."""
 
     run: RunDirectory
     plan: ResumePlan
@@ -195,11 +179,7 @@ def open_session(
     title: str,
     group: ProcessGroup = ALONE,
 ) -> Iterator[Session]:
-    """Plan the run, open its log and print the resolved configuration.
-
-    Args:
-        group: The processes that run together: the first decides, and it alone prints and writes.
-    """
+    """Plan the run, open its log and print the resolved configuration."""
     with _lock(run) if group.is_first else nullcontext():
         try:
             plan = _agreed_plan(run, options, final, notices, group)
@@ -266,9 +246,6 @@ def compile_ahead(device: torch.device, console: Console, channels: Sequence[int
     """Compile or load the kernels of all modules of ours that have been imported.
 
     A kernel that does not compile says so where it is first used.
-
-    Args:
-        console: Is told how far it is, unless it is done at once.
     """
     place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
     modules = kernel_modules(device.type == "cpu", channels)

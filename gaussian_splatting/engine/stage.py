@@ -39,7 +39,6 @@ class StepResult:
     Attributes:
         terms: Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
         radii: Screen radii, 0 for Gaussians the view did not see. (N,) int32
-        guess: What was taken for the number of pairs of the view, to be settled by the checks.
         settle: What else the view changes; called when its numbers were found to be good.
     """
 
@@ -57,7 +56,6 @@ class Stage(ABC):
         extent: Camera extent in world units.
         memory_plan: How a step saves memory; the loop may change it between two steps.
         poses: Poses that are learned beside the model; None where they are taken as they are.
-        pairs: Numbers of pairs of the views, by which a step need not wait for them.
     """
 
     name: str
@@ -123,7 +121,6 @@ class Stage(ABC):
         """A held-out camera, moved to where its photograph fits best where poses are learned.
 
         Args:
-            camera: The view in its known pose.
             photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
         """
         return camera
@@ -164,7 +161,6 @@ class LossTerm:
             the number in the whole. None where a view has nothing for it.
         maps: What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``,
             ``"plane"``.
-        halo: Rows of the image on each side that the loss of a row depends on.
     """
 
     name: str
@@ -202,7 +198,6 @@ class ImageStrip:
             mask of what to ignore. At half its size only what the mask says, None without one.
         exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)
         inside: Pixels of the whole image that say what the exposure is; None for all. (H, W) bool
-        beside: What else the stage knows of the view.
     """
 
     maps: StripMaps

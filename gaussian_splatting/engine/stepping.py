@@ -39,9 +39,7 @@ class StepSum:
     """What the views of a step said together.
 
     Attributes:
-        terms: Detached scalars: sums over views, and means in the end.
         visible: Gaussians that a view showed; None where nobody asks. (N,) bool
-        showing: Views that showed any Gaussian.
         stop: Signal that asked a process to stop; None if none did.
     """
 
@@ -159,9 +157,6 @@ class Stepper:
     def step(self, iteration: int, requested: str | None) -> StepSum:
         """Learn from the views of one iteration.
 
-        Args:
-            requested: Signal that asked this process to stop.
-
         Raises:
             TrainingError: If numbers went bad.
         """
@@ -187,11 +182,7 @@ class Stepper:
         return (iteration - self._first) * self._n_views + view_index
 
     def _see_views(self, iteration: int) -> StepSum:
-        """Sum of this process's views; gradients are added up in the parameters.
-
-        The gradients of each view are made apart from those of the views before it, so that a
-        sum does not depend on who computed its parts, and a view can be repeated.
-        """
+        """Sum of this process's views; gradients are added up in the parameters."""
         optimizer = self._stage.model.optimizer
         total: StepSum | None = None
         held: dict[str, Tensor] = {}
@@ -209,10 +200,7 @@ class Stepper:
         return total
 
     def _train_on(self, iteration: int, view_index: int, checked: bool) -> tuple[StepResult, bool]:
-        """One view, and whether it shows any Gaussian.
-
-        ``checked`` says that the parameters were looked at in this iteration.
-        """
+        """One view, and whether it shows any Gaussian."""
         model, camera = self._stage.model, self.camera(iteration, view_index)
         camera, photograph = self._views.get(camera, self._stage.view_scale(iteration))
         target = upload(photograph, model.device)

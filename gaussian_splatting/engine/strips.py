@@ -45,8 +45,6 @@ class ImageSplit:
 
     Attributes:
         strips: Strips per image; at most one per row is made.
-        recompute: Compute things again instead of keeping them (gradient checkpointing). The
-            bits are the same.
     """
 
     strips: int = 1
@@ -103,9 +101,7 @@ class ImageTerm:
     """A loss term of pixels.
 
     Attributes:
-        halo: Rows on each side that the loss of a row depends on.
         evaluate: The strip's share of the loss, and of figures to report by name.
-        weight: Of the loss.
     """
 
     halo: int
@@ -119,7 +115,6 @@ class ViewPass:
     Args:
         project: Projects all Gaussians; gradients flow through what it returns.
         color: Colour behind the image; black when None. (3,)
-        farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
         pairs: What views had when they were seen last; None: the host waits for the number.
 
     Attributes:
@@ -310,10 +305,7 @@ def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
 
 
 def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> Tensor:
-    """Gradients of all blended channels. (R, W, C)
-
-    They take the memory of the pixels, which nobody reads any more.
-    """
+    """Gradients of all blended channels. (R, W, C)"""
     columns = (
         (layout.rgb, 3, maps.image),
         (layout.depth, 1, maps.depth),

@@ -22,7 +22,6 @@ class CameraOrder:
 
     Args:
         n_cameras: Number of training views, at least 1.
-        label: Name of the stage, so that stages see different orders.
     """
 
     def __init__(self, n_cameras: int, seed: int, label: str) -> None:
@@ -66,9 +65,6 @@ class SizedViews:
         Returns:
             The camera at that size and its photograph, on the CPU; it is shared, do not write to
             it. (h, w, 3) or (h, w, 4) uint8
-
-        Raises:
-            UserError: The camera has no image or the image cannot be decoded.
         """
         if scale != self._scale and self._scale != 1.0:
             self._images.drop_scaled(self._scale)

@@ -57,7 +57,6 @@ class _Group:
     Attributes:
         steps: Steps made so far; rows that were added later have made fewer.
         moments: Tensors by name; None before the first step.
-        moved: Whether moments may be other than zero.
     """
 
     rate: float
@@ -72,7 +71,6 @@ class GroupedAdam:
 
     Attributes:
         parameters: Current leaf tensors by name, in checkpoint order; float32 or bfloat16.
-        config: How values and moments are stored, and which rows step.
     """
 
     def __init__(

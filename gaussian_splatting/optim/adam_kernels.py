@@ -49,13 +49,7 @@ class StepSettings:
     """What all elements of one step share.
 
     Attributes:
-        width: Elements per row.
         sparse: 1 where rows that were not seen sit out.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        step_size: Learning rate over the bias correction of the first moment.
-        root_correction: Root of the bias correction of the second moment.
-        eps: Added to the root.
     """
 
     seed: wp.uint32

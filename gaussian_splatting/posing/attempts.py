@@ -43,7 +43,6 @@ class Attempt:
 
     Attributes:
         masks: Of each; only where they count features are looked for. None: everywhere.
-        content: Digest of the photographs, and of the masks if they count.
     """
 
     work: Work
@@ -106,7 +105,6 @@ class FoundCameras:
     """What is gone on with.
 
     Attributes:
-        models: Of the chosen attempt.
         attempt: Which one that is; None where the models are somebody else's.
     """
 
@@ -131,11 +129,7 @@ def attempts_of(
 
 
 def find_cameras(attempts: Sequence[Attempt]) -> FoundCameras:
-    """Try the first way, and the second one if that leaves photographs out that this one places.
-
-    Raises:
-        UserError: The mapper is not there, or a photograph is damaged.
-    """
+    """Try the first way, and the second one if that leaves photographs out that this one places."""
     first = attempts[0]
     require_mapper(chosen_mapper(first.work.options.posing.mapper, len(first.photographs)))
     found = FoundCameras(first.run(), first)

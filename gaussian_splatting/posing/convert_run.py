@@ -113,9 +113,6 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
     """Find the cameras of photographs or of a video, and write a scene that 3DGS programs read.
 
     Killed at any moment, the same call goes on where it was.
-
-    Raises:
-        UserError: For anything the user can fix.
     """
     source = find_source(options.source_path)
     require_free(source, options.overwrite)

@@ -32,7 +32,6 @@ class Models:
 
     Attributes:
         largest: pycolmap's reconstruction with most photographs; None if there is no model.
-        registered: Photographs of each model by their names, the largest model first.
     """
 
     largest: Any | None
@@ -47,11 +46,7 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
 
 
 def require_mapper(mapper: Mapper) -> None:
-    """Check that the installed pycolmap has a mapper.
-
-    Raises:
-        UserError: It has not.
-    """
+    """Check that the installed pycolmap has a mapper."""
     pycolmap = load_pycolmap()
     if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
         raise UserError(
@@ -94,11 +89,7 @@ def map_photographs(
 
 
 def read_models(folder: Path) -> Models:
-    """The models of an earlier call.
-
-    Raises:
-        UserError: One is damaged.
-    """
+    """The models of an earlier call."""
     folders = sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return _models([read_reconstruction(path) for path in folders])
 

@@ -54,14 +54,11 @@ class Photograph:
     """One photograph, from its header.
 
     Attributes:
-        name: Path below the folder of the photographs, with slashes.
         width: Upright, in pixels.
         height: Upright, in pixels.
         focal: Focal length in pixels of the whole file; None where EXIF does not tell.
         device: Make and model of the camera; empty where EXIF does not tell.
-        turned: Whether EXIF says that the picture has to be turned or mirrored.
         depth: What is not 8-bit RGB or grey, in words; else empty.
-        transparent: Whether it has an alpha channel or a transparent colour.
     """
 
     name: str
@@ -112,12 +109,7 @@ def _files(folder: Path, suffixes: Sequence[str], recursive: bool) -> list[Path]
 
 
 def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
-    """All photographs of a folder, from their headers alone.
-
-    Raises:
-        UserError: One is no image, its name is no valid UTF-8, or it is HEIC and nothing is
-            installed that reads it.
-    """
+    """All photographs of a folder, from their headers alone."""
     files = picture_files(folder, recursive)
     for path in files:
         _require_utf8(path)
@@ -204,12 +196,6 @@ def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
 
     Args:
         longest_side: Make larger ones smaller, pixels; None keeps the size of the file.
-
-    Returns:
-        RGB, or RGBA where something may be transparent.
-
-    Raises:
-        UserError: The file is damaged.
     """
     with open_image(path) as image:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
@@ -225,11 +211,7 @@ def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
 
 
 def read_grey(path: Path, longest_side: int) -> np.ndarray:
-    """A photograph upright, in grey and not larger than asked for. (H, W) uint8
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """A photograph upright, in grey and not larger than asked for. (H, W) uint8"""
     return np.array(read_upright(path, longest_side).convert("L"))
 
 
@@ -323,11 +305,7 @@ class ChoiceNote(msgspec.Struct):
 
 @dataclass(frozen=True)
 class FrameChoice:
-    """Which frames of a video are taken.
-
-    Attributes:
-        n_repeated: Intervals left out, because nothing had moved since the one before.
-    """
+    """Which frames of a video are taken."""
 
     chosen: list[int]
     n_frames: int
@@ -354,12 +332,6 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
 
     Args:
         folder: Gets ``frames.json``, and ``frame_00012.jpg`` for frame 12.
-        progress: Context manager that takes a title and the number of frames and gives a function
-            to call after each one.
-
-    Raises:
-        UserError: No video, a damaged one, or one in which nothing moves; or the folder holds
-            pictures of somebody else.
     """
     choice = _choice_made(video, folder, n_wanted)
     if choice is None:
@@ -379,11 +351,7 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
 
 
 def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> None:
-    """Note a choice before its first frame is written, in place of an earlier one and its frames.
-
-    Raises:
-        UserError: The folder holds pictures that are no frames of ours.
-    """
+    """Note a choice before its first frame is written, in place of an earlier one and its frames."""
     others = picture_files(folder)
     if others and not (folder / CHOICE_FILE).is_file():
         raise UserError(
@@ -460,11 +428,7 @@ def _choice_made(video: Path, folder: Path, n_wanted: int) -> FrameChoice | None
 
 
 def _frames(video: Path) -> Iterator[Any]:
-    """Decode all frames of a video.
-
-    Raises:
-        UserError: It cannot be opened, ends early, or too much of it cannot be decoded.
-    """
+    """Decode all frames of a video."""
     lost = decoded = 0
     with _opened(video) as container:
         stream = container.streams.video[0]

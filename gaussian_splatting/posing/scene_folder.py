@@ -151,11 +151,7 @@ def digest(*parts: Any) -> str:
 
 
 def find_source(path: Path) -> Source:
-    """Photographs or a video of what ``-s`` names, where an earlier call found them first.
-
-    Raises:
-        UserError: There are none.
-    """
+    """Photographs or a video of what ``-s`` names, where an earlier call found them first."""
     root = scene_root(path)
     if root != path:
         if not path.is_file():
@@ -247,11 +243,7 @@ def note(source: Source, **facts: Any) -> None:
 
 
 def require_free(source: Source, overwrite: bool) -> None:
-    """Refuse to put results where there is a model of somebody else.
-
-    Raises:
-        UserError: There is one, and it was not said that it may go.
-    """
+    """Refuse to put results where there is a model of somebody else."""
     if overwrite or read_record(source.root) or not _has_cameras(source.root):
         return
     raise UserError(
@@ -268,10 +260,6 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
 
     Args:
         flat: Folder with ``images``, ``sparse`` and perhaps ``masks`` and ``images_2`` and so on.
-        masks: Masks of the photographs as they were taken that have to make room.
-
-    Returns:
-        Where the photographs are now.
     """
     root, ours = source.root, bool(read_record(source.root).get("published"))
     if source.folder == root / IMAGES and (flat / IMAGES).is_dir():
@@ -367,7 +355,6 @@ def write_flat_pictures(
 
     Args:
         folder: Gets ``images``, ``masks`` and, to resize, ``images_2`` and so on.
-        resize: Whether to make the smaller copies as well.
     """
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):
@@ -435,7 +422,6 @@ def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path
     """Write the model of the flat photographs, coloured by them.
 
     Args:
-        by_name: As for :func:`write_flat_pictures`.
         folder: Has the flat photographs in ``images``; gets ``sparse/0``, complete or not at all.
     """
     pycolmap = load_pycolmap()

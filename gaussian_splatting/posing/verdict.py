@@ -49,14 +49,8 @@ class Evidence:
     Attributes:
         sharpness: Of each. (N,)
         n_features: Found in each. (N,)
-        matches: Verified matches by pair of places.
-        models: Names in each model, the largest first.
-        track_length: Photographs that see a point of it, on average.
         error: Its mean reprojection error, pixels of the size that features were looked for at.
         shared: For each photograph of the largest model most points that it shares with another.
-        spread: Extent of its camera path in median distances to the points.
-        masked: Whether features were looked for only where masks count.
-        contradicting: Photographs most of whose pairs contradict their poses: how many of how many.
     """
 
     names: Sequence[str]
@@ -79,8 +73,6 @@ class Verdict:
 
     Attributes:
         word: ``fine``, ``usable`` or ``poor``.
-        left_out: Name and reason of each other photograph, in order.
-        other_models: Photographs of further models that the largest lacks, by model.
         advice: Sentences about what to do, the most useful first; may be empty.
     """
 
@@ -104,11 +96,7 @@ class Verdict:
 
 
 def verdict_of(evidence: Evidence) -> Verdict:
-    """Judge a reconstruction.
-
-    Raises:
-        UserError: There is none, or the photographs fall into sets that share nothing.
-    """
+    """Judge a reconstruction."""
     if not evidence.models:
         raise UserError(_why_nothing(evidence))
     registered = set(evidence.models[0])
@@ -300,7 +288,6 @@ def convert_page(
     """The page.
 
     Args:
-        seen_from_above: By :func:`camera_map`.
         steps: Name, seconds and peak bytes of each step.
     """
     page = Page(title, f"{len(evidence.names)} photographs")

@@ -86,8 +86,6 @@ class TileKernels:
     Attributes:
         forward: Works on the tiles from ``first_tile`` on, like the next, and on the rows from
             ``top_row`` to before ``end_row``; image-sized arrays hold those rows only.
-        backward: One item is a tile here, too.
-        sum_pairs: One item is a splat.
     """
 
     def __init__(self, n_channels: int) -> None:

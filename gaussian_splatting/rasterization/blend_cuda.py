@@ -81,7 +81,6 @@ class BlockKernels:
     """Kernels for splats of some channels, and how they are launched.
 
     Attributes:
-        forward: One warp for each tile, like the next.
         backward: Arguments of both as those of the kernels in ``blend_cpu``.
         sum_pairs: One warp for every 32 splats.
     """
@@ -149,7 +148,6 @@ def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
 
     Args:
         sums: Of dL/dsigma times dx, dy, dx^2, dx dy and dy^2, and columns that stay.
-        conic: Of the splat.
     """
     result = sums
     result[0] = conic[0] * sums[0] + conic[1] * sums[1]
@@ -247,12 +245,7 @@ def _forward_kernel(n_channels: int) -> Any:
 
 
 def _loading_function(n_channels: int) -> wp.Function:
-    """Loads what the way back begins with.
-
-    Returns:
-        ``load(...)``, which returns for a lane's eight pixels: the light behind the last splat, the
-        gradient to what is behind it, its place, and the gradient to the channels.
-    """
+    """Loads what the way back begins with."""
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
 

@@ -62,11 +62,7 @@ class Form:
 
     Attributes:
         dx: From the centre to the lane's pixels.
-        xx: Their part of the form.
-        xy: Its slope in dy there.
-        yy: Its curvature.
         first_y: Row of the lane's pixel in the first block.
-        y: Of the centre.
     """
 
     dx: Offsets

@@ -75,8 +75,6 @@ class Projection:
         depths: View-axis depth of every Gaussian, culled ones too. (N,) world units
         tile_rects: First and past-the-last tile in x, then in y. (N, 4) int32
         tile_counts: Tiles among those that the splat reaches. (N,) int32
-        n_pairs: Sum of the counts, where the host knows it already.
-        guess: Room for the pairs, where that is known instead.
     """
 
     means2d: Tensor
@@ -183,10 +181,7 @@ def project(
 
     Args:
         gaussians: N activated Gaussians; quaternions are taken as unit and not normalised.
-        camera: Any pinhole camera, principal point anywhere.
         rgb: Carry the spherical-harmonics colour of the viewing direction, clamped at 0.
-        depth: Carry the depth of the centre along the view axis.
-        normal: Carry x and y of the camera-space normal, flipped towards the camera.
         plane_reach: Carry planes through the centres: that normal n whole, and n . centre, of
             Gaussians up to this depth in world units. Those farther away have none, all zeros.
         features: Free values to blend. (N, F) or None

@@ -60,7 +60,6 @@ class Rasterizer(Protocol):
         """Add what some rows say to the gradients of splats.
 
         Args:
-            splats: As given to :meth:`blend_rows`, like tiles and background.
             background: Value behind everything. (C,)
             blended: What it returned; ``pixels`` are not read and may be overwritten.
             d_pixels: (R, W, C)
@@ -260,7 +259,6 @@ def backpropagate_rows(
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
     Args:
-        splats: As given to :func:`blend_rows`, like the following two.
         background: Value behind everything. (C,)
         blended: What it returned; ``pixels`` are not read.
         d_pixels: (R, W, C)

@@ -79,7 +79,6 @@ def channel_background(
 
     Args:
         color: Colour behind everything; black when None. (3,)
-        farthest_depth_behind: As in :func:`rasterize`.
     """
     layout, depths = projection.layout, projection.depths
     behind = torch.zeros(layout.total, device=depths.device)
@@ -113,16 +112,12 @@ def rasterize(
     Args:
         gaussians: N activated Gaussians with unit quaternions. N may be 0.
         background: Colour behind everything; black when None. (3,)
-        normal: Render normals (smallest axis of each Gaussian, towards the camera).
         plane_reach: Render the planes through the centres, square to these normals, of Gaussians
             up to this depth in world units.
         features: Free per-Gaussian values to blend. (N, F)
         sh_degree: Spherical-harmonics degree, 0 to 3.
         farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
             depth image (as a constant) instead of 0.
-
-    Returns:
-        Named images and the per-Gaussian by-products.
     """
     projection = project(
         gaussians,
@@ -200,9 +195,6 @@ def find_medians(
 @torch.no_grad()
 def median_depth(gaussians: Gaussians, camera: Camera) -> Tensor:
     """Depth along the view axis of the Gaussian that takes a pixel's light below one half.
-
-    Args:
-        gaussians: N activated Gaussians with unit quaternions.
 
     Returns:
         Infinite where more light than that goes through. (H, W) world units

@@ -44,14 +44,8 @@ class Ellipse:
 
     Attributes:
         whole: 1 where all tiles of the rectangle count as reached.
-        x: Centre.
-        y: Centre.
         pad_x: How far a pixel at the rim may lie outside by rounding.
-        pad_y: The same.
-        slope: dx / dy of the line through the middles of the ellipse's horizontal chords.
-        half_square: Squared half length of the chord through the centre.
         shrink: How much shorter its square is per dy^2.
-        reach_y: Half height.
         widest: dy of the rightmost point; the leftmost is opposite.
     """
 

@@ -71,7 +71,6 @@ class LivePage(Protocol):
     """The page, as the training sees it.
 
     Attributes:
-        paused: Whether somebody asked the training to wait.
         shows: A key of ``LIVE_PICTURES``.
     """
 
@@ -99,7 +98,6 @@ class LiveView:
         page: Where to show it; None shows nothing.
         may_pause: Whether the training may be made to wait; several processes may not, because the
             others would take the first for lost.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -125,11 +123,7 @@ class LiveView:
         terms: Mapping[str, Tensor],
         stopped: Callable[[], object],
     ) -> None:
-        """Show the model as it is now, if anybody looks and a picture is due.
-
-        Args:
-            stopped: Whether the run was asked to stop, which ends a pause.
-        """
+        """Show the model as it is now, if anybody looks and a picture is due."""
         if self._page is None or not len(self._page.wishes):
             return
         try:
@@ -194,11 +188,7 @@ _FRUSTUM_SHARE = 0.04
 
 
 class TrainingPage:
-    """A :class:`~gaussian_splatting.viewing.live_view.LivePage` served by viser.
-
-    Args:
-        may_pause: Whether to offer a pause.
-    """
+    """A :class:`~gaussian_splatting.viewing.live_view.LivePage` served by viser."""
 
     def __init__(
         self, server: viser.ViserServer, title: str, last: int, scene: Scene, may_pause: bool

@@ -68,11 +68,7 @@ _FRUSTUM_COLOR = (90, 110, 140)
 
 
 def load_viser() -> ModuleType:
-    """The package.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """The package."""
     return load_package("the viewer", "viser", "viser")[0]
 
 
@@ -80,11 +76,7 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
     """Serve an empty page.
 
     Args:
-        host: Name or address to listen on.
         port: To listen on; no other is taken in its place.
-
-    Raises:
-        UserError: viser is not installed, or the port is taken.
     """
     module = load_viser()
     check_free(host, port, flag)
@@ -98,12 +90,7 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
 
 @contextlib.contextmanager
 def _same_origin_only(host: str) -> Iterator[None]:
-    """Servers that start in this context answer requests of other origins with 403.
-
-    Browsers send the origin of the page that makes a request. It must be the ``Host`` of the
-    request. A server on a loopback address also requires a loopback name there, against DNS
-    rebinding.
-    """
+    """Servers that start in this context answer requests of other origins with 403."""
     server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
     serve = server.serve
 
@@ -131,11 +118,7 @@ def address(host: str, port: int) -> str:
 
 
 def check_free(host: str, port: int, flag: str) -> None:
-    """Check that a port can be had; viser would silently take the next one.
-
-    Raises:
-        UserError: It cannot.
-    """
+    """Check that a port can be had; viser would silently take the next one."""
     try:
         places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -344,7 +327,6 @@ class Wishes:
 
     Args:
         longest_side: Of pictures in full size, in pixels.
-        clock: Monotonic seconds.
     """
 
     def __init__(

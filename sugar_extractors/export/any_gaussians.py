@@ -34,9 +34,6 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
         path: A PLY of Gaussians; an SPZ or ``.splat`` file; a GLB with
             Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
             checkpoint, whose last iteration is taken.
-
-    Raises:
-        UserError: It is missing, damaged, or holds no Gaussians.
     """
     suffix = path.suffix.lower()
     if suffix == ".ply":
@@ -58,11 +55,7 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
 
 
 def has_gaussians(path: Path) -> bool:
-    """Whether a file or folder is one that holds Gaussians, as opposed to a mesh or another thing.
-
-    Raises:
-        UserError: A PLY is damaged.
-    """
+    """Whether a file or folder is one that holds Gaussians, as opposed to a mesh or another thing."""
     suffix = path.suffix.lower()
     if suffix == ".ply":
         return holds_gaussians(path)
@@ -75,9 +68,6 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 
     Args:
         path: Its ``.pt``, or the folder of its run.
-
-    Raises:
-        UserError: It is missing, damaged, or another stage's.
     """
     if path.is_file() and path.suffix.lower() != ".pt":
         raise UserError(

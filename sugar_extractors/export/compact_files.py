@@ -115,7 +115,6 @@ class Fidelity:
     """Largest differences of all Gaussians.
 
     Attributes:
-        position: World units.
         scale: Of standard deviations, as a share of the largest of the same Gaussian.
         rotation: Of axes, weighted by how much longer than the shortest they are; degrees.
         color: Of what does not depend on the view, of 255.
@@ -175,9 +174,6 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
     Returns:
         Rows of the cloud in the order of the file. (N,)
-
-    Raises:
-        UserError: The file cannot be written.
     """
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"][:, 0])
@@ -195,11 +191,7 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
 
 def read_splat(path: Path) -> GaussianCloud:
-    """Read a ``.splat`` file.
-
-    Raises:
-        UserError: It is missing or damaged.
-    """
+    """Read a ``.splat`` file."""
     content = require_regular_file(path).read_bytes()
     if not content or len(content) % ROW.itemsize:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
@@ -233,9 +225,6 @@ def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
     Returns:
         Rows of the cloud in the order of the file: their own. (N,)
-
-    Raises:
-        UserError: The file cannot be written.
     """
     with atomic_path(path) as temporary:
         # Without the time of day, the same Gaussians give the same bytes.
@@ -286,11 +275,7 @@ def _packed_harmonics(sh_rest: np.ndarray) -> np.ndarray:
 
 
 def read_spz(path: Path) -> GaussianCloud:
-    """Read an SPZ file of version 2 or 3: Gaussians in the axes of the format.
-
-    Raises:
-        UserError: It is missing or damaged, or of another version.
-    """
+    """Read an SPZ file of version 2 or 3: Gaussians in the axes of the format."""
     try:
         content = gzip.decompress(require_regular_file(path).read_bytes())
         magic, version, n, degree, fraction_bits, _, _ = _HEADER.unpack_from(content)

@@ -66,14 +66,7 @@ _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray]] = {
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
-    """Write what was asked for, and say what it is like.
-
-    Returns:
-        The file.
-
-    Raises:
-        UserError: For anything the user can fix; nothing is replaced unasked or half-written.
-    """
+    """Write what was asked for, and say what it is like."""
     console = console or Console()
     if not options.result.exists():
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")

@@ -39,9 +39,6 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
     Returns:
         Rows of the cloud in the order of the file. (N,)
-
-    Raises:
-        UserError: It is larger than the format can hold, or cannot be written.
     """
     attributes = _attributes(cloud)
     views, accessors, parts, start = [], [], [], 0
@@ -144,11 +141,7 @@ def holds_gltf_gaussians(path: Path) -> bool:
 
 
 def read_gltf_gaussians(path: Path) -> GaussianCloud:
-    """Read Gaussians as :func:`write_gltf_gaussians` leaves them: float32, in glTF's axes.
-
-    Raises:
-        UserError: The file is missing, damaged, or holds them in another way.
-    """
+    """Read Gaussians as :func:`write_gltf_gaussians` leaves them: float32, in glTF's axes."""
     file = require_regular_file(path).read_bytes()
     try:
         total, length = struct.unpack_from("<II", file, 8)

@@ -49,11 +49,7 @@ def closed_body(mesh: TriangleMesh) -> TriangleMesh:
 
 
 def write_stl(path: Path, mesh: TriangleMesh) -> None:
-    """Write a binary STL, complete or not at all.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write a binary STL, complete or not at all."""
     rows = np.zeros(mesh.n_faces, _ROW)
     normals = doubled_area_normals(mesh)
     rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
@@ -64,31 +60,19 @@ def write_stl(path: Path, mesh: TriangleMesh) -> None:
 
 
 def require_lxml() -> None:
-    """Check that 3MF can be written.
-
-    Raises:
-        UserError: The package that trimesh writes it with is not installed.
-    """
+    """Check that 3MF can be written."""
     load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
 
 
 def write_3mf(path: Path, mesh: TriangleMesh) -> None:
-    """Write a 3MF package, whose unit is the millimetre, complete or not at all.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write a 3MF package, whose unit is the millimetre, complete or not at all."""
     body = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False, validate=False)
     with atomic_path(path) as temporary:
         temporary.write_bytes(trimesh.Scene(body).export(file_type="3mf"))
 
 
 def load_usd() -> Any:
-    """The package, whose modules are ``Usd``, ``UsdGeom`` and so on.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """The package, whose modules are ``Usd``, ``UsdGeom`` and so on."""
     names = ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt")
     modules = ("pxr", *(f"pxr.{name}" for name in names))
     return load_package("--to usdz", "usd-core", *modules, instead="use --to glb")[0]
@@ -99,9 +83,6 @@ def write_usdz(path: Path, mesh: TexturedMesh) -> None:
 
     Args:
         mesh: With y up; a unit is taken for a metre.
-
-    Raises:
-        UserError: usd-core is not installed, or the file cannot be written.
     """
     usd = load_usd()
     try:

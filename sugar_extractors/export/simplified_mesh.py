@@ -31,12 +31,8 @@ def simplified(mesh: TexturedMesh, n_faces: int | None, texture_side: int | None
     """The mesh with at most so many triangles and texels a side.
 
     Args:
-        mesh: World units.
         n_faces: Triangles to be left; None for all.
         texture_side: Most texels per side of the picture; None for as many as now.
-
-    Raises:
-        UserError: The picture would be too small for the triangles.
     """
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:
@@ -103,15 +99,7 @@ def _colors(mesh: TexturedMesh, places: np.ndarray, surface: Surface, points: np
 
 
 def _weights(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
-    """Barycentric coordinates of the feet of points in the planes of triangles.
-
-    Args:
-        points: (Q, D), in the plane or in space.
-        triangles: (Q, 3, D)
-
-    Returns:
-        (Q, 3); a triangle without area gives its first corner.
-    """
+    """Barycentric coordinates of the feet of points in the planes of triangles."""
     a, b, c = triangles.transpose(1, 0, 2)
     u, v, w = b - a, c - a, points - a
     uu, uv, vv = ((p * q).sum(axis=1) for p, q in ((u, u), (u, v), (v, v)))

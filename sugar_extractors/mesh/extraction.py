@@ -67,13 +67,6 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
 
     Args:
         console: Where to report; a new one on the standard output if None.
-
-    Returns:
-        The mesh files: levels in the outer, targets in the inner loop.
-
-    Raises:
-        UserError: For anything the user can fix: no surface, a wrong box, a damaged model,
-            meshes of other settings in the way.
     """
     console = console or Console()
     _check(options)
@@ -175,10 +168,7 @@ class _Extraction:
         return self._hull.contains(torch.from_numpy(points).to(device)).cpu().numpy()
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
-        """The meshes without the triangles that lie outside of the masks' hull.
-
-        Poisson closes a surface in front of nothing, and fusion continues it behind edges.
-        """
+        """The meshes without the triangles that lie outside of the masks' hull."""
         if self._hull is None:
             return list(meshes)
         kept = []

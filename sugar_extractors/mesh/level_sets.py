@@ -92,10 +92,6 @@ def build_model(
     """Drop Gaussians that are not opaque and prepare the rest.
 
     Args:
-        min_opacity: Gaussians survive with a larger opacity than this.
-        n_neighbors: Neighbours that the density is summed over.
-        diamond_extent: Half diagonals of the diamonds in standard deviations.
-        density_factor: Factor of the opacities in the density.
         knn_batch_size: Points per launch of the neighbour search, as of ``nearest_neighbors``.
 
     Returns:
@@ -271,12 +267,6 @@ def march_rays(
         depths: Depth of the hits along the view axis. (S,) world units
         hit_gaussians: Gaussian hit by each ray. (S,)
         levels: L densities, between 0 and 1.
-        n_samples: Densities per ray.
-        reach: How far before and behind the hit they lie, in standard deviations of the Gaussian
-            along the line of sight.
-
-    Returns:
-        Points and outward normals.
     """
     n, device = coordinates.shape[0], coordinates.device
     shape = (len(levels), n)

@@ -120,11 +120,7 @@ class MeshingBackend(Protocol):
 
 
 def choose_backend(name: str = "auto") -> MeshingBackend:
-    """The backend of that name; ``auto`` is Open3D where it can be imported, else pycolmap.
-
-    Raises:
-        UserError: The backend asked for cannot be imported.
-    """
+    """The backend of that name; ``auto`` is Open3D where it can be imported, else pycolmap."""
     if name == "pycolmap":
         return PycolmapBackend()
     try:

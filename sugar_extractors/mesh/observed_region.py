@@ -49,8 +49,6 @@ def observed_region(
 
     Args:
         observations: Points and how many photographs observe each; None where nobody knows.
-        box: Points outside of it do not count.
-        margin: How far the region reaches beyond the points. World units
 
     Returns:
         None where there are too few points, or all in one plane.

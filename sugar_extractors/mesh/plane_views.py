@@ -91,7 +91,6 @@ def confirmed_depth(
 
     Args:
         depth: 0 where unknown. (H, W) world units
-        neighbors: Views and their depth maps.
 
     Returns:
         (H, W) bool

@@ -90,8 +90,6 @@ def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarr
 
     Args:
         points: (P, 3) float32 world units.
-        n_neighbors: Neighbours, the point itself counted as one of them.
-        ratio: Factor of the standard deviation.
 
     Returns:
         (P,) bool
@@ -157,7 +155,6 @@ def automatic_depth(points: np.ndarray, pixel: float, scale: float) -> int:
     Args:
         points: (P, 3) world units.
         pixel: Size of a pixel on the surface in world units.
-        scale: Side of the solver's cube in sides of the points' bounding cube.
     """
     side = scale * float((points.max(axis=0) - points.min(axis=0)).max())
     by_pixel = math.ceil(math.log2(max(side, pixel) / pixel)) if pixel > 0 else MOST_DEPTH
@@ -192,11 +189,7 @@ def finish_mesh(
     """Decimate and clean each region, put them together and snap them to the surface points.
 
     Args:
-        n_faces: Triangles of each region.
         surface: Points that vertices move to, the nearest one each; None leaves them in place.
-
-    Returns:
-        The final mesh with vertex normals.
     """
     mesh = merge_meshes([clean_mesh(backend.decimate(region, n_faces)) for region in regions])
     if surface is None:

@@ -13,9 +13,7 @@ from sugar_utils.errors import UserError
 
 
 def require_extent(options: MeshOptions, scene: Scene) -> None:
-    """Raises:
-    UserError: The cameras stand in one place, which says nothing of the foreground's size.
-    """
+    """"""
     if scene.extent <= 0 and options.bboxmin is None:
         raise UserError(
             f"all training cameras of {options.scene_path} stand in one place, so the scene "

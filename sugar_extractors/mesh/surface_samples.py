@@ -111,10 +111,6 @@ def collect_surface_samples(
     target; nothing else grows with the number of views.
 
     Args:
-        target: Points in total and per level.
-        n_samples: Densities per ray.
-        reach: Standard deviations searched before and behind the hit.
-        seed: Seed of the random choices.
         candidates_per_point: Pixels tried per point wanted.
         hull: Points outside of it are dropped; None keeps all.
         on_view: Called after each view with its number from 1 and the points found so far.

@@ -82,11 +82,9 @@ class TsdfConfig:
     least 1/2048 of the box.
 
     Attributes:
-        pixels_per_voxel: See above.
         min_alpha: Pixels that the Gaussians cover less have no depth.
         min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
             views are sparse, and never is it more than half of the views.
-        min_component: Connected parts of fewer triangles, before decimation, are noise.
         max_voxels: Ceiling of the voxels stored; where it is met, voxels are made larger.
     """
 
@@ -221,9 +219,6 @@ def fuse_region(
         render: Makes depth and colour of a view; called twice for each.
         hole: Part of it whose surface is left out; None for nothing.
         region: Surface outside of it is left out; None for nothing.
-
-    Returns:
-        The surface, outward side counter-clockwise.
     """
     with torch.no_grad():
         voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
@@ -442,7 +437,6 @@ class SparseField:
     last axis runs fastest.
 
     Attributes:
-        origin: World units.
         voxel: Side of a voxel, world units.
         table: Block number by place; -1 where none is stored. (X, Y, Z) int32
         distances: Positive outside. (B S^3,)
@@ -465,11 +459,7 @@ class SparseField:
 
 
 def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh:
-    """Zero level set; cells with a corner of less than the weight asked for are left open.
-
-    Returns:
-        Welded mesh, counter-clockwise seen from where the distance is positive.
-    """
+    """Zero level set; cells with a corner of less than the weight asked for are left open."""
     table = field.table.cpu().numpy()
     values = (field.distances.cpu().numpy(), field.weights.cpu().numpy() >= min_weight)
     colors = field.colors.cpu().numpy()
@@ -511,11 +501,7 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
 def _chunk_cells(
     table: np.ndarray, places: np.ndarray, distances: np.ndarray, is_known: np.ndarray, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of some blocks that the surface passes through.
-
-    Returns:
-        Grid coordinates of their low corners (C, 3), and the rows of their corners (C, 8).
-    """
+    """Cells of some blocks that the surface passes through."""
     # Corners 0 to side: the last layer belongs to the next blocks.
     local = np.stack(np.meshgrid(*[np.arange(side + 1)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     step, inner = local // side, local % side

@@ -56,8 +56,6 @@ def shaded_views(
     Args:
         mesh: World units; may be empty.
         width: Longer side of each picture in pixels.
-        smooth: Interpolate vertex normals instead of one normal per face.
-        colored: Use the colours of the vertices, without light, instead of clay.
 
     Returns:
         One (h, w, 3) uint8 picture per camera.
@@ -113,9 +111,6 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
 
     The first is the one farthest from the mean view; each further one is farthest from all
     before it.
-
-    Returns:
-        Views in the order in which they were picked.
     """
     if len(cameras) <= n:
         return list(cameras)
@@ -202,11 +197,7 @@ _JPEG_QUALITY = 85
 
 
 def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
-    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
-
-    Raises:
-        UserError: Nothing is left of it.
-    """
+    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``."""
     small = simplified(mesh, MAX_TRIANGLES, TEXTURE_SIDE)
     vertices = small.vertices.double().cpu().numpy()
     upright = PlacementOptions(orient="up")
@@ -238,9 +229,6 @@ def read_any_mesh(path: Path) -> TriangleMesh:
 
     Args:
         path: A mesh ``.ply``, the ``.pt`` of a refined model, or an ``.obj`` of triangles.
-
-    Raises:
-        UserError: The file is missing, damaged or of another kind.
     """
     path, suffix = Path(path), Path(path).suffix.lower()
     if suffix not in MESH_SUFFIXES:

@@ -61,7 +61,6 @@ class Reference:
     """What a mesh is compared with.
 
     Attributes:
-        surface: The true object, and the ground where there is one. World units
         visible_points: Points of the object that the photographs show. (N, 3) world units
         visible_normals: Their unit normals. (N, 3)
         low: Low corner of the box inside which a mesh is judged. (3,) world units
@@ -82,16 +81,7 @@ class MeshQuality:
     """Figures of one mesh; distances in fractions of the object's longest side.
 
     Attributes:
-        accuracy: Mean distance from the mesh to the true surface.
-        completeness: Mean distance from the visible true surface to the mesh.
         precisions: Share of the mesh nearer to the truth than each of ``THRESHOLDS``.
-        recalls: Share of the visible truth nearer to the mesh than each of them.
-        normal_agreement: Mean |cos| between normals of nearest places, both ways.
-        non_manifold_edge_share: Share of edges with more than two faces.
-        open_edge_share: Share of edges with a single face.
-        components: Connected parts.
-        triangles: Triangles of the whole mesh.
-        object_triangles: Those with a corner inside the box.
     """
 
     accuracy: float
@@ -147,9 +137,6 @@ def read_reference(scene_dir: Path) -> Reference:
 
     Args:
         scene_dir: Folder with ``gt_object.ply``, ``gt_visible.ply`` and ``gt.json``.
-
-    Raises:
-        UserError: There is none, or it is damaged.
     """
     scene_dir = Path(scene_dir)
     for name in (OBJECT_FILE, VISIBLE_FILE, FACTS_FILE):
@@ -191,7 +178,6 @@ def make_reference(
         visible_normals: (N, 3)
         box: Low and high corner of the object. (2, 3)
         ground: Box of a flat ground, None without one. (2, 3)
-        axis: Axis that points up (or down).
         sign: 1 when it points up, -1 when down.
     """
     size = float((box[1] - box[0]).max())
@@ -215,14 +201,7 @@ def compare_surfaces(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> MeshQuality:
-    """Measure a mesh by the rules at the top of this file.
-
-    Args:
-        mesh: In the reference's world.
-
-    Raises:
-        UserError: The mesh has nothing where the object is.
-    """
+    """Measure a mesh by the rules at the top of this file."""
     origin, size = (reference.low + reference.high) / 2, reference.size
     unit_low, unit_high = ((side - origin) / size for side in (reference.low, reference.high))
     # The object is brought to size 1 at the origin, where float32 resolves it best.

@@ -38,14 +38,7 @@ _INSIDE_NOTE = "Brown is a surface seen from its inner side."
 
 
 def extract_and_report(options: MeshOptions, console: Console | None = None) -> list[Path]:
-    """Extract meshes and write ``report.html`` beside them.
-
-    Returns:
-        The mesh files, as :func:`extract_coarse_mesh` does.
-
-    Raises:
-        UserError: If a mesh cannot be made; never because of the report.
-    """
+    """Extract meshes and write ``report.html`` beside them."""
     console = console or Console()
     paths = extract_coarse_mesh(options, console)
     _report(options, paths, console)
@@ -53,14 +46,7 @@ def extract_and_report(options: MeshOptions, console: Console | None = None) -> 
 
 
 def texture_and_report(options: TextureOptions, console: Console | None = None) -> Path:
-    """Bake a textured mesh and write ``report.html`` beside it.
-
-    Returns:
-        The OBJ file.
-
-    Raises:
-        UserError: If the mesh cannot be made; never because of the report.
-    """
+    """Bake a textured mesh and write ``report.html`` beside it."""
     console = console or Console()
     path = extract_textured_mesh(options, console)
     _report(options, [path], console)

@@ -97,15 +97,7 @@ def write_placed(
     glb: bool,
     notify: Callable[[str], None],
 ) -> None:
-    """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for.
-
-    Args:
-        obj_path: The mesh in the world of the capture.
-        glb: Whether to write the one-file form, too.
-
-    Raises:
-        UserError: A photograph is unknown, the distance is nothing, or a file cannot be written.
-    """
+    """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
     mesh = read_textured_mesh(obj_path)
     cameras = scene.calibrated_cameras
     vertices = mesh.vertices.numpy().astype(np.float64)
@@ -156,10 +148,6 @@ def placement(
 
     Returns:
         (4, 4) float64, to be multiplied with columns (x, y, z, 1).
-
-    Raises:
-        UserError: A photograph is unknown, the known distance is nothing in the capture, or the
-            copy would be larger than files can hold.
     """
     matrix = np.eye(4)
     if options.orient == "up":
@@ -177,11 +165,7 @@ def placement(
 
 
 def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
-    """How many times larger the copy is.
-
-    Raises:
-        UserError: As :func:`placement`.
-    """
+    """How many times larger the copy is."""
     if options.scale_factor is not None:
         return options.scale_factor
     if options.known_distance is None:
@@ -214,11 +198,7 @@ def _metres(text: str) -> float:
 
 
 def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
-    """Check that the photographs that give the scale exist.
-
-    Raises:
-        UserError: One does not.
-    """
+    """Check that the photographs that give the scale exist."""
     for text in (options.known_distance or ())[:2]:
         if point_of(text) is None:
             _photograph_of(text, names)

@@ -132,9 +132,6 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
         faces: (F, 3) integers, F at least 1.
         square_size: Texels per side of the square of two faces. With ``xatlas`` the texture gets
             about as many texels as with ``squares``.
-
-    Raises:
-        UserError: The texture would be too large, or xatlas is not installed.
     """
     if kind not in ATLASES:
         raise UserError(f"--texture_atlas {kind} is unknown; choose from {', '.join(ATLASES)}")
@@ -157,11 +154,7 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
 
 
 def check_square_size(square_size: int) -> None:
-    """Refuse squares that are too small to hold two triangles.
-
-    Raises:
-        UserError: Below ``MIN_SQUARE_SIZE``.
-    """
+    """Refuse squares that are too small to hold two triangles."""
     if square_size < MIN_SQUARE_SIZE:
         raise UserError(
             f"--square_size {square_size} leaves no room for two triangles and their margins; "
@@ -192,11 +185,7 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
 
 
 def load_xatlas() -> Any:
-    """The library.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """The library."""
     try:
         import xatlas
     except ImportError as error:
@@ -213,9 +202,6 @@ def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
     Args:
         vertices: (V, 3) world units
         faces: (F, 3) integers
-
-    Raises:
-        UserError: The library is not installed, or it cannot unfold the mesh.
     """
     xatlas = load_xatlas()
     packing = xatlas.PackOptions()

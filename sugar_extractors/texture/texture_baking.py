@@ -59,9 +59,6 @@ class BakingConfig:
     Attributes:
         depth_tolerance: How far a pixel's depth may be from the plane of the triangle, in widths
             of a pixel at that depth.
-        cosine_power: Views weigh by this power of the cosine between ray and normal.
-        budget_bytes: Memory for the rows of the texture that are worked on at once. Below the
-            whole texture's need the views are rendered again for every band of rows.
     """
 
     depth_tolerance: float = 2.0
@@ -75,10 +72,6 @@ class BakedTexture:
 
     Attributes:
         texture: Row 0 is at v = 1, as in a picture file. (side, side, 3) uint8
-        seen_texels: Texels of faces that some view shows.
-        face_texels: Texels of faces, seen or not.
-        seen_faces: Faces of which some view shows a texel.
-        n_bands: In how many parts the texture was worked on.
     """
 
     texture: Tensor
@@ -308,10 +301,8 @@ def bake_texture(
     Args:
         vertices: (V, 3) world units
         faces: (F, 3) integers
-        cameras: Views to gather from, each with its own size and intrinsics.
         source: Their pictures, on the device of the vertices; see :data:`ViewSource`.
         face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
-        on_view: Told after each view how many are done and to be done.
 
     Returns:
         The texture on the device of the vertices; every texel has a colour.

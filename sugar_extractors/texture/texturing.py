@@ -83,8 +83,6 @@ def interior_faces(faces: Tensor, iterations: int) -> Tensor:
 
     Args:
         faces: (F, 3) integers
-        iterations: Rings to take off. A face goes when one of its edges belongs to no other face
-            that is still there.
 
     Returns:
         (F,) bool
@@ -111,8 +109,6 @@ def kept_faces(
 
     Args:
         faces: (F, 3) integers
-        iterations: Rings of border faces to take off.
-        threshold: Faces of a larger density stay.
 
     Returns:
         (F,) bool
@@ -159,11 +155,7 @@ _alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
 
 @dataclass(frozen=True, kw_only=True)
 class TextureOptions(CaptureOptions):
-    """A texture run; the topology of the mesh comes from the refined model itself.
-
-    Attributes:
-        placement: How a copy for other programs is turned and scaled.
-    """
+    """A texture run; the topology of the mesh comes from the refined model itself."""
 
     refined_model_path: Path = _alone(
         MISSING, ".pt of a refinement, or its folder; needed", short="-m", parse=Path,
@@ -252,13 +244,6 @@ def extract_textured_mesh(
     Args:
         console: Where to report; a new one on the standard output if None.
         images: Photographs that are decoded already; only the source ``photos`` reads them.
-
-    Returns:
-        The OBJ file.
-
-    Raises:
-        UserError: For anything the user can fix: a damaged or wrong model, missing views or
-            photographs, a mesh of other settings in the way, a full disk.
     """
     console = console or Console()
     if options.texture_source not in SOURCES:
@@ -322,11 +307,7 @@ def _check_name(path: Path) -> None:
 
 
 def refined_file(path: Path) -> Path:
-    """The refined ``.pt`` itself, or the last one of a run's folder.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The refined ``.pt`` itself, or the last one of a run's folder."""
     return model_file(path, "--refined_model_path")
 
 
@@ -383,10 +364,7 @@ def photo_source(
 def _exposures(
     options: TextureOptions, model: Path, checkpoint: ReferenceCheckpoint, console: Console
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Exposures of the refinement, else of the checkpoint, by name; and the digest of their file.
-
-    None for renders, whose colours are the model's.
-    """
+    """Exposures of the refinement, else of the checkpoint, by name; and the digest of their file."""
     if options.texture_source != "photos":
         return {}, {}
     found = saved_exposures((load_payload(model).get("resume") or {}).get("stage", {}))

@@ -67,11 +67,7 @@ class DemoScene:
     """Where the demo scene lies, and how large its object is.
 
     Attributes:
-        gt_mesh_path: Triangles of the knot and the ground disc.
-        gt_object_path: Triangles of the knot alone.
-        gt_visible_path: Surface samples with normals that at least three views see.
         object_size: Longest side of the knot, world units.
-        reused: Whether the folder held this very scene already.
     """
 
     root: Path
@@ -124,14 +120,6 @@ def make_demo_scene(
         n_views: Number of photographs, at least 3.
         width: Width of the photographs in pixels.
         height: Height in pixels.
-        seed: Chooses paint, camera positions and the noise of the points.
-
-    Returns:
-        The scene.
-
-    Raises:
-        UserError: The parameters are impossible, the folder holds something else, or it cannot
-            be written to.
     """
     root = Path(root)
     parameters = {
@@ -202,11 +190,7 @@ def _is_complete(root: Path, parameters: dict[str, int]) -> bool:
 
 
 def _clear(root: Path) -> None:
-    """Remove an older or half-written demo scene, and nothing that is not one.
-
-    Raises:
-        UserError: There is another capture in the folder.
-    """
+    """Remove an older or half-written demo scene, and nothing that is not one."""
     images = root / "images"
     ours = sorted(images.glob("view_*.png"))
     model = [root / "sparse" / "0" / f"{part}.bin" for part in _MODEL_PARTS]

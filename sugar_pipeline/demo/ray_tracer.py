@@ -42,7 +42,6 @@ class DemoGeometry:
 
     Attributes:
         points: Vertices of the knot, row by row along the rope. (N_ALONG * N_AROUND, 3)
-        normals: Exact unit normals of the smooth surface at the vertices.
         faces: Triangles, counter-clockwise from outside. (F, 3) int32
         disc_points: Vertices of the disc, the centre first. (D, 3)
         disc_faces: Its triangles, counter-clockwise from above. int32
@@ -402,11 +401,7 @@ def trace_visibility(
 
 
 class DemoRenderer:
-    """Pictures of the demo scene from any pinhole camera, on the CPU or a GPU.
-
-    Args:
-        detail: Factor on the number of texels along each side.
-    """
+    """Pictures of the demo scene from any pinhole camera, on the CPU or a GPU."""
 
     def __init__(
         self, geometry: DemoGeometry, seed: int, detail: float, device: torch.device

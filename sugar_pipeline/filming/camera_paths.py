@@ -22,9 +22,6 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
         cameras: Of the capture; the path has the size and lens of the first.
         points: Of its reconstruction; they help to find what is up. (P, 3)
         n: Frames of the full turn; the frame after the last would be the first.
-
-    Returns:
-        The first one looks from the side of the capture's first camera.
     """
     target = looked_at(cameras)
     centers = np.stack([camera.center for camera in cameras])
@@ -81,10 +78,6 @@ def between(cameras: Sequence[Camera], n: int) -> list[Camera]:
 
     Args:
         cameras: To pass through; the path has the size and lens of the first.
-        n: Frames, the first at the first camera, the last at the last.
-
-    Raises:
-        UserError: There are fewer than two.
     """
     if len(cameras) < 2:
         raise UserError(f"a path needs at least 2 cameras to pass through, not {len(cameras)}")

@@ -28,9 +28,6 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: i
     Args:
         pictures: (H, W, 3) uint8 each. The first one's size is that of the video, less a row or
             column where a side is odd, which the format does not know; others are fitted into it.
-
-    Raises:
-        UserError: There are none, the codec cannot take them, or the file cannot be written.
     """
     try:
         _encode(path, pictures, frames_per_second)
@@ -92,9 +89,6 @@ def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.nda
     Args:
         names: Without ``.png``; slashes become underscores.
         pictures: (H, W, 3) uint8 each, as many.
-
-    Raises:
-        UserError: One cannot be written.
     """
     for name, picture in zip(names, pictures, strict=True):
         file = name.replace("/", "_").replace("\\", "_")

@@ -32,14 +32,7 @@ _PROBES = 8
 
 
 def film(options: FilmOptions, console: Console | None = None) -> Path:
-    """Render what was asked for.
-
-    Returns:
-        The video, or the folder of the pictures.
-
-    Raises:
-        UserError: For anything the user can fix; a video is complete or absent.
-    """
+    """Render what was asked for."""
     console = console or Console()
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
@@ -75,11 +68,7 @@ def _check_target(target: Path) -> None:
 
 
 def film_cameras(scene: Scene, options: FilmOptions) -> list[Camera]:
-    """Where to look from.
-
-    Raises:
-        UserError: The capture has no such views, or the file no cameras.
-    """
+    """Where to look from."""
     if options.path.endswith(".json"):
         return [stored.camera for stored in read_cameras_json(Path(options.path))]
     both = sorted([*scene.train_cameras, *scene.test_cameras], key=lambda camera: camera.name)

@@ -69,15 +69,7 @@ class ShownModel:
 def open_model(
     path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
 ) -> ShownModel:
-    """Read a result to look at it.
-
-    Args:
-        path: As for :func:`read_result`.
-        white: Whether the background is white.
-
-    Raises:
-        UserError: As :func:`read_result`.
-    """
+    """Read a result to look at it."""
     return model_of(path.name, read_result(path, notify), white, device)
 
 
@@ -86,9 +78,6 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
 
     Args:
         path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-
-    Raises:
-        UserError: It is missing, damaged, or none of these.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; check the path of the result")
@@ -192,11 +181,7 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
 
 
 def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None:
-    """Check that each model has what is to be shown of it.
-
-    Raises:
-        UserError: One has not.
-    """
+    """Check that each model has what is to be shown of it."""
     bare = [model.name for model in models if model.mesh is None]
     if "clay" in shows and bare:
         raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")
@@ -207,7 +192,6 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
 
     Args:
         show: One of ``SHOWS``.
-        far: Depth that is drawn white, as is where there is nothing. World units
 
     Returns:
         (H, W, 3) uint8

@@ -41,14 +41,7 @@ _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
 
 def add_result(server: viser.ViserServer, name: str, result: Result | bytes) -> Any:
-    """Put a result into the scene.
-
-    Args:
-        result: Gaussians, a mesh, or the content of a GLB file.
-
-    Returns:
-        Its node.
-    """
+    """Put a result into the scene."""
     if isinstance(result, bytes):
         return server.scene.add_glb(name, result, wxyz=GLB_TURN, **_NO_SHADOW)
     if isinstance(result, GaussianCloud):
@@ -156,7 +149,6 @@ class Arrangement:
 
     Attributes:
         layout: One of ``LAYOUTS``.
-        split: Where the slider stands, of the width.
     """
 
     left: Shown
@@ -176,11 +168,7 @@ class Arrangement:
 
 
 class OwnPictures:
-    """Renders what is arranged.
-
-    Args:
-        white: Whether the background is white.
-    """
+    """Renders what is arranged."""
 
     def __init__(
         self, models: dict[str, ShownModel], cameras: Sequence[Camera], white: bool
@@ -273,12 +261,7 @@ def nearest_camera(cameras: Sequence[Camera], view: Camera) -> Camera:
 
 
 def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> Camera:
-    """The middle of a view that fits into a picture, as a view of a part of that picture.
-
-    Args:
-        width: Of the part.
-        whole: Width and height of the picture that the view has to fit into.
-    """
+    """The middle of a view that fits into a picture, as a view of a part of that picture."""
     scale = min(whole[0] / camera.width, whole[1] / camera.height)
     sx = (width - camera.width * scale) / 2
     sy = (height - camera.height * scale) / 2

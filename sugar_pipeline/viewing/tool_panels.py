@@ -34,7 +34,6 @@ class BoxPanel:
 
     Args:
         corners: Of the first box. (3,) each
-        changed: Called when the box is another one, or is switched on or off.
     """
 
     def __init__(
@@ -215,11 +214,7 @@ class PathPanel:
 
 
 def write_path(file: Path, views: list[Camera], frames: int) -> None:
-    """Write a smooth path through views in the layout of ``cameras.json``.
-
-    Raises:
-        UserError: There are fewer than two views, or the file cannot be written.
-    """
+    """Write a smooth path through views in the layout of ``cameras.json``."""
     path = between(views, frames)
     write_camera_list(file, path)
 
@@ -237,7 +232,6 @@ def hit(model: ShownModel, origin: np.ndarray, direction: np.ndarray) -> np.ndar
     """Where a line of sight first meets a model.
 
     Args:
-        model: Gaussians count where they hide at least half of what is behind.
         origin: Of the line, in world units. (3,)
         direction: Of any length. (3,)
 

@@ -71,8 +71,6 @@ class Surroundings:
         extent: Size of all, in world units.
         box: Corners of a first box. (3,) each
         metres_per_unit: None where the scale is unknown.
-        white: Whether the background is white.
-        picture_size: Longest side of our renderer's pictures.
     """
 
     scene: Scene | None

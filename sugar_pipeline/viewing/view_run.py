@@ -50,9 +50,6 @@ def view(
 
     Args:
         until: Asked between two pieces of work whether to stop; Ctrl-C stops otherwise.
-
-    Raises:
-        UserError: For anything the user can fix.
     """
     console = console or Console()
     load_viser()
@@ -96,11 +93,7 @@ def _exhibit(one: FoundResult, options: ViewOptions, console: Console) -> Exhibi
 
 
 def exhibit_of_glb(title: str, path: Path) -> Exhibit:
-    """A GLB file, which the browser alone can draw, and which no box cuts.
-
-    Raises:
-        UserError: It is no GLB file.
-    """
+    """A GLB file, which the browser alone can draw, and which no box cuts."""
     content = path.read_bytes()
     if not content.startswith(b"glTF"):
         raise UserError(f"{path}: is no GLB file; write it again, or pass the .obj")
@@ -143,11 +136,7 @@ def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result | N
 def surroundings(
     exhibits: Sequence[Exhibit], scene: Scene | None, options: ViewOptions
 ) -> Surroundings:
-    """Where the results stand.
-
-    Raises:
-        UserError: A photograph that gives the scale is unknown.
-    """
+    """Where the results stand."""
     cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
     low, high = box_around(exhibits[-1].points)
     scaled = options.scale_factor is not None or options.known_distance is not None
@@ -207,14 +196,7 @@ class FoundResult:
 
 
 def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[FoundResult]:
-    """What is to be shown of files and folders; of several in a folder the newest of each stage.
-
-    Returns:
-        Their titles differ.
-
-    Raises:
-        UserError: One does not exist, or holds nothing that can be shown.
-    """
+    """What is to be shown of files and folders; of several in a folder the newest of each stage."""
     found: list[FoundResult] = []
     for path in paths:
         if not path.exists():

@@ -229,11 +229,7 @@ def _own_rotation_entries(
 
 @functools.cache
 def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
-    """Make the kernel of the samples' gradients.
-
-    Args:
-        pair_sums: Warp function that fills the pair_rows of a Gaussian's neighbours.
-    """
+    """Make the kernel of the samples' gradients."""
 
     @wp.kernel(module="unique", module_options=OPTIONS)
     def add_up_samples(

@@ -68,15 +68,7 @@ class Neighbor:
     """What a packed row says.
 
     Attributes:
-        mean: Of the Gaussian.
-        opacity: The same.
         first: Row of the whitening A^T = diag(1/s) R^T, like the next two.
-        second: Row of it.
-        third: Row of it.
-        direction: That of the smallest axis.
-        smallest: Smallest scale.
-        axis: Which one that is.
-        normal_factor: See :func:`pack_rows`.
     """
 
     mean: wp.vec3

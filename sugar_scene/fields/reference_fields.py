@@ -172,9 +172,6 @@ def evaluate_fields_reference(
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) integers
         indices: Gaussian of each sample. (S,) int64
         noise: Standard normal draws. (S, 3)
-
-    Returns:
-        Fields at the S samples, differentiable with respect to the first four arguments.
     """
     rows = neighbors[indices].long()  # (S, K)
     normals = smallest_axis_normals(quats, scales)

@@ -153,8 +153,6 @@ class Topology:
 
     Attributes:
         open_edge_share: Share of edges with a single face: 0 for a watertight mesh.
-        non_manifold_edge_share: Share of edges with more than two faces.
-        components: Connected parts.
         holes: Connected groups of open edges; an outer border counts as one.
     """
 
@@ -245,9 +243,6 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
 
     Where holes touch in a vertex a walk may go around both. Edges that no walk comes back from,
     as they are beside faces of opposite senses, are in none.
-
-    Returns:
-        Vertices of each walk, each once per visit.
     """
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
     is_open = counts[inverse.reshape(-1)] == 1
@@ -303,11 +298,7 @@ _FACE_LISTS = ("vertex_indices", "vertex_index")
 
 
 def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
-    """Write a mesh, complete or not at all; missing normals are computed.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write a mesh, complete or not at all; missing normals are computed."""
     if mesh.normals is None:
         mesh = with_vertex_normals(mesh)
     vertices = np.empty(mesh.n_vertices, dtype=_VERTEX)
@@ -341,9 +332,6 @@ def read_mesh_ply(path: Path) -> TriangleMesh:
     """Read a mesh; colours are grey and normals None where the file has none.
 
     Polygons are split into fans.
-
-    Raises:
-        UserError: The file is missing, damaged, too large for the memory, or holds no mesh.
     """
     path = require_regular_file(path, missing_ok=True)
     try:

@@ -249,10 +249,6 @@ def rasterize_triangles(
     Args:
         vertices: (V, 3) float32 world units, CPU or CUDA.
         faces: Rows of the vertices. (F, 3) integers
-        near: Hits not farther than this along the view axis do not count. World units
-
-    Returns:
-        The hits, without gradients.
     """
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera, near=near)
 

@@ -215,7 +215,6 @@ def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
     Args:
         values: (M,) float, M at most 2^26
         index: Place of each. (M,) int64
-        n_places: P.
 
     Returns:
         (P,) of the values' type; NaN if any value is not finite.
@@ -233,14 +232,7 @@ def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
 
 @dataclass(frozen=True)
 class NeighborRule:
-    """What makes a view a neighbour.
-
-    Attributes:
-        max_angle: Largest angle between the directions of view, in degrees.
-        min_baseline: Least distance of the cameras, in camera extents.
-        max_baseline: Largest one.
-        kept: Neighbours that a view has at most.
-    """
+    """What makes a view a neighbour."""
 
     max_angle: float = 30.0
     min_baseline: float = 0.002

@@ -34,7 +34,6 @@ class ViewScore:
     Attributes:
         l1: Mean absolute difference, colours in [0, 1].
         counted_psnr: PSNR of the pixels that its mask counts; None without a mask.
-        counted_ssim: SSIM of these.
         fitted_psnr: PSNR in dB after a gain and an offset per channel, by least squares; None
             where it was not asked for.
     """
@@ -50,11 +49,7 @@ class ViewScore:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Scores of all views.
-
-    Attributes:
-        per_view: In the order of the cameras.
-    """
+    """Scores of all views."""
 
     per_view: tuple[ViewScore, ...]
 
@@ -108,14 +103,8 @@ def evaluate(
             (H, W, 4) with a mask, as of :meth:`ImageStore.shown`
         quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is
             0.006 dB and one of 40 dB is 0.06 dB above that of the saved image.
-        fitted: Also measure after a gain and an offset per view and channel, which take out that
-            the exposure of a held-out photograph is not known.
-
-    Returns:
-        Scores per view and their means.
 
     Raises:
-        UserError: A render and its photograph differ in size.
         ValueError: There are no cameras.
     """
     scores = []
@@ -249,10 +238,7 @@ def _unit_pair(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean(values: Tensor, weights: Tensor | None = None) -> float:
-    """Mean whose order of summation is fixed: within rows first, then over rows.
-
-    Of (H, W, 3), where each pixel may have a weight. (H, W)
-    """
+    """Mean whose order of summation is fixed: within rows first, then over rows."""
     if weights is not None:
         total = 3 * float(weights.sum(dim=1, dtype=torch.float64).sum())
         values = values * weights[..., None]

@@ -35,13 +35,8 @@ class Reporter:
     """Collects and shows the figures of one run; a context manager.
 
     Args:
-        first_iteration: Where this process begins: events that an earlier one wrote from there
-            on are hidden.
         scene: Metrics are of its test cameras; pictures too, or of training cameras where nothing
             is held out.
-
-    Attributes:
-        health: Figures of the last evaluation that tell whether the run failed.
     """
 
     def __init__(

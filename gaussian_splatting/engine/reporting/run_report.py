@@ -120,10 +120,7 @@ def last_value(curves: Curves, name: str) -> float | None:
 
 
 def _small_records(path: Path) -> bytes:
-    """The records of an event file that may hold scalars, up to the first incomplete one.
-
-    A record is its length (uint64), a checksum of the length, the data and their checksum.
-    """
+    """The records of an event file that may hold scalars, up to the first incomplete one."""
     kept, size = [], path.stat().st_size
     with path.open("rb") as file:
         while True:

@@ -78,9 +78,6 @@ class RunLogger:
 
         At most ``MAX_HISTOGRAM_VALUES`` are drawn from a tensor, the same ones whenever the run is
         repeated. Values that are not finite are left out, and so are tensors without others.
-
-        Args:
-            activations: Functions that make values of entries, applied to what was drawn.
         """
         if not self.enabled:
             return

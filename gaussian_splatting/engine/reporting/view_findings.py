@@ -49,7 +49,6 @@ class Findings:
 
     Attributes:
         held_out: Scores of the held-out views; None where nothing is held out.
-        training: Scores of a few training views, the same ones every time.
         fog: Share of held-out pixels in front of every point that their photograph observes; None
             where no points are known.
         exposure_stops: Least and largest gain of a training photograph, in stops; None where
@@ -61,7 +60,6 @@ class Findings:
         mask_iou: Intersection over union of the rendered opacity with the object masks of the
             measured views; None without such masks.
         counted_psnr: PSNR of the measured views, of the pixels that count.
-        constant_psnr: The same of images of one colour, the best one for each view.
     """
 
     held_out: EvaluationResult | None
@@ -205,8 +203,6 @@ def find(
 
     Args:
         load_image: Returns the photograph of a camera. (H, W, 3) uint8
-        observations: Points that the photographs observe, as far as they are known.
-        dropped_cameras: Held-out views that contradict the rest, measured apart.
     """
     foggy: list[float] = []
     overlap: list[float] = []
@@ -376,7 +372,6 @@ def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
     """Write the pictures of several views, one row each, as one PNG.
 
     Args:
-        path: File to write, atomically.
         views: Pictures as :func:`view_pictures` returns them; views may differ in size.
     """
     rows = [torch.cat(list(pictures.values()), dim=1) for pictures in views]

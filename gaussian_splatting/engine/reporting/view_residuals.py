@@ -48,9 +48,7 @@ def contradicting_views(
 
     Args:
         stage: Its model is rendered; not changed.
-        cameras: Training views.
         load_image: Returns the image of a camera, as of ``ImageStore.shown``.
-        white_background: Whether the background of the stage is white instead of black.
     """
     if len(cameras) < MIN_VIEWS:
         return {}

@@ -29,9 +29,6 @@ def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]
 
     Args:
         name: One of ``RASTERIZERS``.
-
-    Raises:
-        UserError: Another one was asked for and is missing, needs a GPU or fails its self-test.
     """
     if name == "auto":
         return WARP, "rasterizer: warp, built in; it gives the same bits on every run"

@@ -77,7 +77,6 @@ class GraphRasterizer(ABC):
         Args:
             splats: At least one, as projected. (N, 9 + C) float32
             background: Value behind everything. (C,)
-            rows: What to render, from the first row of a tile on.
         """
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> GraphRows:
@@ -180,11 +179,7 @@ class GsplatRasterizer(GraphRasterizer):
 
 
 def load_gsplat() -> GsplatRasterizer:
-    """The adapter on the installed package.
-
-    Raises:
-        UserError: It is missing, too old, or lacks what is needed.
-    """
+    """The adapter on the installed package."""
     try:
         package = importlib.import_module("gsplat")
     except ImportError as error:
@@ -230,9 +225,6 @@ class InriaRasterizer(GraphRasterizer):
 
     Args:
         package: The module ``diff_gaussian_rasterization``.
-
-    Raises:
-        UserError: It is a fork with settings that are not known here.
     """
 
     name = "inria"
@@ -292,7 +284,6 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
 
     Args:
         splats: As projected. (N, 9 + C)
-        listed: Their radii and depths, and the size of the image.
 
     Returns:
         Centres (N, 3), and covariances (N, 6) as xx, xy, xz, yy, yz, zz; culled splats lie behind
@@ -322,10 +313,7 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
 
 
 def _camera(width: int, height: int, device: torch.device) -> dict[str, Any]:
-    """Settings of a camera at the origin that looks along z, its focal length half the width.
-
-    Matrices are transposed, as the package wants them.
-    """
+    """Settings of a camera at the origin that looks along z, its focal length half the width."""
     tan_y = height / width
     projection = torch.tensor(
         [
@@ -354,11 +342,7 @@ def _camera(width: int, height: int, device: torch.device) -> dict[str, Any]:
 
 
 def load_inria() -> InriaRasterizer:
-    """The adapter on the installed package.
-
-    Raises:
-        UserError: It is missing or not understood.
-    """
+    """The adapter on the installed package."""
     try:
         package = importlib.import_module("diff_gaussian_rasterization")
     except ImportError as error:
