@@ -13,7 +13,7 @@ phase, the optimiser's included. Phases:
 
 Counted are the bytes alive in tensors, by category, allocation by allocation; and the peak of the
 resident set of a process that does nothing else, less what it holds before the cloud exists.
-Beside them stands what :mod:`gaussian_splatting.engine.memory_model` predicts.
+Beside them stands what :mod:`gaussian_splatting.engine.memory_plan` predicts.
 """
 
 from __future__ import annotations
@@ -46,21 +46,16 @@ from benchmarks.step_scenes import make_multiview_stage, make_wall
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine import strips
-from gaussian_splatting.engine.memory_model import (
-    BOUND_ACTIVATION,
-    FREE_ACTIVATION,
-    MemoryBreakdown,
+from gaussian_splatting.engine.memory_plan import (
     MemoryPlan,
-    ModelLoad,
-    StepLoad,
-    ViewLoad,
-    predict,
+    predicted_bytes,
+    survey,
 )
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
-from gaussian_splatting.rasterization import project, rasterize, rasterizers
+from gaussian_splatting.rasterization import rasterize, rasterizers
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles
 from sugar_scene.mesh_bound import Placement, bind_to_mesh
@@ -77,7 +72,7 @@ from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling_block import SurfaceSampler
-from sugar_trainers.stage_memory import sampling_candidates
+from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, boolean, positive_int
 from sugar_utils.frame import run_main
@@ -146,15 +141,6 @@ class Setting:
         """How the memory of one view is saved."""
         return ImageSplit(self.strips, self.recompute)
 
-    @property
-    def geometry(self) -> str:
-        """What is rendered besides colour, in the words of the memory model."""
-        if self.phase == "multiview":
-            return "planes"
-        if self.mode == "dn_consistency":
-            return "full" if self.full_res_normals else "half"
-        return "depth" if self.mode == "sdf" else "none"
-
     def coarse_config(self) -> CoarseConfig:
         """Settings of the coarse stage."""
         return CoarseConfig(
@@ -176,14 +162,12 @@ class Weight:
         resident: Peak of the resident set beyond that before the cloud was made.
         seconds: Of the step.
         predicted: What was predicted.
-        peak_at: Part of the step in which the predicted peak is.
     """
 
     live: LiveBytes
     resident: int
     seconds: float
     predicted: int = 0
-    peak_at: str = ""
 
 
 def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
@@ -285,32 +269,19 @@ def fixed_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
     return [stage.model.cloud.faces, *(v for v in values if isinstance(v, Tensor))]
 
 
-def predict_step(
-    stage: CoarseStage | RefineStage, setting: Setting, camera: Camera
-) -> MemoryBreakdown:
-    """What the model of a step's memory says."""
-    optimizer, n = stage.model.optimizer, len(stage.model)
+def predict_step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> int:
+    """Bytes that the planner expects."""
     with torch.no_grad():
-        gaussians = stage.model.cloud.activate()
-        view = ViewLoad.of(project(gaussians, camera))
-    candidates = None
-    if setting.phase == "geometry":
-        candidates = sampling_candidates(gaussians, setting.coarse_config(), [camera])
-    load = StepLoad(
-        n, ModelLoad.of(optimizer.parameters, setting.optimizer), view, candidates=candidates,
-        fixed=sum(t.nbytes for t in fixed_tensors(stage)), exposure=setting.exposure,
-    )  # fmt: skip
+        views = survey(stage.model.cloud.activate(), [camera])
     if setting.phase == "refine":
-        per_face, per_gaussian = BOUND_ACTIVATION
-        activation = per_face * len(stage.model.cloud.faces) + per_gaussian * n
+        config = RefineConfig()
+    elif setting.phase == "multiview":
+        config = MultiviewConfig()
     else:
-        activation = FREE_ACTIVATION * n
-    load = replace(load, activation=activation, entropy=setting.phase == "entropy")
-    if setting.phase in ("geometry", "naive"):
-        load = replace(load, geometry=setting.geometry, samples=setting.samples, neighbors=16)
-    if setting.phase == "multiview":
-        load = replace(load, geometry=setting.geometry)
-    return predict(load, MemoryPlan(setting.split, setting.sample_chunk))
+        config = setting.coarse_config()
+    loads = stage_loads(stage.model.cloud, config, views)(setting.optimizer)
+    load = loads.get(setting.phase, loads.get("geometry"))
+    return predicted_bytes(load, MemoryPlan(setting.split, setting.sample_chunk))
 
 
 def weigh_setting(setting: Setting) -> Weight:
@@ -350,7 +321,7 @@ def weigh_setting(setting: Setting) -> Weight:
     parts = {name: n + live.parts.get(name, 0) for name, n in standing.items()}
     live = LiveBytes(live.peak + sum(standing.values()), {**live.parts, **parts})
     resident = memory_usage("cpu").peak - empty
-    return Weight(live, resident, seconds, predicted.total, predicted.peak_at)
+    return Weight(live, resident, seconds, predicted)
 
 
 def weigh_alone(setting: Setting) -> Weight:
@@ -467,7 +438,7 @@ def run(args: argparse.Namespace) -> None:
         )
         if setting.phase not in ("naive", "neighbors"):
             error = 100 * (weight.predicted / weight.live.peak - 1)
-            print(f"predicted: {format_bytes(weight.predicted)} ({error:+.1f} %), {weight.peak_at}")
+            print(f"predicted: {format_bytes(weight.predicted)} ({error:+.1f} %)")
         rows = sorted(weight.live.parts.items(), key=lambda item: -item[1])
         print_table(
             ["what", "bytes", "per Gaussian"],

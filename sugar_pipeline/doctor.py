@@ -337,10 +337,8 @@ def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -
         return Finding("memory of coarse training", "does not fit", "problem", str(error))
     if chosen is None:
         return Finding("memory of coarse training", "the system does not say what is free")
-    most = max(needs.total for needs in chosen.phases.values())
-    return Finding(
-        "memory of coarse training", f"{format_bytes(most)} at most; {chosen.lines()[0]}"
-    )
+    value = f"{format_bytes(chosen.peak)} at most; {chosen.lines()[0]}"
+    return Finding("memory of coarse training", value)
 
 
 def _percentiles(values: Tensor) -> str:

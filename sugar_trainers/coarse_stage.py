@@ -26,8 +26,7 @@ from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.masking import halved_mask, target_of
-from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory

@@ -22,7 +22,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.masking import target_of
-from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory

@@ -18,8 +18,7 @@ from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.masking import target_of, without_uncovered
-from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage

@@ -36,7 +36,7 @@ Argument = Tensor | TypedTensor
 
 
 def describe(given: Argument) -> Any:
-    """What Warp wants to know of a tensor: an address, sizes and strides; it keeps nothing alive."""
+    """What Warp wants to know of a tensor: address, sizes and strides; keeps nothing alive."""
     tensor, dtype = given if type(given) is TypedTensor else (given, None)
     if max(tensor.shape, default=0) > MAX_ROWS:
         shape = " x ".join(f"{side:,}" for side in tensor.shape)

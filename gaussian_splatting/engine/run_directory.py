@@ -122,7 +122,7 @@ class RunDirectory:
             write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
-        """Stop where somebody removed the folder meanwhile: what is missing cannot be made up for."""
+        """Stop where somebody removed the folder meanwhile."""
         # A run of another program, which is to be replaced, may have no record.
         if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(

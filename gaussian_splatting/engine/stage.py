@@ -21,7 +21,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import TOTAL
 from gaussian_splatting.engine.masking import color_terms_of, exposed_strip, is_counted
-from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted

@@ -351,7 +351,7 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
 
 
 def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> None:
-    """Note a choice before its first frame is written, in place of an earlier one and its frames."""
+    """Note a choice before its first frame is written; replaces an earlier one and its frames."""
     others = picture_files(folder)
     if others and not (folder / CHOICE_FILE).is_file():
         raise UserError(

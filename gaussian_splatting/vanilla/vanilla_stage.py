@@ -20,7 +20,7 @@ from gaussian_splatting.engine.masking import (
     exposed_strip,
     target_of,
 )
-from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view

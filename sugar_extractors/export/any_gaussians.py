@@ -55,7 +55,7 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
 
 
 def has_gaussians(path: Path) -> bool:
-    """Whether a file or folder is one that holds Gaussians, as opposed to a mesh or another thing."""
+    """Whether a file or folder holds Gaussians, as opposed to a mesh or another thing."""
     suffix = path.suffix.lower()
     if suffix == ".ply":
         return holds_gaussians(path)

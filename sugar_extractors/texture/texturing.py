@@ -364,7 +364,7 @@ def photo_source(
 def _exposures(
     options: TextureOptions, model: Path, checkpoint: ReferenceCheckpoint, console: Console
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Exposures of the refinement, else of the checkpoint, by name; and the digest of their file."""
+    """Exposures of the refinement, else of the checkpoint; and the digest of their file."""
     if options.texture_source != "photos":
         return {}, {}
     found = saved_exposures((load_payload(model).get("resume") or {}).get("stage", {}))
