@@ -109,7 +109,6 @@ def publish(
 
 
 def _remove_others(result: Path, old: Mapping[str, Any], digests: Mapping[str, str]) -> None:
-    """Remove files of the earlier result that the new one does not have, as a GLB."""
     names = old.get("files")
     for name in names if isinstance(names, dict) else ():
         path = result.parent / name
@@ -162,7 +161,6 @@ def _records(path: Path) -> Iterator[Path]:
 
 
 def _recorded(record: Path) -> Capture:
-    """Folders of a record that are still there."""
     content: Any = read_json(record)
     found = content.get("sources") if isinstance(content, dict) else None
     advice = "pass the scene as -s and the vanilla checkpoint as -c"

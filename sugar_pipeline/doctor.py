@@ -104,7 +104,6 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
 
 
 def _notes(notes: list[str]) -> list[Finding]:
-    """What reading had to say."""
     return [Finding("note", note, "warning") for note in notes]
 
 
@@ -257,7 +256,6 @@ def _rasterizer(device: torch.device) -> Finding:
 
 
 def _backends(device: torch.device) -> Iterator[Finding]:
-    """Packages that are used only when asked for: whether they could be."""
     for name, (package, flag) in BACKENDS.items():
         what = f"{package} ({flag})"
         if importlib.util.find_spec(package) is None:

@@ -207,7 +207,6 @@ def _measure_scene(
 def _models(
     options: MetricsOptions, scene_path: Path, checkpoint_path: Path, console: Console
 ) -> Sequence[tuple[str, Callable[[Camera], Tensor]]]:
-    """Name and render function of every model to measure."""
     models, device = [], options.compute.device
     if options.evaluate_vanilla:
         for iteration in dict.fromkeys((options.iteration_to_load, PAPER_ITERATION)):

@@ -127,7 +127,6 @@ def write_report(
 
 
 def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
-    """Failures first, then the views that were left out."""
     failed = [stage for stage in stages if stage.problem]
     for stage in failed:
         page.paragraph(f"Failed: {stage.name}: {stage.problem}", note=True)

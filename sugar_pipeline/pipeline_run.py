@@ -154,7 +154,6 @@ def _with_health(
 
 
 def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> None:
-    """Measure, report, and say where everything is."""
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
         result.report = _write_report(plan, result, console)
@@ -179,7 +178,6 @@ def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> N
 def _stages(
     plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
 ) -> list[tuple[str, bool, Callable[[], StageRecord]]]:
-    """Title of every stage that runs, whether it trains, and its function."""
     coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization_type}"
 
     def cameras() -> StageRecord:
@@ -256,7 +254,6 @@ def file_record(name: str, path: Path) -> StageRecord:
 
 
 def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
-    """Figures of the meshes made; none for photographs of the real world."""
     if not (scene / OBJECT_FILE).is_file() or result.coarse_mesh is None:
         return {}
     reference = read_reference(scene)

@@ -171,7 +171,6 @@ def predict_coarse(
 def _first_plan(
     cloud: GaussianCloud | BoundCloud, config: StageSettings, options: MemoryOptions
 ) -> MemoryPlan:
-    """What the flags ask for."""
     if not isinstance(config, CoarseConfig):
         return MemoryPlan(options.split)
     return MemoryPlan(options.split, min(config.sample_chunk, config.samples_for(len(cloud))))

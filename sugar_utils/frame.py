@@ -230,7 +230,6 @@ def _print_any_character() -> None:
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Print warnings of libraries as messages: once each, without source code."""
     said = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

@@ -64,7 +64,6 @@ def _let_go(lock: BaseFileLock, note: Path) -> None:
 
 
 def _holder(note: Path) -> str:
-    """Who holds a lock, as far as its note tells."""
     with contextlib.suppress(UserError):
         found = read_json(note)
         if isinstance(found, dict) and {"process", "host", "since"} <= found.keys():

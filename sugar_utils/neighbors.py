@@ -267,7 +267,6 @@ def _search(
     tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None,
     leaves: Tensor | None = None,
 ) -> Neighbors:  # fmt: skip
-    """Run the queries (in tree order) and store each result in its row."""
     skip_self = leaves is None
     if leaves is None:
         leaves = rows.new_empty(0)

@@ -51,7 +51,6 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def _start_warp() -> None:
-    """Start Warp's library, with a folder for compiled kernels that can be used."""
     # It warns of a missing CUDA driver whatever the log level.
     quiet = contextlib.nullcontext if torch.cuda.is_available() else _silent_stderr
     try:

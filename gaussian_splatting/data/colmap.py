@@ -152,7 +152,6 @@ def _checked(folder: Path) -> tuple[Any, list[tuple[str, Any, np.ndarray, np.nda
 
 
 def _load(folder: Path) -> Any:
-    """Let pycolmap read the model, from a copy with no points where the points are missing."""
     pycolmap = load_pycolmap()
 
     kind = _format_of(folder)
@@ -239,7 +238,6 @@ def _focal(lens: Any) -> tuple[float, float]:
 
 
 def _is_pinhole(lens: Any) -> bool:
-    """Whether the lens maps as a pinhole does; fisheye models never do, not even at zero."""
     return lens.is_perspective_pinhole() and lens.is_undistorted()
 
 
@@ -274,7 +272,6 @@ def _camera(
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Points and colours ordered by number, so that they do not depend on hash tables."""
     points = reconstruction.points3D
     ids = sorted(points)
     xyz = np.array([points[i].xyz for i in ids], dtype=np.float32).reshape(-1, 3)
@@ -285,7 +282,6 @@ def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _observations(reconstruction: Any) -> Observations | None:
-    """Points and the names of the images that observe them; an even sample of very many."""
     points, images = reconstruction.points3D, reconstruction.images
     ids = sorted(points)
     ids = ids[:: -(-len(ids) // MAX_POINTS) or 1]
@@ -309,7 +305,6 @@ def _observations(reconstruction: Any) -> Observations | None:
 
 
 def _fit(reconstruction: Any, image_id: int) -> ViewFit:
-    """Number of observed points of an image, and the median reprojection error of a sample."""
     image = reconstruction.images[image_id]
     seen = image.get_observation_points2D()
     sample = seen[:: -(-len(seen) // _FIT_POINTS) or 1]
@@ -372,7 +367,6 @@ def _cache_name(name: str, lens: Any, source: Path) -> str:
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
-    """Undistort one photograph, alpha included, at the size of its file."""
     pycolmap = load_pycolmap()
 
     width, height = image_size(source)

@@ -164,7 +164,6 @@ _Found = tuple[str, list["ViewMask | None"]]
 
 
 def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found | None:
-    """Where masks were found, and that of each camera; None where none are to be used."""
     asked, mode = options.masks, options.mask_mode
     if asked == NONE:
         return None
@@ -208,7 +207,6 @@ def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | No
 
 
 def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Found:
-    """Masks by the names of the photographs, else by their numbers."""
     by_name = ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
     alike = Counter(name.name for name in names)
@@ -244,7 +242,6 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _check(camera: Camera) -> None:
-    """Complain about a mask that cannot be meant."""
     mask = camera.mask
     if mask is None:
         return

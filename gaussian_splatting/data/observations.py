@@ -142,7 +142,6 @@ def hardly_known(observations: Observations | None, options: ViewOptions) -> dic
 
 
 def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:
-    """What is wrong with photographs, by name."""
     if least <= 0 or not fits:
         return {}
     if np.median([fit.n_points for fit in fits.values()]) < DENSE * least:

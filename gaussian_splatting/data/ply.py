@@ -118,7 +118,6 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
 
 
 def _read_vertices(path: Path) -> np.ndarray:
-    """The vertex element of a PLY file. (N,) structured"""
     require_regular_file(path, missing_ok=True)
     try:
         data = PlyData.read(str(path))

@@ -203,7 +203,6 @@ def load_reference_checkpoint(
 
 
 def _recorded_views(root: Path) -> dict[str, Any]:
-    """What the training of a checkpoint recorded of its views."""
     path = root / CHECKPOINT_FOLDER / RUN_FILE
     record = read_checked(path, RunRecord) if path.is_file() else {}
     held_out, dropped = record.get("held_out_views"), record.get("dropped_views")
@@ -218,7 +217,6 @@ def _recorded_views(root: Path) -> dict[str, Any]:
 
 
 def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:
-    """Checkpoint folder, PLY and iteration of a PLY that may lie in a checkpoint or alone."""
     if not path.is_file():
         raise UserError(f"{path}: no such PLY file; check --checkpoint_path")
     match = _ITERATION.fullmatch(path.parent.name)

@@ -284,7 +284,6 @@ def _read_source(
 
 
 def _image_folder(root: Path, images_dir: str) -> ImageFolder:
-    """The folder of the photographs."""
     # Path.resolve fails at links that lead to themselves.
     inside = Path(os.path.realpath(root / images_dir)).is_relative_to(os.path.realpath(root))
     return ImageFolder(root / images_dir, recursive=inside)
@@ -303,7 +302,6 @@ def _without_synthetic_test(
 
 
 def _unique(cameras: Sequence[StoredCamera], notify: Notify) -> list[StoredCamera]:
-    """Entries sorted by name; of equal names the last one stays."""
     by_name = {stored.camera.name: stored for stored in cameras}
     if len(by_name) < len(cameras):
         notify(
@@ -349,7 +347,6 @@ def _merge(
 
 
 def _observed(cameras: Sequence[Camera], source: _Source | None) -> Observations | None:
-    """Observations of the cameras that stand where the scene's own model has them."""
     if source is None or source.observations is None:
         return None
     own = {camera.name: camera for camera in source.cameras}

@@ -148,7 +148,6 @@ def read_transforms(
 
 
 def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:
-    """Image files of all frames of all files, which must all be there."""
     folders: dict[Path, ImageFolder] = {}
 
     def find(file_path: str) -> Path | None:
@@ -205,7 +204,6 @@ def _mask(root: Path, frame: _Frame) -> Path | None:
 
 
 def _name(root: Path, file: Path) -> str:
-    """Path relative to the scene: train and test files of one name stay apart."""
     if file.is_relative_to(root):
         return PurePosixPath(file.relative_to(root).as_posix()).as_posix()
     return file.name
@@ -238,14 +236,12 @@ def _check_lens(place: str, values: _Values) -> None:
 
 
 def _focal(angle: float | None, size: int) -> float | None:
-    """Focal length in pixels from a field of view in radians."""
     if angle is None or not 0 < angle < math.pi:
         return None
     return size / (2 * math.tan(angle / 2))
 
 
 def _pose(place: str, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
-    """World-to-camera rotation and translation in COLMAP axes."""
     matrix = np.array(frame.transform_matrix)
     axes = matrix[:3, :3]
     # Numbers so large that their squares overflow are no axes either.

@@ -41,7 +41,6 @@ def up_direction(rotations: np.ndarray, points: np.ndarray, seed: int = 0) -> np
 
 
 def _ground_normal(points: np.ndarray, up: np.ndarray, seed: int) -> np.ndarray | None:
-    """Upward normal of the plane near level that most points lie in; None without one."""
     points = points[np.isfinite(points).all(axis=1)]
     points = points[:: max(1, len(points) // _MAX_PLANE_POINTS)].astype(np.float64)
     if len(points) < 100:

@@ -368,7 +368,6 @@ def check_payload(path: Path, payload: Any) -> None:
 
 
 def _check_model(state: Mapping[str, Tensor]) -> None:
-    """Names that are there have the shapes that the names stand for."""
     for name, tensor in state.items():
         _check_dense(name, tensor, floating=name != FACES)
     if "all_densities" not in state:
@@ -469,7 +468,6 @@ def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, T
 
 
 def _are_rows(neighbors: Tensor, n: int) -> bool:
-    """Whether (N, K) numbers are rows of N Gaussians."""
     if neighbors.dtype != torch.int32 or neighbors.dim() != 2 or neighbors.shape[0] != n:
         return False
     return bool(neighbors.numel()) and 0 <= int(neighbors.min()) <= int(neighbors.max()) < n
@@ -487,7 +485,6 @@ def _check_dense(name: str, tensor: Tensor, *, floating: bool) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is what JSON can say."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):

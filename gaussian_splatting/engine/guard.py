@@ -176,7 +176,6 @@ def check_step(
 
 
 def _all_finite(probes: list[Tensor]) -> bool:
-    """Whether all scalars are finite."""
     return all(map(math.isfinite, _read(probes)))
 
 

@@ -204,7 +204,6 @@ class Trainer:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
     def _read_all_photographs(self) -> None:
-        """Find a damaged photograph before it ends a run that was to replace another."""
         self._console.info(f"reading all photographs before the run in {self._run.path} goes")
         for camera in [*self._cameras, *self._scene.test_cameras]:
             self._images.get(camera)
@@ -305,7 +304,6 @@ class Trainer:
         self._run.record(status, timings=timings, **views, **more)
 
     def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
-        """Let the run that was in the folder go, now that this one has a checkpoint."""
         self._console.close()
         reporter.close_events()
         try:

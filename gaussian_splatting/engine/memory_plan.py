@@ -389,7 +389,6 @@ def choose(
 
 
 def _plans(first: MemoryPlan, options: MemoryOptions) -> list[MemoryPlan]:
-    """Plans from fast to slow: chunks cost least, then strips, then computing again."""
     chunks: list[int | None] = [first.sample_chunk]
     while chunks[-1] is not None and chunks[-1] > MIN_CHUNK:
         chunks.append(max(MIN_CHUNK, chunks[-1] // 2))
@@ -409,8 +408,6 @@ def _refusal(
     budget: int,
     least: int,
 ) -> str:
-    """One line: what is needed, what there is, and what to change."""
-
     def needed(config: OptimizerConfig, free: MemoryOptions) -> int:
         loads, plans = loads_of(config).values(), _plans(first, free)
         return least + min(max(predicted_bytes(load, plan) for load in loads) for plan in plans)

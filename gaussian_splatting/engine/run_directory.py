@@ -76,7 +76,6 @@ class RunDirectory:
 
     @property
     def _own(self) -> Path:
-        """Where the run writes what an unfinished run may leave behind."""
         return self.path / _STAGING if self.replaces else self.path
 
     def plan(
@@ -151,7 +150,6 @@ class RunDirectory:
             shutil.rmtree(staged)
 
     def _remove_obsolete(self) -> None:
-        """Remove what is left of a run that this folder's run has replaced."""
         recorded = self._recorded() or {}
         names = recorded.pop(_OBSOLETE, None)
         if names is None:

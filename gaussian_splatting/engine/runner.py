@@ -192,7 +192,6 @@ def open_session(
 
 
 def _lock(run: RunDirectory) -> AbstractContextManager[None]:
-    """Keep other processes out of the folder of a run."""
     advice = f"wait until it ends, stop it, or choose another {run.output_flag}"
     return exclusive(check_writable(run.path), advice)
 

@@ -227,7 +227,6 @@ class Stepper:
         return result, shows
 
     def _check(self, iteration: int, camera: Camera, result: StepResult, checked: bool) -> bool:
-        """Whether the view shows any Gaussian, if its numbers are good."""
         optimizer = self._stage.model.optimizer
         return check_step(
             losses=result.terms,

@@ -293,7 +293,6 @@ def _strip_maps(
 
 
 def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
-    """Backpropagate one term after the other to the maps; return their shares."""
     totals: dict[str, Tensor] = {}
     for term in terms:
         loss, shares = term.evaluate(maps)

@@ -103,7 +103,6 @@ def _backward_rows(
 
 
 def _padded(image: Tensor) -> Tensor:
-    """Rows as lines of floats, with the zero margins the kernels read into."""
     height, width, _ = image.shape
     blocks = math.ceil(width * 3 / _BLOCK)
     lines = torch.zeros(height, blocks * _BLOCK + 2 * _HALO, device=image.device)

@@ -242,7 +242,6 @@ class GroupedAdam:
         return self.config.state_format(name, math.prod(self.parameters[name].shape[1:]))
 
     def _swap(self, name: str, values: Tensor, change: Callable[[Tensor], Tensor]) -> None:
-        """Put a new leaf in place of a parameter; its gradient is gone, its step count stays."""
         group = self._groups[name]
         if group.moments is not None:
             group.moments = {n: change(m).contiguous() for n, m in group.moments.items()}

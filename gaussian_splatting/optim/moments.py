@@ -227,7 +227,6 @@ def _interleaved(codes: list[Tensor], scales: list[Tensor]) -> list[Tensor]:
 
 
 def _width(tensor: Tensor) -> int:
-    """Values per row."""
     return math.prod(tensor.shape[1:])
 
 

@@ -180,7 +180,6 @@ def _convert(work: Work) -> Converted:
 
 
 def _finished_before(source: Source) -> Converted:
-    """What a call before this one found."""
     told = read_checked(source.work / OUTCOME, Outcome)
     return Converted(
         source.root, source.root / PAGE, told["line"], 0.0, 0, told["registered"],
@@ -200,7 +199,6 @@ def _take_frames(work: Work) -> None:
 def _masks_of(
     work: Work, photographs: Sequence[Photograph]
 ) -> tuple[list[ViewMask | None], Path | None]:
-    """The mask of each photograph, and the folder of masks that has to make room for flat ones."""
     asked, moving = original_masks(work.source, work.options.masks.masks)
     cameras = [_unposed(photograph) for photograph in photographs]
     wanted = replace(work.options.masks, masks=asked)
@@ -229,18 +227,15 @@ def _unposed(photograph: Photograph) -> Camera:
 def _contents(
     photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
 ) -> tuple[list[Any], list[Any]]:
-    """What identifies photographs and masks."""
     files = [[p.name, file_digest(p.path)] for p in photographs]
     return files, [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
 
 
 def _model_digests(work: Work) -> list[str]:
-    """Digests of the files of the model that lies in the folder of work already."""
     return [file_digest(path) for path in sorted((work.models / "0").glob("*")) if path.is_file()]
 
 
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
-    """The models that lie in the folder of work already."""
     models = read_models(work.models) if work.models.is_dir() else Models(None, [])
     if models.largest is None:
         raise UserError(f"--skip_matching: no model in {work.models / '0'}; leave the flag out")
@@ -256,7 +251,6 @@ def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
 
 
 def _require_their_sizes(model: Any, photographs: dict[str, Photograph], work: Work) -> None:
-    """Check that a model was made of photographs of these sizes."""
     for number in model.reg_image_ids():
         image = model.images[number]
         lens, photograph = model.cameras[image.camera_id], photographs[image.name]
@@ -309,7 +303,6 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
 def _report(
     work: Work, evidence: Evidence, verdict: Verdict, by_name: dict[str, Original]
 ) -> Converted:
-    """Write the page and the figures; they are there before the scene counts as complete."""
     root = work.source.root
     line = verdict.line(evidence)
     posing = work.options.posing

@@ -197,14 +197,12 @@ def _features_of(
 
 
 def _workers(longest_side: int) -> int:
-    """Photographs to work on at a time."""
     room = available_bytes() or 2 << 30
     each = _BYTES_PER_PIXEL * longest_side**2
     return max(1, min(os.cpu_count() or 1, room // 2 // each))
 
 
 def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) -> Iterator[Any]:
-    """Results of ``work`` in the order of the items, few of them ahead of who takes them."""
     running: deque[Future] = deque()
     remaining = iter(items)
     with ThreadPoolExecutor(max_workers=n_workers) as pool:

@@ -118,7 +118,6 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
 
 
 def _require_utf8(path: Path) -> None:
-    """Check that COLMAP, whose texts are UTF-8, can name a file."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -129,7 +128,6 @@ def _require_utf8(path: Path) -> None:
 
 
 def _prepare_heif(files: Sequence[Path]) -> None:
-    """Let Pillow read HEIC photographs, if there are any."""
     heif = [path for path in files if path.suffix.lower() in HEIF_SUFFIXES]
     if not heif:
         return
@@ -419,7 +417,6 @@ def _frame_path(folder: Path, number: int) -> Path:
 
 
 def _choice_made(video: Path, folder: Path, n_wanted: int) -> FrameChoice | None:
-    """The choice of an earlier call, if it was of this video and as many frames."""
     with contextlib.suppress(UserError):
         note = read_checked(folder / CHOICE_FILE, ChoiceNote)
         if note["video"] == file_digest(video) and note["wanted"] == n_wanted:
@@ -428,7 +425,6 @@ def _choice_made(video: Path, folder: Path, n_wanted: int) -> FrameChoice | None
 
 
 def _frames(video: Path) -> Iterator[Any]:
-    """Decode all frames of a video."""
     lost = decoded = 0
     with _opened(video) as container:
         stream = container.streams.video[0]
@@ -458,7 +454,6 @@ def _frames(video: Path) -> Iterator[Any]:
 
 
 def _declared_frames(video: Path) -> int:
-    """Number of frames by the header, for the progress; a guess where it is not told."""
     with _opened(video) as container:
         stream = container.streams.video[0]
         rate = float(stream.average_rate or 30)

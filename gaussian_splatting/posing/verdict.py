@@ -116,7 +116,6 @@ def verdict_of(evidence: Evidence) -> Verdict:
 
 
 def _why_nothing(evidence: Evidence) -> str:
-    """One line about photographs of which not even a few hang together."""
     n = len(evidence.names)
     blurred = [x for x in evidence.sharpness if x < BLURRED]
     bare = [x for x in evidence.n_features if x < FEW_FEATURES]
@@ -159,7 +158,6 @@ def _refuse_two_sets(
 
 
 def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
-    """Why a photograph has no place."""
     partners = {
         evidence.names[i if j == index else j]: count
         for (i, j), count in evidence.matches.items()
@@ -401,7 +399,6 @@ def _points_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _frame(at: np.ndarray, seen: np.ndarray, size: int) -> tuple[np.ndarray, float]:
-    """Middle of the map and pixels per unit: all cameras, and the points that are not far off."""
     near = np.percentile(seen, (5, 95), axis=0) if len(seen) else at
     both = np.concatenate([at, near])
     low, high = both.min(axis=0), both.max(axis=0)

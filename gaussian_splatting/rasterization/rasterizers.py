@@ -287,7 +287,6 @@ def _choose_kernels(device: torch.device, blocks: bool | None) -> MakeKernels:
 
 
 def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:
-    """First tile that rows touch, and the number of tiles."""
     top, bottom = rows.start // TILE, -(-rows.stop // TILE)
     return top * tiles.across, (bottom - top) * tiles.across
 

@@ -160,7 +160,6 @@ class LiveView:
                 page.wishes.wait(_PAUSED_SECONDS)
 
     def _render(self, page: LivePage, stage: Stage) -> float:
-        """Make the picture that is due; the seconds it took, 0 if none is."""
         wish = page.wishes.due()
         if wish is None:
             return 0.0

@@ -131,7 +131,6 @@ def _gaussians(
 
 
 def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Console) -> np.ndarray:
-    """Returns the matrix from the capture to the file, whose format may want axes of its own."""
     if options.result.suffix.lower() != ".obj":
         raise UserError(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
@@ -178,8 +177,6 @@ MeshWriter = Callable[[TemporaryPaths, TexturedMesh, np.ndarray, bool, Console],
 
 
 def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
-    """Writes the closed body of a mesh, and tells its size."""
-
     def write_body(
         targets: TemporaryPaths,
         mesh: TexturedMesh,
@@ -213,7 +210,6 @@ _WRITE_MESH: dict[str, MeshWriter] = {
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
-    """From the world of the capture to that of the file. (4, 4) float64"""
     if not options.placement.needs_cameras:
         return placement([], np.zeros((0, 3)), points, options.placement)
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)

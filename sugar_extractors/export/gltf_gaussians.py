@@ -64,7 +64,6 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
 
 def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
-    """What each Gaussian has, by the name of the attribute."""
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"])
     unit = values["quats"] / np.linalg.norm(values["quats"], axis=1, keepdims=True)
@@ -104,7 +103,6 @@ def _accessor(name: str, values: np.ndarray, view: int) -> dict[str, Any]:
 def _content(
     attributes: dict[str, np.ndarray], views: list[dict], accessors: list[dict], n_bytes: int
 ) -> dict[str, Any]:
-    """The JSON part."""
     kernel = {
         "kernel": "ellipse",
         "colorSpace": "srgb_rec709_display",
@@ -177,7 +175,6 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:
-    """An accessor of float32 values. (N, width) float64"""
     accessor = content["accessors"][number]
     view = content["bufferViews"][accessor["bufferView"]]
     if accessor["componentType"] != _FLOAT32 or "byteStride" in view:

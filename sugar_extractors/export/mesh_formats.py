@@ -131,7 +131,6 @@ def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
 
 
 def _material(usd: Any, stage: Any) -> Any:
-    """A surface that shines with the colours of the photographs, whatever the light."""
     types, shade = usd.Sdf.ValueTypeNames, usd.UsdShade
     material = shade.Material.Define(stage, "/Scan/Material")
     places = shade.Shader.Define(stage, "/Scan/Material/Places")

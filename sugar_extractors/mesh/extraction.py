@@ -168,7 +168,6 @@ class _Extraction:
         return self._hull.contains(torch.from_numpy(points).to(device)).cpu().numpy()
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
-        """The meshes without the triangles that lie outside of the masks' hull."""
         if self._hull is None:
             return list(meshes)
         kept = []
@@ -222,7 +221,6 @@ class _Extraction:
             return reconstruct_region(samples, poisson, backend, watch)
 
     def _peak(self) -> int:
-        """Most bytes so far: on a GPU there, else of this process and the solver's together."""
         usage = memory_usage(self._options.compute.device)
         return max(usage.peak, self._largest_solver) if usage.kind == "RSS" else usage.peak
 

@@ -257,7 +257,6 @@ def _solve_alone(library: str, folder: Path, options: dict[str, Any], waiting: W
 
 
 def _mesh_of(vertices: np.ndarray, faces: np.ndarray, colors: np.ndarray) -> TriangleMesh:
-    """The mesh of Open3D's arrays, colours from 0 to 1, copied."""
     colors = np.clip(np.rint(colors * 255), 0, 255).astype(np.uint8)
     return TriangleMesh(vertices.copy(), faces.astype(np.int64), colors)
 
@@ -302,7 +301,6 @@ def _write_points(path: Path, samples: SurfaceSamples, middle: np.ndarray, size:
 
 
 def _write_plain(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
-    """A mesh of positions only, in the plainest PLY there is."""
     header = (
         "ply\nformat binary_little_endian 1.0\n"
         f"element vertex {len(vertices)}\n"

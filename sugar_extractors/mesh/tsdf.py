@@ -268,7 +268,6 @@ def _inside(points: Tensor, box: Box) -> Tensor:
 def _automatic_voxel(
     render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
 ) -> float | None:
-    """Median side of a pixel on the surface within the box, over a few views."""
     step = max(1, len(cameras) // _N_FOOTPRINT_VIEWS)
     footprints = []
     for camera in cameras[::step]:
@@ -529,7 +528,6 @@ def _chunk_cells(
 
 
 def _triangle_edges(corner_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cell of each triangle (T,), and the cell edges its corners lie on (T, 3)."""
     case = ((corner_values < 0) << np.arange(8)).sum(axis=1)
     first, n = _RANGES[case] // 3, (_RANGES[case + 1] - _RANGES[case]) // 3
     cell_of = np.repeat(np.arange(len(case)), n)

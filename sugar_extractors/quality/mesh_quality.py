@@ -294,7 +294,6 @@ def _with_ground(
     axis: int,
     height: float,
 ) -> TriangleMesh:
-    """The object and the rectangle of ground around it."""
     low, high = np.maximum(reach[0], ground[0]), np.minimum(reach[1], ground[1])
     u, v = (k for k in range(3) if k != axis)
     corners = np.empty((4, 3))

@@ -124,7 +124,6 @@ def _add_mesh(page: Page, path: Path, views: Sequence[Camera], cameras: Sequence
 
 
 def _fact(name: str, value: object) -> tuple[str, object]:
-    """Name and value of a figure, with its unit."""
     if name.endswith("_bytes") and isinstance(value, int):
         return name.removesuffix("_bytes").replace("_", " ") + " memory", format_bytes(value)
     if name.endswith("seconds") and isinstance(value, int | float):

@@ -205,7 +205,6 @@ def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
 
 
 def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
-    """A point ``x,y,z``, or where a photograph was taken. (3,)"""
     point = point_of(text)
     if point is not None:
         return point

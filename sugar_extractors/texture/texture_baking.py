@@ -408,7 +408,6 @@ def _chunks(n_rows: int, side: int) -> list[slice]:
 
 
 def _add_to_faces(face_sums: Tensor, texel_faces: Tensor, colors: Tensor, seen: Tensor) -> None:
-    """Sum colours and numbers of seen texels by face; whole numbers, so the order is free."""
     rows, values = texel_faces[seen].long(), colors[seen].long()
     for channel in range(3):
         face_sums[channel].scatter_add_(0, rows, values[:, channel])

@@ -241,7 +241,6 @@ def _build(root: Path, parameters: dict[str, int], device: torch.device) -> None
 
 
 def _cameras(parameters: dict[str, int]) -> list[Camera]:
-    """Cameras on a golden-angle spiral up a hemisphere, all looking near the knot's middle."""
     n_views, width, height = (parameters[key] for key in ("n_views", "width", "height"))
     draws = torch.rand(
         n_views + 1,
@@ -291,7 +290,6 @@ def _visible_samples(
     eyes: np.ndarray,
     seed: int,
 ) -> _Samples:
-    """Points spread evenly over the surfaces, those that enough views see."""
     up = np.tile([0.0, 0.0, 1.0], (len(geometry.disc_points), 1))
     parts = [
         _spread(geometry.points, geometry.normals, geometry.faces, _N_KNOT_SAMPLES, seed, "knot"),
@@ -379,7 +377,6 @@ def _write_model(
 
 
 def _observed_colors(points: _Samples, pictures: np.ndarray) -> np.ndarray:
-    """Mean over a point's views of the picture where it is seen, bilinear. (P, 3) uint8"""
     total = np.zeros((len(points.points), 3))
     for view, picture in enumerate(pictures):
         seen = points.visible[view]

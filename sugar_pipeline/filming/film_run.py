@@ -56,7 +56,6 @@ def film(options: FilmOptions, console: Console | None = None) -> Path:
 
 
 def _check_target(target: Path) -> None:
-    """Refuse what cannot be written before anything is rendered."""
     is_video = target.suffix.lower() == VIDEO_SUFFIX
     if is_video and target.is_dir():
         raise UserError(f"{target}: is a folder, not a video; choose another --output")

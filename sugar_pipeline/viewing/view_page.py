@@ -164,7 +164,6 @@ class ViewPage:
         return bool(self._frusta) and self._switches["cameras"].value
 
     def _add_switches(self) -> dict[str, Any]:
-        """Check boxes for all that the browser draws."""
         server, around = self._server, self._around
         switches: dict[str, Any] = {}
         last = list(self._exhibits)[-1]

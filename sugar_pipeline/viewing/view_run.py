@@ -73,7 +73,6 @@ def view(
 
 
 def _scene(options: ViewOptions, found: Sequence[FoundResult], console: Console) -> Scene | None:
-    """The capture that was named, or that the records name."""
     paths = [one.path for one in found]
     capture = capture_of(paths, options.scene_path, options.checkpoint_path)
     if capture.scene is None:
@@ -216,7 +215,6 @@ def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[F
 
 
 def _newest(folder: Path, notify: Callable[[str], None]) -> list[FoundResult]:
-    """The last of each stage in a folder."""
     own = _stage_of(folder)
     if own is not None:
         return [FoundResult(own, folder)]
@@ -245,7 +243,6 @@ def _results_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _stage_of(path: Path) -> str | None:
-    """The stage that made a file or a run's folder; None if it is another file or folder."""
     if path.is_dir():
         if (path / "point_cloud").is_dir():
             return VANILLA

@@ -136,7 +136,6 @@ def evaluate(
 
 
 def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[str, float]:
-    """Scores of the pixels that a mask counts; empty where it counts none, or there is none."""
     counted = is_counted(photograph)
     if counted is None or not bool(counted.any()):
         return {}
@@ -152,7 +151,6 @@ def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[s
 
 
 def _fitted(image: Tensor, target: Tensor) -> Tensor:
-    """The image with the gain and offset of its photograph."""
     image = image_metrics.to_unit(image)
     gain, offset = fit_gain_and_offset(image, image_metrics.to_unit(target))
     return (image.double() * gain + offset).to(image.dtype)

@@ -177,7 +177,6 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
 
 
 def _add_worst(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
-    """The photographs that fit worst: names, figures, and small pictures."""
     figures = record.get("figures")
     worst = figures.get("worst photographs") if isinstance(figures, dict) else None
     if not isinstance(worst, dict) or not worst:

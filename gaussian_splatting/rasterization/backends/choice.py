@@ -108,7 +108,6 @@ def reference_test(device: torch.device) -> str | None:
 
 
 def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
-    """Pixels, transmittance and gradients of all strips."""
     projection = project(_scene(device), _camera(), depth=True, normal=True)
     tiles = rasterizer.build_tile_lists(projection)
     background = torch.linspace(0.1, 0.6, projection.layout.total, device=device)
