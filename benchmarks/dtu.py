@@ -42,9 +42,8 @@ from benchmarks.published.scans import (
     run_cases,
     split_command,
 )
-from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.masks import MaskOptions, hull_of
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.data.visual_hull import hull_of
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, without_unused_vertices
 from sugar_trainers.capture import SugarSize
 from sugar_utils.flags import Parser, positive_int

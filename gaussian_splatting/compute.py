@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gaussian_splatting.rasterization import WARP, Rasterizer
-from gaussian_splatting.rasterization.backends.choice import RASTERIZERS, choose_rasterizer
+from gaussian_splatting.rasterization.backends import RASTERIZERS, choose_rasterizer
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
 from sugar_utils.errors import UserError
 from sugar_utils.flags import integer

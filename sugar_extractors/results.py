@@ -18,18 +18,18 @@ import msgspec
 
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
-from gaussian_splatting.engine.identity import Identity
+from gaussian_splatting.engine.run_directory import Identity
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import (
     atomic_path,
     check_writable,
+    exclusive,
     file_digest,
     read_json,
     write_json_atomic,
 )
-from sugar_utils.locks import exclusive
 from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"
@@ -41,11 +41,7 @@ def note_path(result: Path) -> Path:
 
 
 def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
-    """The note that belongs to the files that are there, and whether they belong together.
-
-    Returns:
-        The note, empty without one; False where a killed process left old files beside new ones.
-    """
+    """The note that belongs to the files that are there, and whether they belong together."""
     path = note_path(files[-1])
     note = read_checked(path, ResultNote) if path.is_file() else {}
     replaced, digests = note.get(_REPLACES), note.get("files")
@@ -89,11 +85,7 @@ def alone_with(result: Path, flag: str) -> Iterator[None]:
 def publish(
     files: Sequence[Path], identity: Identity, result: Callable[[], Mapping[str, Any]]
 ) -> Iterator[dict[Path, Path]]:
-    """Write the files of a result, and its note, so that an earlier result is there until the end.
-
-    Args:
-        files: Final names, the one that the note is named after last; it appears last.
-    """
+    """Write the files of a result, and its note; an earlier result is there until the end."""
     path, replaces = note_path(files[-1]), files[-1].exists()
     old, _ = read_note(files) if replaces else ({}, True)
     with contextlib.ExitStack() as stack:
@@ -171,10 +163,7 @@ def _recorded(record: Path) -> Capture:
 
 
 def scene_of(
-    scene_path: Path,
-    checkpoint_path: Path | None,
-    size: SugarSize,
-    notify: Callable[[str], None],
+    scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Callable[[str], None]
 ) -> Scene:
     """Cameras in the world of the results.
 

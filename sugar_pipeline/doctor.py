@@ -22,13 +22,12 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import image_size
-from gaussian_splatting.data.masks import MaskOptions, overview
+from gaussian_splatting.data.masks import MaskOptions, hull_of, overview
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, load_scene
-from gaussian_splatting.data.visual_hull import hull_of
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
-from gaussian_splatting.rasterization.backends.choice import choose_rasterizer, reference_test
+from gaussian_splatting.rasterization.backends import choose_rasterizer, reference_test
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_stage import CoarseOptions
@@ -53,11 +52,7 @@ from sugar_utils.warp_launch import WARP_VERSION
 
 
 def run_doctor(args: argparse.Namespace) -> None:
-    """Look at everything, print it with what to do, and train nothing.
-
-    Args:
-        args: Flags of ``train.py``; scene and checkpoint may be missing.
-    """
+    """Look at everything, print it with what to do, and train nothing."""
     console = Console()
     found = machine_findings(args.device, args.gpu, args.output_dir)
     show(console, "machine", found)
@@ -117,7 +112,6 @@ class Finding:
     Attributes:
         state: A warning costs quality or time; with a problem, training fails or runs elsewhere
             than one expects.
-        advice: What to do about it; empty where nothing has to be done.
     """
 
     what: str
@@ -164,7 +158,6 @@ def machine_findings(
     """Everything about the machine.
 
     Args:
-        kind: Of the device, as of ``--device``.
         facts: About CUDA; asked from the system if None.
     """
     facts = facts or cuda_facts()
@@ -313,11 +306,7 @@ def scene_findings(scene: Scene) -> list[Finding]:
 
 
 def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
-    """Size, shape and opacity of Gaussians, duplicates, and who sees them.
-
-    Args:
-        cloud: N Gaussians, N at least 1.
-    """
+    """Size, shape and opacity of Gaussians, duplicates, and who sees them."""
     return [
         Finding("Gaussians", f"{len(cloud):,}"),
         *_sizes(cloud, scene.extent),

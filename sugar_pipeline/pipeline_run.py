@@ -14,24 +14,26 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene, load_scene
-from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.reporting.evaluation import psnr
-from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
+from gaussian_splatting.engine.reporting.evaluation import psnr, smaller
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
-from gaussian_splatting.engine.reporting.view_findings import constant_psnr
-from gaussian_splatting.engine.reporting.view_residuals import smaller
+from gaussian_splatting.engine.reporting.view_findings import (
+    FailedResult,
+    constant_psnr,
+    problem_of,
+)
 from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.posing.photographs import described_photographs, output_names
 from gaussian_splatting.posing.scene_folder import find_source
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import (
     OBJECT_FILE,
     MeshQuality,
     compare_surfaces,
     read_reference,
 )
+from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_extractors.texture.placed_export import (
     check_names,
     placed_gaussians,
@@ -72,7 +74,6 @@ class PipelineResult:
 
     Attributes:
         coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
-        refined: Refined ``.pt``.
         report: HTML file; None if it could not be written.
     """
 
@@ -324,10 +325,6 @@ def mesh_health(
     load_image: Callable[[Camera], Tensor],
 ) -> dict[str, float]:
     """Coverage of some views, and of a textured mesh the colour error there.
-
-    Args:
-        cameras: Views; some of them are measured, at a small size.
-        load_image: Returns the image of a camera, as of ``ImageStore.shown``.
 
     Returns:
         ``mask_iou`` where there are object masks, else ``covered_share``; of a textured mesh also

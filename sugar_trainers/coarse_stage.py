@@ -19,17 +19,15 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.masks import VisualHull, hull_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.guard import check_population
-from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
-from gaussian_splatting.engine.masking import halved_mask, target_of
 from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
-from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import (
     LossTerm,
@@ -40,6 +38,7 @@ from gaussian_splatting.engine.stage import (
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
+from gaussian_splatting.engine.training_views import halved_mask, target_of
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project

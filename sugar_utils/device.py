@@ -54,7 +54,6 @@ class CudaFacts:
 
     Attributes:
         torch_cuda: CUDA version that torch was built for; None for the CPU-only build.
-        architectures: What torch has kernels for, as ``sm_90`` or ``compute_90``.
     """
 
     driver: bool
@@ -94,7 +93,6 @@ def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) ->
     """The device to compute on.
 
     Args:
-        kind: ``cuda``, ``cpu``, or ``auto`` for a GPU where one can be used.
         gpu: Number of the CUDA device; the first usable one if None.
         facts: What is there; asked from the system if None.
     """

@@ -9,20 +9,24 @@ name tells which process it belonged to.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import getpass
 import hashlib
 import json
 import os
 import re
+import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import BaseFileLock, FileLock, Timeout
 
 from sugar_utils.errors import UserError
 
@@ -173,6 +177,15 @@ def json_values(value: Any) -> Any:
         TypeError: ``value`` holds something that JSON cannot express.
     """
     return json.loads(json.dumps(value, default=_json_value))
+
+
+def flat_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Name and value of all settings; names of nested ones are dotted."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat_items(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
@@ -340,3 +353,53 @@ def _no_room(error: OSError) -> UserError:
         f"cannot write in the temporary folder ({error.strerror or error}); free some space, or "
         "name another one in the variable TMPDIR"
     )
+
+
+LOCK_NAME = ".lock"
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None]:
+    """A context in which no other process that asks for the same lock works in a folder.
+
+    Beside the lock lies a note of who holds it, which only messages are made of. A system or folder
+    that has no locks at all is used without.
+    """
+    lock, note = FileLock(folder / name), folder / f"{name}.json"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(f"{folder}: {_holder(note)} is at work in it; {advice}") from None
+    except OSError:
+        # Two runs that are not kept apart are better than none.
+        yield
+        return
+    try:
+        since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        me = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+        with contextlib.suppress(UserError):
+            write_json_atomic(note, me)
+        yield
+    finally:
+        _let_go(lock, note)
+
+
+def _let_go(lock: BaseFileLock, note: Path) -> None:
+    """Release a lock and remove its files; what cannot be removed does no harm."""
+    path = Path(lock.lock_file)
+    steps = [note.unlink, path.unlink, lock.release]
+    if os.name == "nt":
+        steps = [note.unlink, lock.release, path.unlink]
+    for step in steps:
+        with contextlib.suppress(OSError):
+            step()
+
+
+def _holder(note: Path) -> str:
+    with contextlib.suppress(UserError):
+        found = read_json(note)
+        if isinstance(found, dict) and {"process", "host", "since"} <= found.keys():
+            return f"process {found['process']} on {found['host']} since {found['since']}"
+    return "another process"

@@ -80,15 +80,9 @@ held."""
 
 
 def run_alone(
-    module: str,
-    arguments: Sequence[str],
-    waiting: Callable[[int], None] = lambda n_bytes: None,
+    module: str, arguments: Sequence[str], waiting: Callable[[int], None] = lambda n_bytes: None
 ) -> None:
     """Run ``python -m module`` to its end. Whatever ends the wait, or this process, ends it.
-
-    Args:
-        arguments: Its arguments; it runs in another folder, so paths are absolute.
-        waiting: Called now and then with the bytes that the process has in memory.
 
     Raises:
         MemoryError: It lacked memory, or the system ended it, which happens for that reason.

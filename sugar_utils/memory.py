@@ -30,12 +30,7 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Memory of one device at one moment.
-
-    Attributes:
-        peak: Most bytes in use since the start or the last ``reset_peak``.
-        kind: ``"RSS"`` or ``"CUDA"``.
-    """
+    """Memory of one device at one moment."""
 
     current: int
     peak: int

@@ -123,7 +123,6 @@ def nearest_neighbors_of(
     Args:
         queries: (Q, 3) float32 world units.
         points: (N, 3) float32 world units, on the same device.
-        k: Neighbours per query; clipped to N as in :func:`nearest_neighbors`.
         query_batch: Queries per kernel launch; if None as in :func:`nearest_neighbors`.
 
     Returns:
@@ -144,7 +143,6 @@ def mean_sq_distance_to_nearest(points: Tensor, n_neighbors: int = 3) -> Tensor:
 
     Args:
         points: (N, 3) float32 world units.
-        n_neighbors: Number of other points to average over; fewer where N is smaller.
 
     Returns:
         (N,) float32, world units squared; 0 for a point that is alone.
@@ -291,14 +289,9 @@ def _search(
 
 @wp.kernel
 def _leaf_boxes(
-    first: int,
-    first_leaf: int,
-    n_points: int,
-    points: wp.array2d(dtype=float),
-    rows: wp.array(dtype=int),
-    boxes: wp.array2d(dtype=float),
-    lowest: wp.array(dtype=int),
-):
+    first: int, first_leaf: int, n_points: int, points: wp.array2d(dtype=float),
+    rows: wp.array(dtype=int), boxes: wp.array2d(dtype=float), lowest: wp.array(dtype=int),
+):  # fmt: skip
     leaf = first + wp.tid()
     low = wp.vec3(wp.inf, wp.inf, wp.inf)
     high = -low
@@ -363,20 +356,11 @@ def _query_kernel(capacity: int) -> Any:
 
     @wp.kernel(module="unique", module_options=_EXACT)
     def query(
-        first: int,
-        offset: int,
-        queries: wp.array2d(dtype=float),
-        query_rows: wp.array(dtype=int),
-        points: wp.array2d(dtype=float),
-        rows: wp.array(dtype=int),
-        boxes: wp.array2d(dtype=float),
-        lowest: wp.array(dtype=int),
-        first_leaf: int,
-        leaves: wp.array(dtype=int),
-        skip_self: int,
-        indices: wp.array2d(dtype=int),
-        sq_distances: wp.array2d(dtype=float),
-    ):
+        first: int, offset: int, queries: wp.array2d(dtype=float), query_rows: wp.array(dtype=int),
+        points: wp.array2d(dtype=float), rows: wp.array(dtype=int), boxes: wp.array2d(dtype=float),
+        lowest: wp.array(dtype=int), first_leaf: int, leaves: wp.array(dtype=int), skip_self: int,
+        indices: wp.array2d(dtype=int), sq_distances: wp.array2d(dtype=float),
+    ):  # fmt: skip
         item = offset + first + wp.tid()
         q = wp.vec3(queries[item, 0], queries[item, 1], queries[item, 2])
         out_row = query_rows[item]

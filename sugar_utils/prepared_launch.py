@@ -113,9 +113,6 @@ class PreparedLaunch:
     """The launch of one kernel in one way, to be repeated.
 
     Not for several threads at once but for :meth:`run`, while no arguments are taken.
-
-    Args:
-        how: Further arguments of ``wp.launch``: device or stream, and the size of blocks.
     """
 
     def __init__(self, kernel: Any, dim: Any, arguments: Sequence[Any], **how: Any) -> None:

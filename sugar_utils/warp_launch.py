@@ -150,7 +150,6 @@ def launch(
     """Run ``kernel(first, *inputs)`` for ``n_items`` items; zero items are a no-op.
 
     Args:
-        inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
         block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
     if n_items == 0:
@@ -180,9 +179,6 @@ def launch_blocks(
     kernel that a GPU runs.
 
     Args:
-        kernel: Warp kernel with ``block, thread = wp.tid()``.
-        inputs: Kernel arguments; tensors go through :func:`as_array`.
-        block_dim: Threads per block; the kernel's module must be made for it.
         together: So many blocks are one on a GPU; for blocks that are warps and share nothing.
     """
     if n_blocks == 0:

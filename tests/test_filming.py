@@ -16,8 +16,8 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_pipeline.filming import film_files
-from sugar_pipeline.filming.camera_paths import between, looked_at, turntable
 from sugar_pipeline.filming.film_files import write_video
+from sugar_pipeline.filming.film_run import between, looked_at, turntable
 from sugar_pipeline.filming.shown_models import ShownModel, far_depth, open_model, shown
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError

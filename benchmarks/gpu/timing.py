@@ -26,15 +26,14 @@ from benchmarks.gpu.common import (
 from benchmarks.rasterizer import FLOP_PER_PAIR, N_FEATURES, count_blended_pairs
 from gaussian_splatting.rasterization import (
     Projection,
-    Rasterizer,
     Rows,
     SplatGradients,
     build_tile_lists,
     project,
 )
-from gaussian_splatting.rasterization.backends.other_packages import load_gsplat
+from gaussian_splatting.rasterization.backends import load_gsplat
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
-from gaussian_splatting.rasterization.rasterizers import WarpRasterizer
+from gaussian_splatting.rasterization.rasterizers import Rasterizer
 from sugar_utils.errors import UserError
 from sugar_utils.memory import out_of_memory
 
@@ -111,7 +110,7 @@ def _steps(setup: Setup, n: int) -> Iterator[Finding]:
     yield _time(f"tile lists, {n_pairs:,} pairs", lists, pairs=n_pairs)
 
     d_pixels = torch.rand(height, width, CHANNELS, device=setup.place)
-    used = WarpRasterizer(blocks=True)
+    used = Rasterizer(blocks=True)
     there, back, pixels, gradients = _blend_times(setup, used, found, tiles, d_pixels)
     least = 4 * (n_pairs * (SPLAT_HEADER + CHANNELS + 1) + pixels.numel())
     yield _time("blending, forward", there, of_bandwidth=least / bandwidth)
@@ -191,7 +190,7 @@ def full_screen(setup: Setup) -> Iterator[Finding]:
     n_filling = int((found.tile_counts == tiles.offsets.shape[0] - 1).sum())
     yield _time(f"tile lists, {n_filling} in every tile", lists, filling=n_filling)
     d_pixels = torch.rand(height, width, CHANNELS, device=setup.place)
-    own = _blend_times(setup, WarpRasterizer(blocks=True), found, tiles, d_pixels)
+    own = _blend_times(setup, Rasterizer(blocks=True), found, tiles, d_pixels)
     yield _time("blending, forward", own[0])
     yield _time("blending, backward", own[1])
 

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.images import ImageFolder
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
+from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline_run import run_stages
 from sugar_pipeline.plan import full_plan

@@ -55,11 +55,7 @@ KEEP_ALL = ViewOptions(0, (ALL_VIEWS,))
 
 @dataclass(frozen=True)
 class ViewFit:
-    """How well a reconstruction knows a photograph.
-
-    Attributes:
-        error: Median reprojection error in pixels of the photograph as calibrated; nan for none.
-    """
+    """How well a reconstruction knows a photograph."""
 
     n_points: int
     error: float

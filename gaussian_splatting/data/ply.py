@@ -233,9 +233,6 @@ def read_point_ply(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read coloured points, for example to start training from.
 
-    Args:
-        path: PLY with x y z and, best, red green blue (8 bits, or floats from 0 to 1).
-
     Returns:
         Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.
     """

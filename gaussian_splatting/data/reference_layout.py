@@ -75,11 +75,8 @@ class ReferenceCheckpoint:
     """A trained 3DGS model on disk.
 
     Attributes:
-        root: The checkpoint folder; the PLY's own folder for a lone PLY.
         cameras: Entries of ``cameras.json`` in file order; None without that file.
-        settings: What ``cfg_args`` says; empty without that file.
         held_out_views: Names of the views that its training held out; None if it kept no record.
-        dropped_views: Views that its training left out, by name, with the reason; likewise.
         object_masks: Folder of the masks that its training estimated; None if it did not.
     """
 
@@ -172,16 +169,12 @@ def write_point_cloud(root: Path, iteration: int, cloud: GaussianCloud) -> Path:
 
 
 def load_reference_checkpoint(
-    path: Path | str,
-    iteration: int | None = 7000,
-    notify: Callable[[str], None] = print,
+    path: Path | str, iteration: int | None = 7000, notify: Callable[[str], None] = print
 ) -> ReferenceCheckpoint:
     """Find out what a 3DGS checkpoint holds; the Gaussians are read later.
 
     Args:
-        path: Checkpoint folder, with or without ``cfg_args`` and ``cameras.json``, or a PLY.
         iteration: Which iteration to take; None takes the last. Unused for a PLY.
-        notify: Is told about a ``cfg_args`` that is not understood.
     """
     path = Path(path)
     if path.is_file() or path.suffix.lower() == ".ply":

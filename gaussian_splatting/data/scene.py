@@ -15,18 +15,9 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency.views import checked_views
-from gaussian_splatting.data.images import (
-    CamerasByName,
-    ImageFolder,
-    find_images,
-    missing_images,
-)
+from gaussian_splatting.data.images import CamerasByName, ImageFolder, find_images, missing_images
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
-from gaussian_splatting.data.observations import (
-    KEEP_ALL,
-    Observations,
-    ViewOptions,
-)
+from gaussian_splatting.data.observations import KEEP_ALL, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import UserError
@@ -51,10 +42,8 @@ class Scene:
         points: Points of the reconstruction. (P, 3) float32 world units; P may be 0
         points_rgb: Their colours. (P, 3) uint8
         extent: 1.1 times the largest distance of a training camera from their mean, world units.
-        white_background: Whether transparent pixels are white instead of black.
         held_out_note: What figures of held-out views must be read with; empty where nothing is.
         observations: Points that photographs observe; None where the reconstruction has no tracks.
-        object_masks: Name of the folder of estimated masks in the checkpoint; empty without.
     """
 
     root: Path
@@ -126,13 +115,6 @@ def load_scene(
 
     Cameras are sorted by image name. With ``eval_split`` every 8th one, beginning with the first,
     is held out; scenes with a ``transforms_test.json`` hold out those instead.
-
-    Args:
-        images_dir: Folder of the photographs of a COLMAP scene, relative to ``root``.
-        white_background: Whether transparent pixels are white instead of black.
-
-    Returns:
-        The scene; all image files have been found, none decoded.
     """
     root = _checked_root(root)
     source = _read_source(root, images_dir, seed, False, view_options, notify)
@@ -169,11 +151,6 @@ def load_scene_for_checkpoint(
     points; otherwise the scene's own model supplies them for every camera that it poses alike
     (within 1e-3 of the extent and 1e-3 in the rotation), because other programs drop the principal
     point. Without ``cameras.json`` this is ``load_scene``.
-
-    Args:
-        root: Scene folder; needs only the photographs if there is a ``cameras.json``.
-        images_dir: Folder of the photographs, relative to ``root``.
-        white_background: Whether transparent pixels are white instead of black.
     """
     root = _checked_root(root)
     if checkpoint.cameras is None:

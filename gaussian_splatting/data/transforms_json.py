@@ -74,8 +74,6 @@ class TransformsModel:
     """What the JSON files of a scene say.
 
     Attributes:
-        train_cameras: Cameras of the training file, or all of a single ``transforms.json``.
-        test_cameras: Cameras of ``transforms_test.json``; empty without one.
         points: Initial points. (P, 3) float32 world units
         points_rgb: Their colours. (P, 3) uint8
     """
@@ -110,21 +108,9 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_transforms(
-    root: Path,
-    *,
-    seed: int = 0,
-    missing_ok: bool = False,
-    notify: Callable[[str], None] = print,
+    root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Callable[[str], None] = print
 ) -> TransformsModel:
-    """Read the cameras of a scene from its JSON files.
-
-    Args:
-        root: Scene folder, with ``transforms_train.json`` (and ``transforms_test.json``) or
-            ``transforms.json``.
-
-    Returns:
-        The model; a camera is named after its file, relative to the scene, with its extension.
-    """
+    """Read the cameras of a scene from its JSON files."""
     paths = find_transforms(root)
     if not paths:
         raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")

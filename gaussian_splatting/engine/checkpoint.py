@@ -54,7 +54,6 @@ class CheckpointStore:
 
     Args:
         keep: How many interval checkpoints to keep; None keeps all.
-        final: Last iteration of the run; its checkpoint is always kept.
     """
 
     def __init__(
@@ -104,9 +103,7 @@ class CheckpointStore:
         return load_payload(path, map_location)
 
     def latest_valid(
-        self,
-        notify: Callable[[str], None],
-        map_location: torch.device | str = "cpu",
+        self, notify: Callable[[str], None], map_location: torch.device | str = "cpu"
     ) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint that a run can continue from.
 
@@ -182,12 +179,6 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
     """Read a checkpoint after verifying the checksum of every part of it.
 
     Files of other programs, which have no ``"resume"``, are read as well.
-
-    Args:
-        path: The ``.pt`` file.
-
-    Returns:
-        The payload; it has all of ``PAYLOAD_KEYS``, and they are what they should be.
     """
     path = require_regular_file(path, missing_ok=True)
     _verify_archive(path)
@@ -234,10 +225,6 @@ def to_portable(value: Any, place: str = "payload") -> Any:
     Args:
         value: Tensors, ``None``, booleans, numbers, strings, bytes, and dictionaries, lists and
             tuples of them. Subclasses (enumerations, numpy floats) become the plain type.
-        place: Name of ``value`` in error messages.
-
-    Returns:
-        The copy; tensors that already fit share their memory with the original.
 
     Raises:
         TypeError: Something else was found.

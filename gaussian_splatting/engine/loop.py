@@ -17,9 +17,9 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
-from gaussian_splatting.engine.reporting.health import problem_of
+from gaussian_splatting.engine.reporting.evaluation import contradicting_views
 from gaussian_splatting.engine.reporting.progress import Reporter
-from gaussian_splatting.engine.reporting.view_residuals import contradicting_views
+from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper, StopRequest
@@ -82,7 +82,6 @@ class Trainer:
     """Runs a stage from its first iteration (or a checkpoint) to its last.
 
     Args:
-        group: The processes that train together; all but the first only compute.
         live: Shows the model while it trains; None shows it to nobody.
     """
 
@@ -149,12 +148,7 @@ class Trainer:
             self._read_all_photographs()
         self._record("running", timings)
         reporter = Reporter(
-            self._stage,
-            self._console,
-            self._run.tensorboard,
-            start,
-            self._scene,
-            timings,
+            self._stage, self._console, self._run.tensorboard, start, self._scene, timings
         )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:

@@ -60,12 +60,7 @@ _SAMPLING_BYTES = {"none": 260, "full": 300, "half": 260, "depth": 260, "planes"
 
 @dataclass(frozen=True)
 class ViewLoad:
-    """What a view costs.
-
-    Attributes:
-        intersections: Of tiles and splats.
-        mask: Its mode; empty without one.
-    """
+    """What a view costs."""
 
     width: int
     height: int
@@ -119,10 +114,7 @@ class StepLoad:
     """What the step of a phase works on.
 
     Attributes:
-        activation: Bytes of activated parameters.
         neighbors: Neighbours of each Gaussian; 0 where none are needed.
-        pair_bytes: Ceiling of the buffer of gradients of pairs of a sample and a neighbour.
-        fixed: Bytes of what does not change, such as a mesh.
     """
 
     n: int
@@ -212,7 +204,6 @@ class MemoryOptions:
     Attributes:
         processes: How many train together; where each sees several views per step, it keeps one
             more copy of the gradients.
-        sharers: How many of them share the memory of this machine's CPU.
     """
 
     vram_budget: float | None = flag(
@@ -271,7 +262,6 @@ class MemoryChoice:
     """A plan that fits.
 
     Attributes:
-        phases: Bytes of each phase by what they are for.
         image_bytes: Of the budget for images; 0 where those lie in other memory.
     """
 
@@ -370,13 +360,7 @@ def choose(
     budget: int,
     image_sizes: Sequence[int],
 ) -> MemoryChoice:
-    """The plan with the least slowdown that fits.
-
-    Args:
-        first: What the flags ask for; also what is best where memory is plenty.
-        image_sizes: Bytes of each photograph that the stage reads; none where they lie in other
-            memory.
-    """
+    """The plan with the least slowdown that fits."""
     loads = loads_of(optimizer)
     plans = _plans(first, options)
     least = MIN_IMAGES * max(image_sizes, default=0)

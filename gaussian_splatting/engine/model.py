@@ -91,10 +91,7 @@ class TrainableModel(ABC):
             group["name"] = self.group_names[group["name"]]
         parameters = self.optimizer.parameters
         own = {file: _in_float32(parameters[name]) for name, file in self.state_names.items()}
-        return {
-            "state_dict": {**self.buffers(), **own},
-            "optimizer_state_dict": optimizer_state,
-        }
+        return {"state_dict": {**self.buffers(), **own}, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
         """Take parameters, moments and step counts from a checkpoint."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import is_counted
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import VisitedAdam, fit_gain_and_offset, rate_at
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.reference import sh_basis_reference
@@ -185,7 +185,6 @@ def fitted_pose(
     """The camera moved to where its photograph is shown best.
 
     Args:
-        gaussians: The model; not changed.
         photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
         background: Colour behind the Gaussians. (3,)
     """
@@ -229,7 +228,6 @@ def pose_gradient(
     Args:
         values: Parameters ``means`` (N, 3), ``quats`` (N, 4, of any norm) and ``sh_rest``
             (N, 15, 3).
-        gradients: Gradients of the same names; one that is missing is zero.
         center: Camera centre in world units. (3,)
 
     Returns:

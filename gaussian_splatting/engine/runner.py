@@ -32,13 +32,11 @@ from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.viewing.live_view import open_live_view
 from gaussian_splatting.viewing.page_server import ViewerOptions
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable
+from sugar_utils.errors import UserError, printable
+from sugar_utils.files import check_writable, exclusive, flat_items
 from sugar_utils.flags import positive_int
-from sugar_utils.locks import exclusive
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
-from sugar_utils.text import printable
 
 Model = TypeVar("Model")
 
@@ -48,7 +46,6 @@ class StageRun(Generic[Model]):
     """A run that has read its inputs and has not touched its folder yet.
 
     Attributes:
-        build: Makes the stage of the initial model; may plan memory, and say so.
         enrich: Makes more of the initial model by looking at the photographs; not called where a
             checkpoint is continued.
     """
@@ -112,16 +109,9 @@ def run_stage(
                 del initial
                 viewer, scene = options.run.watching, run.scene
                 with open_live_view(viewer, stage.name, last, scene, group, console) as live:
-                    Trainer(
-                        stage,
-                        run.loop,
-                        scene,
-                        store,
-                        run.directory,
-                        console,
-                        group,
-                        live,
-                    ).run(plan)
+                    Trainer(stage, run.loop, scene, store, run.directory, console, group, live).run(
+                        plan
+                    )
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
             console.info(f"finished: {run.results[0]}")
@@ -199,7 +189,8 @@ def _lock(run: RunDirectory) -> AbstractContextManager[None]:
 def _opened(
     run: RunDirectory, plan: ResumePlan, console: Console, notices: Notices, title: str
 ) -> Session:
-    console.table(title, _flat({**run.identity.sources, **run.identity.settings}))
+    settings = {**run.identity.sources, **run.identity.settings}
+    console.table(title, flat_items(settings))
     for message in notices.messages:
         console.info(message)
     return Session(run, plan, console)
@@ -216,16 +207,6 @@ def _agreed_plan(
     if group.is_first or source is None:
         return plan
     return ResumePlan(load_payload(source), source, finished)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    rows: list[tuple[str, object]] = []
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}.")
-        else:
-            rows.append((f"{prefix}{name}", value))
-    return rows
 
 
 ROOMS = ("gaussian_splatting", "sugar_utils", "sugar_scene", "sugar_trainers", "sugar_extractors",

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import TOTAL
-from gaussian_splatting.engine.masking import color_terms_of, exposed_strip, is_counted
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted
+from gaussian_splatting.engine.training_views import color_terms_of, exposed_strip, is_counted
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import RenderOutput
@@ -52,9 +52,7 @@ class Stage(ABC):
     """One optimisation, step by step; what is not abstract does no more than learn exposures.
 
     Attributes:
-        name: What the console calls it, for example ``"coarse dn_consistency"``.
         extent: Camera extent in world units.
-        memory_plan: How a step saves memory; the loop may change it between two steps.
         poses: Poses that are learned beside the model; None where they are taken as they are.
     """
 
@@ -89,7 +87,6 @@ class Stage(ABC):
 
         Args:
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
-            view_index: Number of the view in its step; random draws depend on it.
         """
 
     def collect_exposure(self, photograph: str, leaf: Tensor | None) -> None:

@@ -41,11 +41,7 @@ from sugar_utils.device import constants
 
 @dataclass(frozen=True)
 class ImageSplit:
-    """How the memory of one view is saved; the result does not depend on it but for rounding.
-
-    Attributes:
-        strips: Strips per image; at most one per row is made.
-    """
+    """How the memory of one view is saved; the result does not depend on it but for rounding."""
 
     strips: int = 1
     recompute: bool = False
@@ -98,11 +94,7 @@ class StripMaps:
 
 @dataclass(frozen=True)
 class ImageTerm:
-    """A loss term of pixels.
-
-    Attributes:
-        evaluate: The strip's share of the loss, and of figures to report by name.
-    """
+    """A loss term of pixels."""
 
     halo: int
     evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
@@ -113,12 +105,8 @@ class ViewPass:
     """One view, projected once and blended strip by strip.
 
     Args:
-        project: Projects all Gaussians; gradients flow through what it returns.
         color: Colour behind the image; black when None. (3,)
         pairs: What views had when they were seen last; None: the host waits for the number.
-
-    Attributes:
-        guess: What was taken for the number of pairs; to be settled before anything counts.
     """
 
     def __init__(
@@ -211,9 +199,7 @@ class ViewPass:
         if self._tiles is None:
             self._tiles = self._sort_into_tiles(self._projection)
             self._background = channel_background(
-                self._projection,
-                self._color,
-                farthest_depth_behind=self._farthest_depth_behind,
+                self._projection, self._color, farthest_depth_behind=self._farthest_depth_behind
             )
         return self._projection
 

@@ -14,12 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.optim.adam_cuda import (
-    Stepped,
-    in_one_launch,
-    is_plain,
-    step_together,
-)
+from gaussian_splatting.optim.adam_cuda import Stepped, in_one_launch, is_plain, step_together
 from gaussian_splatting.optim.moments import (
     ADAM_BETAS,
     ADAM_EPS,
@@ -55,7 +50,6 @@ class _Group:
     """What belongs to one parameter.
 
     Attributes:
-        steps: Steps made so far; rows that were added later have made fewer.
         moments: Tensors by name; None before the first step.
     """
 
@@ -80,11 +74,7 @@ class GroupedAdam:
         config: OptimizerConfig = DEFAULT_OPTIMIZER,
         seed: int = 0,
     ) -> None:
-        """Start with zero moments.
-
-        Args:
-            tensors: Initial values; copied into new leaf tensors.
-        """
+        """Start with zero moments."""
         self.config = config
         self.parameters = {
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))

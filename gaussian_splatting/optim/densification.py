@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import Target, exposed_strip, is_counted
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
+from gaussian_splatting.engine.training_views import Target, exposed_strip, is_counted
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.shared_flags import max_gaussians
@@ -108,7 +108,6 @@ class DensificationStats:
         Args:
             d_means2d: Gradient with respect to the projected centres. (N, 2) per pixel
             visible: Gaussians that were not culled. (N,) bool
-            camera: The view; turns pixels into half image sizes.
         """
         half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
         norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
@@ -296,7 +295,6 @@ class ScoreConfig:
         wrong_share: What a Gaussian must show of such pixels to be cloned or split, in the mean of
             the views that see it: a share of what Gaussians show of any pixels in the mean.
         shown_pixels: What a faint Gaussian must show of any pixels not to be removed.
-        removals: Shares of the densification; removed is in the rounds before them.
     """
 
     densification: Densification | None = flag(

@@ -34,8 +34,6 @@ class ExposureConfig:
     """Whether and how exposures are learned.
 
     Attributes:
-        start: The vanilla stage learns them after this iteration, when its colours mean something;
-            later stages from their first one.
         final_share: Share of it that is left at the end; it falls log-linearly. At a steady rate
             exposures tremble, which cost half a decibel where there was nothing to compensate.
     """

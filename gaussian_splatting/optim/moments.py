@@ -43,7 +43,6 @@ class AdamStep:
     """One step of one parameter.
 
     Attributes:
-        count: Number of this step, from 1.
         seen: Rows that take part; None for all. (N,) bool
     """
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gaussian_splatting.data.colmap import read_reconstruction
-from gaussian_splatting.data.colmap_files import write_model
+from gaussian_splatting.data.colmap import read_reconstruction, write_model
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
 
@@ -65,9 +64,7 @@ def map_photographs(
     """Find the models and keep the largest one; on one core, because only then bits repeat.
 
     Args:
-        names: Of the photographs in their order; the model gets them.
         folder: Gets the models as ``0``, ``1``, ..., the largest first; replaced as a whole.
-        mapper: Not ``auto``.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

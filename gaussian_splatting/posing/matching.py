@@ -143,7 +143,6 @@ def extract_features(
     in the database is what one photograph after the other would have given.
 
     Args:
-        masks: Of each photograph; black pixels give no features.
         longest_side: Size at which features are looked for, pixels; their places count in pixels
             of the whole photograph.
     """
@@ -242,9 +241,6 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]
 
     Neighbours by name count in every way: cameras number photographs as they are taken. Similar
     ones do as well, so that a path that comes back to where it began is closed.
-
-    Args:
-        matcher: How to choose, not ``auto``.
     """
     if matcher == "exhaustive":
         return sorted(all_pairs(n))
@@ -396,11 +392,7 @@ CONTRADICTING_SHARE = 0.5
 def contradicting_pairs(
     model: Any, database_path: Path, names: Sequence[str], matches: Mapping[tuple[int, int], int]
 ) -> dict[str, tuple[int, int]]:
-    """Images most of whose pairs contradict their poses.
-
-    Args:
-        model: ``pycolmap.Reconstruction``.
-    """
+    """Images most of whose pairs contradict their poses."""
     pycolmap = load_pycolmap()
 
     by_name = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}

@@ -54,10 +54,7 @@ class Photograph:
     """One photograph, from its header.
 
     Attributes:
-        width: Upright, in pixels.
-        height: Upright, in pixels.
         focal: Focal length in pixels of the whole file; None where EXIF does not tell.
-        device: Make and model of the camera; empty where EXIF does not tell.
         depth: What is not 8-bit RGB or grey, in words; else empty.
     """
 
@@ -214,11 +211,7 @@ def read_grey(path: Path, longest_side: int) -> np.ndarray:
 
 
 def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:
-    """Photographs that one camera took with one lens setting, as far as their headers tell.
-
-    Returns:
-        Indices, by group; groups and indices in the order of the photographs.
-    """
+    """Photographs that one camera took with one lens setting, as far as their headers tell."""
     groups: dict[tuple, list[int]] = {}
     for index, photograph in enumerate(photographs):
         focal = round(photograph.focal, -1) if photograph.focal else None
@@ -364,11 +357,7 @@ def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> Non
 
 
 def choose_frames(looks: Iterator[_Look], n_wanted: int) -> FrameChoice:
-    """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved.
-
-    Args:
-        n_wanted: Intervals; with fewer frames each is an interval of its own.
-    """
+    """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved."""
     seen = list(looks)
     n = len(seen)
     chosen: list[_Look] = []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from gaussian_splatting.data.upright import up_direction, upright_rotation
+from gaussian_splatting.data.cameras import up_direction, upright_rotation
 from gaussian_splatting.posing.photographs import shortened
 from sugar_utils.errors import UserError
 from sugar_utils.html import Page, Picture, duration_text
@@ -49,8 +49,6 @@ class Evidence:
     Attributes:
         sharpness: Of each. (N,)
         n_features: Found in each. (N,)
-        error: Its mean reprojection error, pixels of the size that features were looked for at.
-        shared: For each photograph of the largest model most points that it shares with another.
     """
 
     names: Sequence[str]
@@ -73,7 +71,6 @@ class Verdict:
 
     Attributes:
         word: ``fine``, ``usable`` or ``poor``.
-        advice: Sentences about what to do, the most useful first; may be empty.
     """
 
     word: str
@@ -235,12 +232,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def model_facts(model) -> tuple[dict[str, int], float]:
-    """What the verdict needs of a reconstruction beside its counts.
-
-    Returns:
-        For each photograph most points that it shares with another one; and the extent of the
-        cameras' path in median distances from cameras to points.
-    """
+    """What the verdict needs of a reconstruction beside its counts."""
     numbers = sorted(model.reg_image_ids())
     place = {number: k for k, number in enumerate(numbers)}
     common = np.zeros((len(numbers), len(numbers)), np.int64)
@@ -283,11 +275,7 @@ def convert_page(
     steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
 ) -> Page:
-    """The page.
-
-    Args:
-        steps: Name, seconds and peak bytes of each step.
-    """
+    """The page."""
     page = Page(title, f"{len(evidence.names)} photographs")
     page.facts(
         [
@@ -358,9 +346,6 @@ def _add_photographs(page: Page, evidence: Evidence) -> None:
 
 def camera_map(model: Any, names: Sequence[str], size: int = MAP_SIZE) -> np.ndarray:
     """Cameras and points of a reconstruction from above.
-
-    Args:
-        names: All photographs in their order; the path joins those that have a place.
 
     Returns:
         (size, size, 3) uint8

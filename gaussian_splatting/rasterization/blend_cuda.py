@@ -78,12 +78,7 @@ Shade = wp.types.vector(length=1, dtype=wp.float32)
 
 
 class BlockKernels:
-    """Kernels for splats of some channels, and how they are launched.
-
-    Attributes:
-        backward: Arguments of both as those of the kernels in ``blend_cpu``.
-        sum_pairs: One warp for every 32 splats.
-    """
+    """Kernels for splats of some channels, and how they are launched."""
 
     def __init__(self, n_channels: int) -> None:
         self.forward = _forward_kernel(n_channels)
@@ -144,11 +139,7 @@ def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, 
 
 @wp.func
 def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
-    """The first five columns: gradients of centre and conic, from sums of dL/dsigma times offsets.
-
-    Args:
-        sums: Of dL/dsigma times dx, dy, dx^2, dx dy and dy^2, and columns that stay.
-    """
+    """Five columns: gradients of centre and conic, from sums of dL/dsigma times offsets."""
     result = sums
     result[0] = conic[0] * sums[0] + conic[1] * sums[1]
     result[1] = conic[1] * sums[0] + conic[2] * sums[1]

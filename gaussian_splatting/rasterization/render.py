@@ -110,14 +110,10 @@ def rasterize(
         only in iterations whose losses use them.
 
     Args:
-        gaussians: N activated Gaussians with unit quaternions. N may be 0.
         background: Colour behind everything; black when None. (3,)
         plane_reach: Render the planes through the centres, square to these normals, of Gaussians
             up to this depth in world units.
         features: Free per-Gaussian values to blend. (N, F)
-        sh_degree: Spherical-harmonics degree, 0 to 3.
-        farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
-            depth image (as a constant) instead of 0.
     """
     projection = project(
         gaussians,
@@ -164,14 +160,9 @@ _MIN_PIXELS = 2_048
 
 @wp.kernel
 def find_medians(
-    first: int,
-    width: int,
-    across: int,
-    offsets: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
-    splats: wp.array2d(dtype=float),
-    depths: wp.array(dtype=float),
-):
+    first: int, width: int, across: int, offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
+    splats: wp.array2d(dtype=float), depths: wp.array(dtype=float),
+):  # fmt: skip
     """One pixel; its depth comes in as infinite."""
     pixel = first + wp.tid()
     row = pixel / width

@@ -13,29 +13,34 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.moved_cloud import moved_cloud
-from sugar_extractors.export.any_gaussians import (
-    has_gaussians,
-    read_any_gaussians,
-    read_as_written,
-    read_bound_gaussians,
+from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.model import cloud_from_state
+from sugar_extractors.export.compact_files import (
+    fidelity,
+    holds_gltf_gaussians,
+    read_gltf_gaussians,
+    read_splat,
+    read_spz,
+    write_gltf_gaussians,
+    write_splat,
+    write_spz,
 )
-from sugar_extractors.export.compact_files import fidelity, write_splat, write_spz
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
-from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.mesh_formats import (
     MILLIMETRES,
     Z_UP,
     closed_body,
+    shape_of,
+    simplified,
     write_3mf,
     write_stl,
     write_usdz,
 )
 from sugar_extractors.export.reposing import read_edited, reposed, write_binding
-from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.results import capture_of, scene_of
-from sugar_extractors.texture.placed_export import moved_points, placement
+from sugar_extractors.texture.placed_export import moved_cloud, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
     TexturedMesh,
@@ -45,11 +50,76 @@ from sugar_extractors.texture.textured_mesh_io import (
     write_mesh_files,
 )
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
-from sugar_trainers.capture import SugarSize
+from sugar_scene.mesh_bound import FACES, BoundCloud, bound_cloud_from_state
+from sugar_trainers.capture import SugarSize, model_file
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.memory import format_bytes
+
+
+def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+    """Read a cloud of Gaussians in a capture's axes: :func:`read_as_written`, turned if need be."""
+    cloud = read_as_written(path, notify)
+    return moved_cloud(cloud, GLB_AXES) if path.suffix.lower() in (".spz", ".glb") else cloud
+
+
+def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+    """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
+
+    Args:
+        path: A PLY of Gaussians; an SPZ or ``.splat`` file; a GLB with
+            Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
+            checkpoint, whose last iteration is taken.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".ply":
+        return read_gaussian_ply(path, notify)
+    if suffix == ".glb":
+        return read_gltf_gaussians(path)
+    if suffix in (".spz", ".splat"):
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; check the path")
+        return read_spz(path) if suffix == ".spz" else read_splat(path)
+    if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
+        return load_reference_checkpoint(path, None, notify).read_cloud(notify)
+    state, file = _state_of(path)
+    try:
+        bound = FACES in state
+        return bound_cloud_from_state(state).freed() if bound else cloud_from_state(state)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def has_gaussians(path: Path) -> bool:
+    """Whether a file or folder holds Gaussians, as opposed to a mesh or another thing."""
+    suffix = path.suffix.lower()
+    if suffix == ".ply":
+        return holds_gaussians(path)
+    known = suffix in (".spz", ".splat", ".pt") or path.is_dir()
+    return known or holds_gltf_gaussians(path)
+
+
+def read_bound_gaussians(path: Path) -> BoundCloud:
+    """Read mesh and bound Gaussians of a refined model."""
+    if path.is_file() and path.suffix.lower() != ".pt":
+        raise UserError(
+            f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "
+            "refinement, or the folder of its run"
+        )
+    state, file = _state_of(path)
+    try:
+        return bound_cloud_from_state(state)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def _state_of(path: Path) -> tuple[dict, Path]:
+    file = model_file(path, "the path")
+    state = load_payload(file).get("state_dict")
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: lacks state_dict: not a checkpoint of any stage")
+    return state, file
 
 
 def _write_ply(path: Path, cloud: GaussianCloud) -> np.ndarray:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.moved_cloud import sh_rotation
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
+from sugar_extractors.quality.mesh_report import read_any_mesh
+from sugar_extractors.texture.placed_export import sh_rotation
 from sugar_scene.mesh_bound import BoundCloud, face_frames, triangle_layout
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
@@ -32,9 +32,6 @@ def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
 
     Args:
         vertices: Edited, in the order of the model's. (V, 3) world units
-
-    Returns:
-        The model with its corners there; the unedited mesh gives the same model.
     """
     old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
     log_scales, rotations = _stretched(cloud, old, new)

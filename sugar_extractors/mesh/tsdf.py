@@ -24,17 +24,17 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.visual_hull import VisualHull
+from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_extractors.mesh.level_sets import (
+    Box,
     LevelSetModel,
     diamond_hits,
     march_rays,
     pixel_centers,
 )
 from sugar_extractors.mesh.observed_region import ObservedRegion
-from sugar_extractors.mesh.surface_samples import Box
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     keep_vertices,
@@ -82,7 +82,6 @@ class TsdfConfig:
     least 1/2048 of the box.
 
     Attributes:
-        min_alpha: Pixels that the Gaussians cover less have no depth.
         min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
             views are sparse, and never is it more than half of the views.
         max_voxels: Ceiling of the voxels stored; where it is met, voxels are made larger.
@@ -134,7 +133,6 @@ class FusedRegion:
     """Result of one region.
 
     Attributes:
-        mesh: The surface; empty if there is none in the box.
         voxel_size: Side of a voxel, world units.
     """
 
@@ -216,7 +214,6 @@ def fuse_region(
     """Fuse all views within a box and extract the surface.
 
     Args:
-        render: Makes depth and colour of a view; called twice for each.
         hole: Part of it whose surface is left out; None for nothing.
         region: Surface outside of it is left out; None for nothing.
     """
@@ -338,18 +335,11 @@ def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig)
 
 @wp.kernel
 def integrate(
-    first: int,
-    view: View,
-    origin: wp.vec3,
-    voxel: float,
-    truncation: float,
-    blocks: wp.array(dtype=wp.vec3i),
-    depth: wp.array2d(dtype=float),
-    color: wp.array2d(dtype=wp.vec3),
-    distances: wp.array(dtype=float),
-    weights: wp.array(dtype=float),
-    colors: wp.array(dtype=wp.vec3),
-):
+    first: int, view: View, origin: wp.vec3, voxel: float, truncation: float,
+    blocks: wp.array(dtype=wp.vec3i), depth: wp.array2d(dtype=float),
+    color: wp.array2d(dtype=wp.vec3), distances: wp.array(dtype=float),
+    weights: wp.array(dtype=float), colors: wp.array(dtype=wp.vec3),
+):  # fmt: skip
     """Average one view into the field; a work item is one voxel corner."""
     i = first + wp.tid()
     side = _BLOCK_SIDE

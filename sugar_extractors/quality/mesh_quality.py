@@ -78,11 +78,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class MeshQuality:
-    """Figures of one mesh; distances in fractions of the object's longest side.
-
-    Attributes:
-        precisions: Share of the mesh nearer to the truth than each of ``THRESHOLDS``.
-    """
+    """Figures of one mesh; distances in fractions of the object's longest side."""
 
     accuracy: float
     completeness: float
@@ -133,11 +129,7 @@ class MeshQuality:
 
 
 def read_reference(scene_dir: Path) -> Reference:
-    """Read the ground truth of a rendered scene.
-
-    Args:
-        scene_dir: Folder with ``gt_object.ply``, ``gt_visible.ply`` and ``gt.json``.
-    """
+    """Read the ground truth of a rendered scene."""
     scene_dir = Path(scene_dir)
     for name in (OBJECT_FILE, VISIBLE_FILE, FACTS_FILE):
         if not (scene_dir / name).is_file():
@@ -379,9 +371,6 @@ def sample_surface(
     Args:
         vertices: (V, 3)
         faces: (F, 3) rows of the vertices.
-
-    Returns:
-        The samples; none where the mesh has no area.
     """
     a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
     weighted = np.cross(b - a, c - a)

@@ -146,10 +146,6 @@ def glb_chunks(
     (x, y, z) becomes (x, -y, -z), a half turn about x. The OBJ keeps the axes of the capture.
     Corners are not shared, because every face has its own place in the picture. The material is
     ``KHR_materials_unlit`` and double-sided, so that viewers show the colours of the photographs.
-
-    Args:
-        variants: Whether viewers can also show it as ``clay``, grey and lit, by
-            ``KHR_materials_variants``.
     """
     if not y_up:
         mesh = replace(mesh, vertices=_upright(mesh.vertices))
@@ -328,7 +324,6 @@ def render_textured(
 
     Args:
         background: Colour behind the mesh; black when None. (3,)
-        supersampling: Rays per pixel along each axis; their mean is the pixel.
 
     Returns:
         (H, W, 3) in [0, 1], on the device of the mesh.

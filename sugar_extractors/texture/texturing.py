@@ -20,8 +20,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import eroded
-from gaussian_splatting.data.images import ImageStore, shared_or_own_store
+from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
 from gaussian_splatting.data.reference_layout import (
     EXPOSURE_FILE,
     ReferenceCheckpoint,
@@ -29,9 +28,9 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.identity import Identity, scene_inputs
-from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.evaluation import render_view
+from gaussian_splatting.engine.run_directory import Identity, scene_inputs
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import saved_exposures, unexposed
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
@@ -55,19 +54,17 @@ from sugar_extractors.texture.texture_baking import (
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.fields.reference_fields import density_at
 from sugar_scene.mesh.triangle_mesh import edge_keys
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
-from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console
 from sugar_utils.device import upload
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
-from sugar_utils.text import printable
 
 DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
@@ -243,7 +240,6 @@ def extract_textured_mesh(
 
     Args:
         console: Where to report; a new one on the standard output if None.
-        images: Photographs that are decoded already; only the source ``photos`` reads them.
     """
     console = console or Console()
     if options.texture_source not in SOURCES:

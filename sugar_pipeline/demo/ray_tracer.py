@@ -271,15 +271,10 @@ def between(grid: wp.array2d(dtype=wp.vec3), x: float, y: float) -> wp.vec3:
 
 @wp.kernel
 def bake_texels(
-    first: int,
-    mesh: wp.uint64,
-    seed: int,
-    is_disc: int,
-    points: wp.array2d(dtype=wp.vec3),
-    normals: wp.array2d(dtype=wp.vec3),
-    fill: wp.array2d(dtype=wp.vec3),
+    first: int, mesh: wp.uint64, seed: int, is_disc: int, points: wp.array2d(dtype=wp.vec3),
+    normals: wp.array2d(dtype=wp.vec3), fill: wp.array2d(dtype=wp.vec3),
     texels: wp.array2d(dtype=wp.vec3),
-):
+):  # fmt: skip
     """Paint and light one texel of a chart, whose vertices form a grid. Linear RGB."""
     index = first + wp.tid()
     row = index // texels.shape[1]
@@ -350,16 +345,10 @@ def encode(x: float) -> wp.uint8:
 
 @wp.kernel
 def trace_pictures(
-    first: int,
-    mesh: wp.uint64,
-    knot: wp.array2d(dtype=wp.vec3),
-    disc: wp.array2d(dtype=wp.vec3),
-    eyes: wp.array(dtype=wp.vec3),
-    rotations: wp.array(dtype=wp.mat33),
-    lens: wp.vec3,
-    samples: int,
+    first: int, mesh: wp.uint64, knot: wp.array2d(dtype=wp.vec3), disc: wp.array2d(dtype=wp.vec3),
+    eyes: wp.array(dtype=wp.vec3), rotations: wp.array(dtype=wp.mat33), lens: wp.vec3, samples: int,
     pictures: wp.array4d(dtype=wp.uint8),
-):
+):  # fmt: skip
     """One pixel: the mean of samples x samples rays, as sRGB. ``lens`` is (f, cx, cy)."""
     index = first + wp.tid()
     column = index % pictures.shape[2]
@@ -454,8 +443,6 @@ class DemoRenderer:
         Args:
             eyes: Camera centres, world units. (V, 3)
             rotations: World to camera, axes x right, y down, z forward. (V, 3, 3)
-            lens: Focal length, principal point x and y, in pixels.
-            samples: Rays per side of a pixel.
 
         Returns:
             sRGB. (V, height, width, 3) uint8

@@ -87,7 +87,6 @@ def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.nda
     """Write PNG files, each complete or not at all.
 
     Args:
-        names: Without ``.png``; slashes become underscores.
         pictures: (H, W, 3) uint8 each, as many.
     """
     for name, picture in zip(names, pictures, strict=True):

@@ -22,9 +22,9 @@ from gaussian_splatting.engine.reporting.view_findings import (
     normal_picture,
 )
 from gaussian_splatting.rasterization.render import median_depth
-from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
-from sugar_extractors.export.simplified_mesh import shape_of
-from sugar_extractors.quality.mesh_pictures import read_any_mesh, shaded_views
+from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
+from sugar_extractors.export.mesh_formats import shape_of
+from sugar_extractors.quality.mesh_report import read_any_mesh, shaded_views
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
@@ -189,9 +189,6 @@ def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None
 
 def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
     """A picture of a model.
-
-    Args:
-        show: One of ``SHOWS``.
 
     Returns:
         (H, W, 3) uint8

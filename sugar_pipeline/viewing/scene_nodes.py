@@ -18,7 +18,7 @@ from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.engine.training_views import at_scale
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing.page_server import add_frustum
-from sugar_extractors.quality.mesh_pictures import jpeg_bytes
+from sugar_extractors.quality.mesh_report import jpeg_bytes
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
 from sugar_pipeline.filming.shown_models import DEPTHS, SHOWS, Result, ShownModel, far_depth, shown
 from sugar_scene.geometry import covariances
@@ -133,11 +133,7 @@ _KEPT_PHOTOGRAPHS = 8
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture.
-
-    Attributes:
-        picture: One of ``PICTURES``.
-    """
+    """One picture."""
 
     model: str
     picture: str = SHOWS[0]
@@ -145,11 +141,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What the page shows of our own renderer.
-
-    Attributes:
-        layout: One of ``LAYOUTS``.
-    """
+    """What the page shows of our own renderer."""
 
     left: Shown
     right: Shown

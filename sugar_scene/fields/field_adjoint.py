@@ -62,14 +62,9 @@ def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) 
 
 @wp.func
 def _store(
-    pair_rows: wp.array3d(dtype=float),
-    owner: int,
-    k: int,
-    mean: wp.vec3,
-    rotation: wp.vec4,
-    scale: wp.vec3,
-    opacity: float,
-):
+    pair_rows: wp.array3d(dtype=float), owner: int, k: int, mean: wp.vec3, rotation: wp.vec4,
+    scale: wp.vec3, opacity: float,
+):  # fmt: skip
     for c in range(3):
         pair_rows[owner, k, c] = mean[c]
         pair_rows[owner, k, 7 + c] = scale[c]
@@ -80,14 +75,10 @@ def _store(
 
 @wp.func
 def _sum_over_samples(
-    begin: int,
-    end: int,
-    noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float),
-    field_grads: wp.array2d(dtype=float),
-    has_point_grads: int,
+    begin: int, end: int, noise: wp.array2d(dtype=float), residual: wp.array2d(dtype=float),
+    field_grads: wp.array2d(dtype=float), has_point_grads: int,
     point_grads: wp.array2d(dtype=float),
-):
+):  # fmt: skip
     """What does not depend on neighbours: gradients of the points, plane, beta and own normal."""
     point_sum = wp.vec3()
     point_moment = wp.mat33()
@@ -108,17 +99,10 @@ def _sum_over_samples(
 
 @wp.func
 def _sum_over_pair(
-    begin: int,
-    end: int,
-    own_mean: wp.vec3,
-    spread: wp.mat33,
-    j: int,
-    packed: wp.array2d(dtype=float),
-    noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float),
-    density_factor: float,
-    field_grads: wp.array2d(dtype=float),
-):
+    begin: int, end: int, own_mean: wp.vec3, spread: wp.mat33, j: int,
+    packed: wp.array2d(dtype=float), noise: wp.array2d(dtype=float),
+    residual: wp.array2d(dtype=float), density_factor: float, field_grads: wp.array2d(dtype=float),
+):  # fmt: skip
     """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
     neighbor = neighbor_of(packed, j)
     strength = density_factor * neighbor.opacity
@@ -151,24 +135,13 @@ def _sum_over_pair(
 
 @wp.func
 def _add_up_pairs(
-    owner: int,
-    i: int,
-    begin: int,
-    end: int,
-    n_neighbors: int,
-    spread: wp.mat33,
-    normal: wp.vec3,
-    beta_share: float,
-    density_factor: float,
-    quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float),
-    packed: wp.array2d(dtype=float),
-    neighbors: wp.array2d(dtype=int),
-    noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float),
-    field_grads: wp.array2d(dtype=float),
+    owner: int, i: int, begin: int, end: int, n_neighbors: int, spread: wp.mat33, normal: wp.vec3,
+    beta_share: float, density_factor: float, quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float), packed: wp.array2d(dtype=float),
+    neighbors: wp.array2d(dtype=int), noise: wp.array2d(dtype=float),
+    residual: wp.array2d(dtype=float), field_grads: wp.array2d(dtype=float),
     pair_rows: wp.array3d(dtype=float),
-) -> PairSums:
+) -> PairSums:  # fmt: skip
     """Fill the pair_rows of all neighbours; return what reaches i."""
     mean_grad = wp.vec3()
     noise_moment = wp.mat33()
@@ -233,21 +206,13 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
 
     @wp.kernel(module="unique", module_options=OPTIONS)
     def add_up_samples(
-        first: int,
-        owners: wp.array(dtype=int),
-        starts: wp.array(dtype=int),
-        quats: wp.array2d(dtype=float),
-        scales: wp.array2d(dtype=float),
-        packed: wp.array2d(dtype=float),
-        neighbors: wp.array2d(dtype=int),
-        noise: wp.array2d(dtype=float),
-        residual: wp.array2d(dtype=float),
-        density_factor: float,
-        has_point_grads: int,
-        point_grads: wp.array2d(dtype=float),
-        field_grads: wp.array2d(dtype=float),
-        pair_rows: wp.array3d(dtype=float),
-    ):
+        first: int, owners: wp.array(dtype=int), starts: wp.array(dtype=int),
+        quats: wp.array2d(dtype=float), scales: wp.array2d(dtype=float),
+        packed: wp.array2d(dtype=float), neighbors: wp.array2d(dtype=int),
+        noise: wp.array2d(dtype=float), residual: wp.array2d(dtype=float), density_factor: float,
+        has_point_grads: int, point_grads: wp.array2d(dtype=float),
+        field_grads: wp.array2d(dtype=float), pair_rows: wp.array3d(dtype=float),
+    ):  # fmt: skip
         """Gradients of a Gaussian's samples; field_grads: density, beta, plane, normal."""
         owner = first + wp.tid()
         i = owners[owner]
@@ -304,15 +269,11 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
 
 @wp.kernel
 def add_up_pairs(
-    first: int,
-    targets: wp.array(dtype=int),
-    order: wp.array(dtype=wp.int64),
-    pair_rows: wp.array2d(dtype=float),
-    mean_grads: wp.array2d(dtype=float),
-    quat_grads: wp.array2d(dtype=float),
-    scale_grads: wp.array2d(dtype=float),
+    first: int, targets: wp.array(dtype=int), order: wp.array(dtype=wp.int64),
+    pair_rows: wp.array2d(dtype=float), mean_grads: wp.array2d(dtype=float),
+    quat_grads: wp.array2d(dtype=float), scale_grads: wp.array2d(dtype=float),
     opacity_grads: wp.array(dtype=float),
-):
+):  # fmt: skip
     """The first entry of each run of equal targets adds the whole run to its row."""
     entry = first + wp.tid()
     row = targets[entry]

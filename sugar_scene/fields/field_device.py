@@ -65,11 +65,7 @@ def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
 
 @wp.struct
 class Neighbor:
-    """What a packed row says.
-
-    Attributes:
-        first: Row of the whitening A^T = diag(1/s) R^T, like the next two.
-    """
+    """What a packed row says."""
 
     mean: wp.vec3
     opacity: float
@@ -141,21 +137,13 @@ def pack_rows(
 
 @wp.kernel
 def evaluate_samples(
-    first: int,
-    indices: wp.array(dtype=int),
-    quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float),
-    packed: wp.array2d(dtype=float),
-    neighbors: wp.array2d(dtype=int),
-    noise: wp.array2d(dtype=float),
-    density_factor: float,
-    points: wp.array2d(dtype=float),
-    density: wp.array(dtype=float),
-    beta: wp.array(dtype=float),
-    plane_distance: wp.array(dtype=float),
-    normal_error: wp.array(dtype=float),
+    first: int, indices: wp.array(dtype=int), quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float), packed: wp.array2d(dtype=float),
+    neighbors: wp.array2d(dtype=int), noise: wp.array2d(dtype=float), density_factor: float,
+    points: wp.array2d(dtype=float), density: wp.array(dtype=float), beta: wp.array(dtype=float),
+    plane_distance: wp.array(dtype=float), normal_error: wp.array(dtype=float),
     residual: wp.array2d(dtype=float),
-):
+):  # fmt: skip
     s = first + wp.tid()
     i = indices[s]
     rotation = rotation_matrix(quat_of(quats, i))

@@ -149,12 +149,7 @@ def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh
 
 @dataclass(frozen=True)
 class Topology:
-    """What a mesh is besides its shape.
-
-    Attributes:
-        open_edge_share: Share of edges with a single face: 0 for a watertight mesh.
-        holes: Connected groups of open edges; an outer border counts as one.
-    """
+    """What a mesh is besides its shape."""
 
     open_edge_share: float
     non_manifold_edge_share: float
@@ -267,11 +262,7 @@ def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> Triangl
     """The mesh with each hole covered by triangles between its border and its middle.
 
     Args:
-        mesh: Any; a closed one comes back as it is.
         longest: Holes with more edges stay open; None fills all.
-
-    Returns:
-        The same vertices and faces, then those of the covers; without normals.
     """
     most = mesh.n_faces * 3 if longest is None else longest
     loops = [loop for loop in border_loops(mesh) if 3 <= len(loop) <= most]

@@ -13,9 +13,17 @@ from typing import Any
 
 from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED, WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
-from sugar_utils.charts import Chart, Point, Series
 from sugar_utils.errors import UserError
-from sugar_utils.html import Page, Picture, duration_text, flattened, write_page
+from sugar_utils.html import (
+    Chart,
+    Page,
+    Picture,
+    Point,
+    Series,
+    duration_text,
+    flattened,
+    write_page,
+)
 from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import RunRecord, read_checked
 
@@ -31,9 +39,6 @@ Curves = Mapping[str, list[Point]]
 
 def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
     """Write ``report.html`` into a run's folder.
-
-    Args:
-        run_directory: Folder with a ``run.json``.
 
     Returns:
         The file, or None.
@@ -54,9 +59,6 @@ def add_run_section(
     """Append settings, times, memory, curves, pictures and files of one run.
 
     What the folder lacks is left out: a run without event files has no curves.
-
-    Args:
-        figures: Further figures to show among the run's own; those of the run win.
     """
     record = _record(run_directory, page)
     curves = read_curves(run_directory / "tensorboard")
