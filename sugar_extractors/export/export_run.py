@@ -49,7 +49,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     write_glb,
     write_mesh_files,
 )
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
+from sugar_scene.mesh.triangle_mesh import open_edge_share
 from sugar_scene.mesh_bound import FACES, BoundCloud, bound_cloud_from_state
 from sugar_trainers.capture import SugarSize, model_file
 from sugar_utils.console import Console
@@ -213,7 +213,8 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
         mesh = simplified(mesh, options.max_triangles, options.texture_size)
     path = options.target
     files = mesh_files(path, glb=False)[::-1] if options.to == "obj" else [path]
-    _WRITE_MESH[options.to]({f: temporary[f] for f in files}, mesh, matrix, upright, console)
+    targets = {f: temporary[f] for f in files}
+    _write_mesh(options.to, targets, mesh, matrix, upright, console)
     side = mesh.texture.shape[1]
     console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return _axes(options.to, upright) @ matrix
@@ -231,52 +232,23 @@ def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
     return replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
 
 
-def _write_glb(
-    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
-
-
-def _write_obj(
-    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    write_mesh_files(targets, _moved(mesh, matrix))
-
-
-MeshWriter = Callable[[TemporaryPaths, TexturedMesh, np.ndarray, bool, Console], None]
-
-
-def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
-    def write_body(
-        targets: TemporaryPaths,
-        mesh: TexturedMesh,
-        matrix: np.ndarray,
-        upright: bool,
-        console: Console,
-    ) -> None:
-        body = closed_body(shape_of(_moved(mesh, _axes(PRINTED[0], upright) @ matrix)))
+def _write_mesh(
+    to: str, targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool,
+    console: Console,
+) -> None:  # fmt: skip
+    if to in PRINTED:
+        body = closed_body(shape_of(_moved(mesh, _axes(to, upright) @ matrix)))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
         gaps = open_edge_share(body)
         opened = f"{gaps:.2%} of its edges are open: mend it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        write(*targets.values(), body)
-
-    return write_body
-
-
-def _write_usdz(
-    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    write_usdz(*targets.values(), _moved(mesh, _axes("usdz", upright) @ matrix))
-
-
-_WRITE_MESH: dict[str, MeshWriter] = {
-    "glb": _write_glb,
-    "obj": _write_obj,
-    "usdz": _write_usdz,
-    "stl": _printed(write_stl),
-    "3mf": _printed(write_3mf),
-}
+        (write_stl if to == "stl" else write_3mf)(*targets.values(), body)
+    elif to == "usdz":
+        write_usdz(*targets.values(), _moved(mesh, _axes(to, upright) @ matrix))
+    elif to == "glb":
+        write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
+    else:
+        write_mesh_files(targets, _moved(mesh, matrix))
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:

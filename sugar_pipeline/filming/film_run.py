@@ -15,15 +15,17 @@ from gaussian_splatting.data.cameras import Camera, up_direction, upright_rotati
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
 from sugar_extractors.results import scene_of
-from sugar_pipeline.filming.film_files import VIDEO_SUFFIX, write_pictures, write_video
 from sugar_pipeline.filming.film_options import FilmOptions
 from sugar_pipeline.filming.shown_models import (
     DEPTHS,
+    VIDEO_SUFFIX,
     ShownModel,
     far_depth,
     open_model,
     require_showable,
     shown,
+    write_pictures,
+    write_video,
 )
 from sugar_utils.console import Console, Progress
 from sugar_utils.errors import UserError

@@ -20,9 +20,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_scene.fields.field_adjoint import PAIR_SIZE, add_up_pairs, sample_gradients_kernel
 from sugar_scene.fields.field_cpu import add_up_samples_native, evaluate_owners
-from sugar_scene.fields.field_device import PACK_SIZE, evaluate_samples, pack_rows
+from sugar_scene.fields.field_device import (
+    PACK_SIZE,
+    PAIR_SIZE,
+    add_up_pairs,
+    evaluate_samples,
+    pack_rows,
+    sample_gradients_kernel,
+)
 from sugar_scene.fields.reference_fields import FieldSamples
 from sugar_utils.warp_launch import launch
 
