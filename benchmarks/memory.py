@@ -42,21 +42,12 @@ from benchmarks.rasterizer import (
 from benchmarks.step_scenes import make_multiview_stage, make_wall
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.memory_model import (
-    BOUND_ACTIVATION,
-    FREE_ACTIVATION,
-    MemoryBreakdown,
-    MemoryPlan,
-    ModelLoad,
-    StepLoad,
-    ViewLoad,
-    predict,
-)
+from gaussian_splatting.engine.memory_plan import MemoryPlan, predicted_bytes, survey
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
-from gaussian_splatting.rasterization import project, rasterize
+from gaussian_splatting.rasterization import rasterize
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.sampling import draw_samples
@@ -70,7 +61,7 @@ from sugar_trainers.losses import (
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
-from sugar_trainers.stage_memory import sampling_candidates
+from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, boolean, positive_int
 from sugar_utils.frame import run_main
@@ -254,32 +245,19 @@ def fixed_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
     return [stage.model.cloud.faces, *(v for v in values if isinstance(v, Tensor))]
 
 
-def predict_step(
-    stage: CoarseStage | RefineStage, setting: Setting, camera: Camera
-) -> MemoryBreakdown:
-    """What the model of a step's memory says."""
-    optimizer, n = stage.model.optimizer, len(stage.model)
+def predict_step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> int:
+    """Bytes that the planner expects."""
     with torch.no_grad():
-        gaussians = stage.model.cloud.activate()
-        view = ViewLoad.of(project(gaussians, camera))
-    candidates = None
-    if setting.phase == "geometry":
-        candidates = sampling_candidates(gaussians, setting.coarse_config(), [camera])
-    load = StepLoad(
-        n, ModelLoad.of(optimizer.parameters, setting.optimizer), view, candidates=candidates,
-        fixed=sum(t.nbytes for t in fixed_tensors(stage)), exposure=setting.exposure,
-    )  # fmt: skip
+        views = survey(stage.model.cloud.activate(), [camera])
     if setting.phase == "refine":
-        per_face, per_gaussian = BOUND_ACTIVATION
-        activation = per_face * len(stage.model.cloud.faces) + per_gaussian * n
+        config = RefineConfig()
+    elif setting.phase == "multiview":
+        config = MultiviewConfig()
     else:
-        activation = FREE_ACTIVATION * n
-    load = replace(load, activation=activation, entropy=setting.phase == "entropy")
-    if setting.phase in ("geometry", "naive"):
-        load = replace(load, geometry=setting.geometry, samples=setting.samples, neighbors=16)
-    if setting.phase == "multiview":
-        load = replace(load, geometry=setting.geometry)
-    return predict(load, MemoryPlan(setting.split, setting.sample_chunk))
+        config = setting.coarse_config()
+    loads = stage_loads(stage.model.cloud, config, views)(setting.optimizer)
+    load = loads.get(setting.phase, loads.get("geometry"))
+    return predicted_bytes(load, MemoryPlan(setting.split, setting.sample_chunk))
 
 
 def weigh_setting(setting: Setting) -> Weight:
@@ -300,7 +278,7 @@ def weigh_setting(setting: Setting) -> Weight:
     ]  # fmt: skip
     neighbors = getattr(stage, "neighbors", None)
     before = sum(t.nbytes for t in [*standing, *([] if neighbors is None else [neighbors])])
-    predicted = predict_step(stage, setting, camera).total
+    predicted = predict_step(stage, setting, camera)
     reset_peak("cpu")
     started = time.perf_counter()
     peak = before + peak_bytes(lambda: step(stage, setting, camera, target))

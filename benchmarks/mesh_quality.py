@@ -24,13 +24,13 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import (
     N_SAMPLES,
     MeshQuality,
     compare_surfaces,
     read_reference,
 )
+from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_int
 from sugar_utils.frame import run_main

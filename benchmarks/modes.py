@@ -22,8 +22,8 @@ from benchmarks.mesh_quality import print_qualities
 from benchmarks.rasterizer import print_machine
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.vanilla.vanilla_run import train_vanilla
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import MeshQuality, compare_surfaces, read_reference
+from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline_run import run_stages
 from sugar_pipeline.plan import full_plan

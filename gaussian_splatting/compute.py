@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gaussian_splatting.rasterization import WARP, Rasterizer
-from gaussian_splatting.rasterization.backends.choice import RASTERIZERS, choose_rasterizer
+from gaussian_splatting.rasterization.backends import RASTERIZERS, choose_rasterizer
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
 from sugar_utils.errors import UserError
 from sugar_utils.flags import integer
@@ -69,9 +69,6 @@ def compute_options(args: argparse.Namespace) -> Compute:
     """Typed form of the flags above, which are those of any script that has them.
 
     Where torchrun started this process, it meets the others here.
-
-    Raises:
-        UserError: What was asked for cannot be had.
     """
     launch = Launch.read()
     if not hasattr(args, "rasterizer"):

@@ -18,18 +18,18 @@ import msgspec
 
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
-from gaussian_splatting.engine.identity import Identity
+from gaussian_splatting.engine.run_directory import Identity
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import (
     atomic_path,
     check_writable,
+    exclusive,
     file_digest,
     read_json,
     write_json_atomic,
 )
-from sugar_utils.locks import exclusive
 from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"
@@ -41,17 +41,7 @@ def note_path(result: Path) -> Path:
 
 
 def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
-    """The note that belongs to the files that are there, and whether they belong together.
-
-    Args:
-        files: All files of a result, the one that its note is named after last.
-
-    Returns:
-        The note, empty without one; False where a killed process left old files beside new ones.
-
-    Raises:
-        UserError: The note cannot be read.
-    """
+    """The note that belongs to the files that are there, and whether they belong together."""
     path = note_path(files[-1])
     note = read_checked(path, ResultNote) if path.is_file() else {}
     replaced, digests = note.get(_REPLACES), note.get("files")
@@ -65,15 +55,7 @@ def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
 
 
 def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag: str) -> bool:
-    """Whether a complete result of this identity exists.
-
-    Args:
-        files: All files of the result, the one that its note is named after last.
-        overwrite: Whether another result may be replaced.
-
-    Raises:
-        UserError: Another result exists, and it may not be replaced.
-    """
+    """Whether a complete result of this identity exists."""
     if not files[-1].exists():
         return False
     note, whole = read_note(files)
@@ -92,11 +74,7 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
 
 @contextlib.contextmanager
 def alone_with(result: Path, flag: str) -> Iterator[None]:
-    """A context in which no other process makes the same result.
-
-    Raises:
-        UserError: Another process does.
-    """
+    """A context in which no other process makes the same result."""
     advice = f"wait until it ends, stop it, or choose another {flag}"
     folder = check_writable(result.parent)
     with exclusive(folder, advice, name=f".{result.stem}.lock"):
@@ -107,18 +85,7 @@ def alone_with(result: Path, flag: str) -> Iterator[None]:
 def publish(
     files: Sequence[Path], identity: Identity, result: Callable[[], Mapping[str, Any]]
 ) -> Iterator[dict[Path, Path]]:
-    """Write the files of a result, and its note, so that an earlier result is there until the end.
-
-    Args:
-        files: Final names, the one that the note is named after last; it appears last.
-        result: Figures for the note, asked for when the files are written.
-
-    Yields:
-        For each final name the path to write to.
-
-    Raises:
-        UserError: A file cannot be written; the earlier files are as they were.
-    """
+    """Write the files of a result, and its note; an earlier result is there until the end."""
     path, replaces = note_path(files[-1]), files[-1].exists()
     old, _ = read_note(files) if replaces else ({}, True)
     with contextlib.ExitStack() as stack:
@@ -134,7 +101,6 @@ def publish(
 
 
 def _remove_others(result: Path, old: Mapping[str, Any], digests: Mapping[str, str]) -> None:
-    """Remove files of the earlier result that the new one does not have, as a GLB."""
     names = old.get("files")
     for name in names if isinstance(names, dict) else ():
         path = result.parent / name
@@ -169,9 +135,6 @@ def capture_of(
     """The folders that the user named, completed by what the results themselves tell.
 
     A vanilla checkpoint has its own cameras; the other stages have records of what they read.
-
-    Raises:
-        UserError: A record is damaged.
     """
     if scene is not None and checkpoint is not None:
         return Capture(scene, checkpoint)
@@ -190,7 +153,6 @@ def _records(path: Path) -> Iterator[Path]:
 
 
 def _recorded(record: Path) -> Capture:
-    """Folders of a record that are still there."""
     content: Any = read_json(record)
     found = content.get("sources") if isinstance(content, dict) else None
     advice = "pass the scene as -s and the vanilla checkpoint as -c"
@@ -201,18 +163,12 @@ def _recorded(record: Path) -> Capture:
 
 
 def scene_of(
-    scene_path: Path,
-    checkpoint_path: Path | None,
-    size: SugarSize,
-    notify: Callable[[str], None],
+    scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Callable[[str], None]
 ) -> Scene:
     """Cameras in the world of the results.
 
     Args:
         checkpoint_path: Whose cameras to take; None for those of the scene.
-
-    Raises:
-        UserError: One of them is missing or damaged.
     """
     if checkpoint_path is None:
         return load_scene(scene_path, size_rule=size, notify=notify)

@@ -14,11 +14,7 @@ from sugar_utils.torchrun import Launch
 
 
 def run_train(args: argparse.Namespace) -> PipelineResult | None:
-    """Run ``train.py``: the stages after a vanilla checkpoint, the demo, or the doctor.
-
-    Raises:
-        UserError: For anything the user can fix.
-    """
+    """Run ``train.py``: the stages after a vanilla checkpoint, the demo, or the doctor."""
     if args.doctor:
         run_doctor(args)
         return None
@@ -31,9 +27,5 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
 
 
 def run_full(args: argparse.Namespace) -> PipelineResult:
-    """Run ``train_full_pipeline.py``: from photographs on.
-
-    Raises:
-        UserError: For anything the user can fix.
-    """
+    """Run ``train_full_pipeline.py``: from photographs on."""
     return run_stages(full_plan(args))

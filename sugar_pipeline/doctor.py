@@ -22,13 +22,12 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import image_size
-from gaussian_splatting.data.masks import MaskOptions, overview
+from gaussian_splatting.data.masks import MaskOptions, hull_of, overview
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, load_scene
-from gaussian_splatting.data.visual_hull import hull_of
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
-from gaussian_splatting.rasterization.backends.choice import choose_rasterizer, reference_test
+from gaussian_splatting.rasterization.backends import choose_rasterizer, reference_test
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_stage import CoarseOptions
@@ -53,14 +52,7 @@ from sugar_utils.warp_launch import WARP_VERSION
 
 
 def run_doctor(args: argparse.Namespace) -> None:
-    """Look at everything, print it with what to do, and train nothing.
-
-    Args:
-        args: Flags of ``train.py``; scene and checkpoint may be missing.
-
-    Raises:
-        UserError: At least one problem was found; all were printed before.
-    """
+    """Look at everything, print it with what to do, and train nothing."""
     console = Console()
     found = machine_findings(args.device, args.gpu, args.output_dir)
     show(console, "machine", found)
@@ -107,7 +99,6 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
 
 
 def _notes(notes: list[str]) -> list[Finding]:
-    """What reading had to say."""
     return [Finding("note", note, "warning") for note in notes]
 
 
@@ -121,7 +112,6 @@ class Finding:
     Attributes:
         state: A warning costs quality or time; with a problem, training fails or runs elsewhere
             than one expects.
-        advice: What to do about it; empty where nothing has to be done.
     """
 
     what: str
@@ -168,7 +158,6 @@ def machine_findings(
     """Everything about the machine.
 
     Args:
-        kind: Of the device, as of ``--device``.
         facts: About CUDA; asked from the system if None.
     """
     facts = facts or cuda_facts()
@@ -260,7 +249,6 @@ def _rasterizer(device: torch.device) -> Finding:
 
 
 def _backends(device: torch.device) -> Iterator[Finding]:
-    """Packages that are used only when asked for: whether they could be."""
     for name, (package, flag) in BACKENDS.items():
         what = f"{package} ({flag})"
         if importlib.util.find_spec(package) is None:
@@ -318,11 +306,7 @@ def scene_findings(scene: Scene) -> list[Finding]:
 
 
 def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
-    """Size, shape and opacity of Gaussians, duplicates, and who sees them.
-
-    Args:
-        cloud: N Gaussians, N at least 1.
-    """
+    """Size, shape and opacity of Gaussians, duplicates, and who sees them."""
     return [
         Finding("Gaussians", f"{len(cloud):,}"),
         *_sizes(cloud, scene.extent),
@@ -340,10 +324,8 @@ def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -
         return Finding("memory of coarse training", "does not fit", "problem", str(error))
     if chosen is None:
         return Finding("memory of coarse training", "the system does not say what is free")
-    most = max(needs.total for needs in chosen.phases.values())
-    return Finding(
-        "memory of coarse training", f"{format_bytes(most)} at most; {chosen.lines()[0]}"
-    )
+    value = f"{format_bytes(chosen.peak)} at most; {chosen.lines()[0]}"
+    return Finding("memory of coarse training", value)
 
 
 def _percentiles(values: Tensor) -> str:

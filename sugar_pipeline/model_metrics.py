@@ -28,7 +28,7 @@ from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.reporting.evaluation import evaluate, plain_background, render_view
-from sugar_extractors.export.any_gaussians import read_bound_gaussians
+from sugar_extractors.export.export_run import read_bound_gaussians
 from sugar_extractors.mesh.mesh_config import MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_scene.mesh_bound import LAYOUTS
@@ -62,10 +62,6 @@ class MetricsOptions:
     """What to measure.
 
     ``dn_consistency`` and ``density`` share names.
-
-    Attributes:
-        variant: How the coarse mesh was made: ``""``, ``"poissoncenters"``, ``"marchingcubes"``
-            or ``"tsdf"``.
     """
 
     scenes: dict[Path, Path]
@@ -151,9 +147,6 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
         weights), with masks also ``psnr_counted`` and ``ssim_counted``, of what they count; where
         held-out views were left out also their names as ``dropped_views``, and
         ``psnr_with_dropped_views``.
-
-    Raises:
-        UserError: A model is missing or damaged.
     """
     console = console or Console()
     if options.compute.device_reason:
@@ -210,7 +203,6 @@ def _measure_scene(
 def _models(
     options: MetricsOptions, scene_path: Path, checkpoint_path: Path, console: Console
 ) -> Sequence[tuple[str, Callable[[Camera], Tensor]]]:
-    """Name and render function of every model to measure."""
     models, device = [], options.compute.device
     if options.evaluate_vanilla:
         for iteration in dict.fromkeys((options.iteration_to_load, PAPER_ITERATION)):

@@ -16,14 +16,14 @@ import torch
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.run_report import add_run_section, last_value, read_curves
-from sugar_extractors.quality.mesh_pictures import (
+from sugar_extractors.quality.mesh_quality import MeshQuality
+from sugar_extractors.quality.mesh_report import (
     pick_views,
     preview_glb,
     read_any_mesh,
     shaded_views,
     textured_views,
 )
-from sugar_extractors.quality.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page
@@ -47,10 +47,7 @@ class StageRecord:
         seconds: How long it took; None when it was not run because its result was there.
         peak_bytes: Most memory in use; None when it was not run.
         run_directory: Folder of a training run; None for a stage that trains nothing.
-        figures: Further figures. ``Gaussians``, ``triangles`` and ``faces`` are shown in the
-            table of stages too; the Gaussians of a training run are looked up in its folder.
         problem: Why the result is a failure; None if it is not.
-        dropped_views: Views that the stage left out, by name, with the reason.
     """
 
     name: str
@@ -91,8 +88,6 @@ def write_report(
         pictures: Rows of (H, W, 3) uint8 pictures by caption, for example four views of the
             coarse, the refined and the textured mesh. Rows of the same views stand above each
             other, so that they can be compared.
-        model: The textured mesh, to be turned, as ``preview_glb`` makes it.
-        quality: Figures of the mesh, or of several by name, where the true surface is known.
 
     Returns:
         The file, or None.
@@ -129,7 +124,6 @@ def write_report(
 
 
 def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
-    """Failures first, then the views that were left out."""
     failed = [stage for stage in stages if stage.problem]
     for stage in failed:
         page.paragraph(f"Failed: {stage.name}: {stage.problem}", note=True)
@@ -196,9 +190,6 @@ def mesh_picture_rows(
 ) -> dict[str, list[np.ndarray]]:
     """Four views of each mesh there is, from cameras of the scene.
 
-    Args:
-        refined: ``.pt`` of a refined model.
-
     Returns:
         Title of a row to its pictures, (H, W, 3) uint8 each.
     """
@@ -222,9 +213,6 @@ def model_to_turn(
 
     Args:
         textured: That of our own; None where there is none.
-
-    Returns:
-        As :func:`~sugar_extractors.quality.mesh_pictures.preview_glb`.
     """
     if textured is None:
         return None

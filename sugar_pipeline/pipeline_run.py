@@ -14,24 +14,26 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene, load_scene
-from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.reporting.evaluation import psnr
-from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
+from gaussian_splatting.engine.reporting.evaluation import psnr, smaller
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
-from gaussian_splatting.engine.reporting.view_findings import constant_psnr
-from gaussian_splatting.engine.reporting.view_residuals import smaller
+from gaussian_splatting.engine.reporting.view_findings import (
+    FailedResult,
+    constant_psnr,
+    problem_of,
+)
 from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.posing.photographs import described_photographs, output_names
 from gaussian_splatting.posing.scene_folder import find_source
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import (
     OBJECT_FILE,
     MeshQuality,
     compare_surfaces,
     read_reference,
 )
+from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_extractors.texture.placed_export import (
     check_names,
     placed_gaussians,
@@ -72,9 +74,6 @@ class PipelineResult:
 
     Attributes:
         coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
-        refined: Refined ``.pt``.
-        textured: OBJ.
-        quality: Figures of each mesh, in scenes whose true geometry is known.
         report: HTML file; None if it could not be written.
     """
 
@@ -156,7 +155,6 @@ def _with_health(
 
 
 def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> None:
-    """Measure, report, and say where everything is."""
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
         result.report = _write_report(plan, result, console)
@@ -181,7 +179,6 @@ def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> N
 def _stages(
     plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
 ) -> list[tuple[str, bool, Callable[[], StageRecord]]]:
-    """Title of every stage that runs, whether it trains, and its function."""
     coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization_type}"
 
     def cameras() -> StageRecord:
@@ -258,7 +255,6 @@ def file_record(name: str, path: Path) -> StageRecord:
 
 
 def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
-    """Figures of the meshes made; none for photographs of the real world."""
     if not (scene / OBJECT_FILE).is_file() or result.coarse_mesh is None:
         return {}
     reference = read_reference(scene)
@@ -330,11 +326,6 @@ def mesh_health(
 ) -> dict[str, float]:
     """Coverage of some views, and of a textured mesh the colour error there.
 
-    Args:
-        mesh: In the world of the cameras.
-        cameras: Views; some of them are measured, at a small size.
-        load_image: Returns the image of a camera, as of ``ImageStore.shown``.
-
     Returns:
         ``mask_iou`` where there are object masks, else ``covered_share``; of a textured mesh also
         ``psnr`` and ``constant_psnr`` of the covered pixels.
@@ -367,9 +358,6 @@ def check_names_of_photographs(plan: PipelinePlan) -> None:
     """Before cameras are looked for: whether the photographs that give the scale exist at all.
 
     Those of a video are frames that nobody knows yet.
-
-    Raises:
-        UserError: One does not.
     """
     if plan.convert is None or plan.texture is None:
         return
@@ -380,11 +368,7 @@ def check_names_of_photographs(plan: PipelinePlan) -> None:
 
 
 def check_places(plan: PipelinePlan) -> None:
-    """As soon as there are cameras: whether those that give the scale are among them.
-
-    Raises:
-        UserError: One is not, or both stand in one place.
-    """
+    """As soon as there are cameras: whether those that give the scale are among them."""
     if plan.texture is None or plan.texture.placement.known_distance is None:
         return
     scene = _capture(plan)

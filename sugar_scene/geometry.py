@@ -95,7 +95,6 @@ def diamond_vertices(means: Tensor, quats: Tensor, scales: Tensor, extent: float
         means: (N, 3) world units.
         quats: Unit quaternions, wxyz. (N, 4)
         scales: (N, 3) world units.
-        extent: Half diagonals in standard deviations; extraction uses 2.
 
     Returns:
         (N, 4, 3) world units.

@@ -18,7 +18,7 @@ dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame (n,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 import warp as wp
@@ -27,6 +27,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_scene.mesh.mesh_normals import CornerSums
 from sugar_utils.errors import UserError
@@ -45,17 +48,7 @@ _MIN_ITEMS = 256
 
 @wp.struct
 class Triangle:
-    """A triangle's frame, its first edge's length, and twice its area.
-
-    Attributes:
-        first: Edge from the first to the second corner.
-        second: Edge from the first to the third corner.
-        normal: Unit normal n.
-        tangent: Unit vector t from the second to the first corner.
-        bitangent: Unit vector b, n x t.
-        length: Of the first edge.
-        area: Twice the triangle's; 0 where it has no frame.
-    """
+    """A triangle's frame, its first edge's length, and twice its area."""
 
     first: wp.vec3
     second: wp.vec3
@@ -107,19 +100,13 @@ def half_turn(turn: wp.vec2) -> wp.vec2:
 
 @wp.kernel
 def place_gaussians(
-    first: int,
-    faces: wp.array2d(dtype=int),
-    weights: wp.array(dtype=wp.vec3),
-    thickness: wp.array(dtype=float),
-    vertices: wp.array(dtype=wp.vec3),
-    opacity_logits: wp.array(dtype=float),
-    log_scales: wp.array(dtype=wp.vec2),
-    rotations: wp.array(dtype=wp.vec2),
-    means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4),
-    scales: wp.array(dtype=wp.vec3),
+    first: int, faces: wp.array2d(dtype=int), weights: wp.array(dtype=wp.vec3),
+    thickness: wp.array(dtype=float), vertices: wp.array(dtype=wp.vec3),
+    opacity_logits: wp.array(dtype=float), log_scales: wp.array(dtype=wp.vec2),
+    rotations: wp.array(dtype=wp.vec2), means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
     opacities: wp.array(dtype=float),
-):
+):  # fmt: skip
     """All Gaussians of a triangle."""
     face = first + wp.tid()
     a = vertices[faces[face, 0]]
@@ -151,23 +138,15 @@ def place_gaussians(
 
 @wp.kernel
 def pull_corners(
-    first: int,
-    faces: wp.array2d(dtype=int),
-    weights: wp.array(dtype=wp.vec3),
-    vertices: wp.array(dtype=wp.vec3),
-    rotations: wp.array(dtype=wp.vec2),
-    quats: wp.array(dtype=wp.vec4),
-    scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float),
-    d_means: wp.array(dtype=wp.vec3),
-    d_quats: wp.array(dtype=wp.vec4),
-    d_scales: wp.array(dtype=wp.vec3),
-    d_opacities: wp.array(dtype=float),
-    d_corners: wp.array2d(dtype=wp.vec3),
-    d_logits: wp.array(dtype=float),
-    d_logs: wp.array(dtype=wp.vec2),
+    first: int, faces: wp.array2d(dtype=int), weights: wp.array(dtype=wp.vec3),
+    vertices: wp.array(dtype=wp.vec3), rotations: wp.array(dtype=wp.vec2),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float), d_means: wp.array(dtype=wp.vec3),
+    d_quats: wp.array(dtype=wp.vec4), d_scales: wp.array(dtype=wp.vec3),
+    d_opacities: wp.array(dtype=float), d_corners: wp.array2d(dtype=wp.vec3),
+    d_logits: wp.array(dtype=float), d_logs: wp.array(dtype=wp.vec2),
     d_rotations: wp.array(dtype=wp.vec2),
-):
+):  # fmt: skip
     """Gradients of a triangle's Gaussians to their own values and to its corners."""
     face = first + wp.tid()
     triangle = triangle_of(face, faces, vertices)
@@ -226,11 +205,7 @@ class _Placing(torch.autograd.Function):
 
 
 class Placement:
-    """Where the Gaussians of a mesh's triangles sit; prepared once, as the topology stays.
-
-    Args:
-        cloud: Its triangles, thickness and number of Gaussians are taken.
-    """
+    """Where the Gaussians of a mesh's triangles sit; prepared once, as the topology stays."""
 
     def __init__(self, cloud: BoundCloud) -> None:
         self._faces = cloud.faces.int().contiguous()
@@ -298,13 +273,7 @@ _SQRT3 = math.sqrt(3.0)
 
 @dataclass(frozen=True)
 class TriangleLayout:
-    """Where the Gaussians of a triangle sit and how large they start.
-
-    Attributes:
-        barycentric: One row of coordinates per Gaussian.
-        radius_factor: Initial standard deviation per unit of the shortest edge: the radius of
-            the largest circles that fit side by side into an equilateral triangle.
-    """
+    """Where the Gaussians of a triangle sit and how large they start."""
 
     barycentric: tuple[tuple[float, float, float], ...]
     radius_factor: float
@@ -400,11 +369,7 @@ class BoundCloud:
 
 
 def triangle_layout(per_triangle: int) -> TriangleLayout:
-    """The layout for 1, 3, 4 or 6 Gaussians per triangle.
-
-    Raises:
-        UserError: For any other number.
-    """
+    """The layout for 1, 3, 4 or 6 Gaussians per triangle."""
     if per_triangle not in LAYOUTS:
         raise UserError(
             f"{per_triangle} Gaussians per triangle are not supported; "
@@ -422,11 +387,7 @@ def bind_to_mesh(
         vertices: (V, 3) world units
         faces: (F, 3) integers
         vertex_colors: (V, 3) in [0, 1]
-        per_triangle: 1, 3, 4 or 6.
         extent: Camera extent; a millionth of it is the thickness. World units
-
-    Raises:
-        UserError: For a mesh without triangles or an unsupported number per triangle.
     """
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:
@@ -473,3 +434,109 @@ def face_frames(triangles: Tensor) -> Tensor:
     tangent = normalize(triangles[:, 0] - triangles[:, 1], dim=-1)
     bitangent = normalize(torch.linalg.cross(normal, tangent), dim=-1)
     return torch.stack([normal, tangent, bitangent], dim=-1)
+
+
+FACES = "_surface_mesh_faces"
+THICKNESS = "surface_mesh_thickness"
+STATE_NAMES = {
+    "vertices": "_points",
+    "opacity_logits": "all_densities",
+    "log_scales": "_scales",
+    "rotations": "_quaternions",
+    "sh_dc": "_sh_coordinates_dc",
+    "sh_rest": "_sh_coordinates_rest",
+}
+GROUP_NAMES = {
+    "vertices": "points",
+    "sh_dc": "sh_coordinates_dc",
+    "sh_rest": "sh_coordinates_rest",
+    "opacity_logits": "all_densities",
+    "log_scales": "scales",
+    "rotations": "quaternions",
+}
+
+
+class TrainableBoundCloud(TrainableModel):
+    """Mesh-bound Gaussians whose faces and thickness are fixed.
+
+    Args:
+        vertex_scale: Spatial scale of the vertex rate in world units.
+    """
+
+    state_names = STATE_NAMES
+    group_names = GROUP_NAMES
+
+    def __init__(
+        self,
+        cloud: BoundCloud,
+        rates: LearningRates,
+        vertex_scale: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
+        by_name = rates.by_name(0, vertex_scale)
+        own_rates = {
+            **{name: by_name[name] for name in ("sh_dc", "sh_rest", "opacity_logits")},
+            "vertices": by_name["means"],
+            "log_scales": by_name["log_scales"],
+            "rotations": by_name["quats"],
+        }
+        tensors = {name: getattr(cloud, name) for name in GROUP_NAMES}
+        super().__init__(tensors, own_rates, optimizer, seed)
+        # The optimiser has copies of its own; of the start only faces and thickness are kept.
+        nothing = cloud.thickness.new_empty(0)
+        self._start = replace(cloud, **dict.fromkeys(GROUP_NAMES, nothing))
+        self._rates = rates
+        self._vertex_scale = vertex_scale
+
+    def __len__(self) -> int:
+        return self.optimizer.parameters["opacity_logits"].shape[0]
+
+    @property
+    def cloud(self) -> BoundCloud:
+        """The current leaf parameters with the fixed mesh topology."""
+        return replace(self._start, **self.optimizer.parameters)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Faces and thickness."""
+        return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
+
+    def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
+        """The visible Gaussians, and the vertices of the triangles they lie on."""
+        faces = self._start.faces
+        vertices = visible.new_zeros(self.optimizer.parameters["vertices"].shape[0])
+        vertices[faces[visible.view(faces.shape[0], -1).any(dim=1)].flatten()] = True
+        return {**super().visible_rows(visible), "vertices": vertices}
+
+    def schedule_vertex_rate(self, iteration: float) -> None:
+        """Set the vertex learning rate of an (unscaled) iteration."""
+        rate = self._rates.position(iteration, self._vertex_scale)
+        self.optimizer.set_learning_rate("vertices", rate)
+
+    def tensors_of(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of bound Gaussians on the same mesh topology."""
+        saved = bound_cloud_from_state(state)
+        if saved.faces.shape != self._start.faces.shape:
+            raise UserError(
+                f"the checkpoint's mesh has {saved.faces.shape[0]} triangles, this run's "
+                f"{self._start.faces.shape[0]}; continue with the mesh it was made with"
+            )
+        return {name: getattr(saved, name) for name in STATE_NAMES}
+
+
+def bound_cloud_from_state(state: dict[str, Tensor]) -> BoundCloud:
+    """The mesh and its Gaussians of a refined model; no other file is needed."""
+    needed = (FACES, THICKNESS, *STATE_NAMES.values())
+    missing = [name for name in needed if name not in state]
+    if missing:
+        raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a refined SuGaR model")
+    cloud = BoundCloud(
+        **{own: state[file].float().contiguous() for own, file in STATE_NAMES.items()},
+        faces=state[FACES].long(),
+        thickness=state[THICKNESS].float(),
+    )
+    n_faces, n = cloud.faces.shape[0], cloud.opacity_logits.shape[0]
+    if n_faces == 0 or n % n_faces:
+        raise UserError(f"the checkpoint has {n} Gaussians on {n_faces} triangles")
+    triangle_layout(cloud.per_triangle)
+    return cloud

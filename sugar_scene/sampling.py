@@ -31,16 +31,10 @@ _MIN_SAMPLES = 4_096
 
 @wp.kernel
 def _place_samples(
-    first: int,
-    n: wp.int64,
-    n_candidates: wp.int64,
-    seed: wp.uint32,
-    more_seed: wp.uint32,
-    quantiles: wp.array(dtype=float),
-    candidates: wp.array(dtype=wp.int64),
-    indices: wp.array(dtype=wp.int64),
-    noise: wp.array(dtype=wp.vec3),
-):
+    first: int, n: wp.int64, n_candidates: wp.int64, seed: wp.uint32, more_seed: wp.uint32,
+    quantiles: wp.array(dtype=float), candidates: wp.array(dtype=wp.int64),
+    indices: wp.array(dtype=wp.int64), noise: wp.array(dtype=wp.vec3),
+):  # fmt: skip
     i = first + wp.tid()
     own = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)
     # (i + u) * candidates / n with u of 32 bits: somewhere in the i-th of n equal parts.
@@ -66,8 +60,6 @@ def draw_samples(
 
     Args:
         mask: Gaussians that may be drawn. (N,) bool
-        n_samples: Number of draws S.
-        seed: Of the draws, as of :func:`~sugar_utils.random.derive_seed`.
         n_candidates: Gaussians in the mask; if None, the host waits to learn it.
 
     Returns:

@@ -18,12 +18,13 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from sugar_scene.geometry import smallest_scales
-from sugar_scene.multiview.patch_matching import UNCOUNTED, patch_correlation
 from sugar_scene.multiview.reprojection import (
+    UNCOUNTED,
     ViewPair,
     bilinear,
     cycle_error,
     cycle_weights,
+    patch_correlation,
     plane_depth,
 )
 

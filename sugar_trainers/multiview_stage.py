@@ -20,18 +20,17 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.masks import VisualHull, hull_of
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.visual_hull import VisualHull, hull_of
 from gaussian_splatting.engine.guard import check_population
-from gaussian_splatting.engine.masking import target_of
-from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.memory_plan import memory_options
+from gaussian_splatting.engine.memory_plan import MemoryPlan, memory_options
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import Notices, StageRun, run_stage
 from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
 from gaussian_splatting.engine.strips import ViewPass, backward_through
+from gaussian_splatting.engine.training_views import target_of
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import (
     DensificationConfig,
@@ -386,7 +385,7 @@ def _prepared(
 def _neighbors(scene: Scene, notices: Notices) -> NeighborViews:
     """The neighbours of the training views; says which have none."""
     neighbors = NeighborViews(scene.train_cameras, scene.extent, observations=scene.observations)
-    lonely = neighbors.lonely
+    lonely = neighbors.without_neighbors
     if lonely:
         shown = ", ".join(lonely[:_NAMED_VIEWS]) + (", ..." if len(lonely) > _NAMED_VIEWS else "")
         notices(

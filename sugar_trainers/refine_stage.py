@@ -17,13 +17,10 @@ from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_option
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
-from gaussian_splatting.engine.masking import target_of, without_uncovered
-from gaussian_splatting.engine.memory_model import MemoryPlan
-from gaussian_splatting.engine.memory_plan import MemoryOptions, memory_options
+from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan, memory_options
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
-from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import (
     COLOR,
@@ -35,6 +32,7 @@ from gaussian_splatting.engine.stage import (
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass
+from gaussian_splatting.engine.training_views import target_of, without_uncovered
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
@@ -43,9 +41,8 @@ from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_in
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
-from sugar_scene.mesh_bound import BoundCloud, Placement, bind_to_mesh
+from sugar_scene.mesh_bound import BoundCloud, Placement, TrainableBoundCloud, bind_to_mesh
 from sugar_scene.multiview.reprojection import NeighborViews
-from sugar_scene.trainable_bound import TrainableBoundCloud
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
-from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.stage import COLOR, ImageStrip, LossTerm
 from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import Rasterizer, channel_background, project
 from sugar_scene.fields.reference_fields import sdf_from_density
 from sugar_scene.multiview.reprojection import ViewPair, plane_depth

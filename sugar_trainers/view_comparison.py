@@ -9,9 +9,9 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.view_findings import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from sugar_scene.multiview.reprojection import REACH, NeighborViews, ViewPair
 from sugar_trainers.terms import (

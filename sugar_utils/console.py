@@ -15,7 +15,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,10 +23,9 @@ import rich.progress
 from rich.table import Table
 from rich.text import Text
 
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, printable
 from sugar_utils.files import require_regular_file
 from sugar_utils.frame import complain, discard
-from sugar_utils.text import printable
 
 PLAIN_INTERVAL_SECONDS = 10.0
 _RATE_MEMORY_SECONDS = 5.0
@@ -42,11 +40,6 @@ class Console:
             None for no log.
         stream: Where to print; the standard output if None.
         terminal: Treat the stream as a terminal or not; found out if None.
-        plain_seconds: Least seconds between two plain progress lines.
-        clock: Monotonic seconds.
-
-    Raises:
-        UserError: The log file cannot be opened.
     """
 
     def __init__(
@@ -78,7 +71,7 @@ class Console:
     @classmethod
     def silent(cls) -> Console:
         """A console that nobody hears."""
-        return cls(stream=_NullStream(), terminal=False)
+        return cls(stream=_Nowhere(), terminal=False)
 
     @property
     def is_terminal(self) -> bool:
@@ -98,14 +91,11 @@ class Console:
         self._write_log(f"warning: {message}")
 
     def table(self, title: str, rows: Iterable[tuple[str, object]]) -> None:
-        """Print names and values below each other, for example the resolved configuration.
-
-        Args:
-            rows: Name and value; values are shown by ``str``.
-        """
+        """Print names and values below each other, for example the resolved configuration."""
         title = printable(title)
         texts = [(printable(name), printable(str(value))) for name, value in rows]
-        lines = _table_lines(title, texts)
+        width = max((len(name) for name, _ in texts), default=0)
+        lines = [title, *(f"  {name:<{width}}  {value}" for name, value in texts)]
         if self.is_terminal:
             table = Table(title=Text(title), title_justify="left", show_header=False)
             table.add_column(style="cyan", no_wrap=True)
@@ -124,13 +114,6 @@ class Console:
         """Show how far a loop has come: a bar on a terminal, a line now and then elsewhere.
 
         Messages printed meanwhile appear above the bar.
-
-        Args:
-            description: What is running, for example ``"coarse"``.
-            first: First iteration of the whole loop, also after a resume.
-
-        Yields:
-            The object to update once per iteration.
         """
         description = printable(description)
         bar = _Bar(self._rich, description, first, last) if self.is_terminal else None
@@ -150,14 +133,7 @@ class Console:
 
     @contextlib.contextmanager
     def waiting(self, description: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
-        """Show for how long something has been going on that does not say how far it is.
-
-        Args:
-            description: What is running, for example ``"foreground: Poisson"``.
-
-        Yields:
-            To be called now and then with short texts by name to show beside.
-        """
+        """Show for how long something has been going on that does not say how far it is."""
         description = printable(description)
         bar = _Watch(self._rich, description) if self.is_terminal else None
         start = said = self._clock()
@@ -176,11 +152,7 @@ class Console:
             yield show
 
     def open_log(self, path: Path) -> None:
-        """Go on in a log file, appended to when it exists.
-
-        Raises:
-            UserError: It cannot be opened.
-        """
+        """Go on in a log file, appended to when it exists."""
         self.close()
         self._log = _open_log(path)
 
@@ -230,6 +202,13 @@ class Console:
             self.warn(f"{log.name} is not continued: {error.strerror or error}")
 
 
+class _Nowhere(io.TextIOBase):
+    """Takes text and drops it."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 class _Terminal(rich.console.Console):
     """Rich's console, which leaves it to us to end the program when the reader of a pipe left."""
 
@@ -251,17 +230,16 @@ class Progress:
         line_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        self._description = description
-        self._last = last
-        self._bar = bar
-        self._emit_line = emit_line
-        self._line_seconds = line_seconds
-        self._clock = clock
-        self._rate = _Rate()
+        self._description, self._last = description, last
+        self._bar, self._emit_line = bar, emit_line
+        self._line_seconds, self._clock = line_seconds, clock
+        self._marks: deque[tuple[float, int]] = deque()
         self._line_time: float | None = None
         self._bar_time: float | None = None
-        self._state: _State | None = None
-        self._state_is_printed = True
+        self._iteration: int | None = None
+        self._timing: tuple[str, ...] = ()
+        self._fields: Mapping[str, str] = {}
+        self._is_printed = True
 
     @property
     def due(self) -> bool:
@@ -283,23 +261,34 @@ class Progress:
                 keeps those of the last call.
         """
         now = self._clock()
-        measured = self._rate.update(iteration, now)
-        if fields is None:
-            fields = self._state.fields if self._state else {}
-        self._state = _State(iteration, measured if rate is None else rate, fields)
-        self._state_is_printed = False
+        measured = self._measured_rate(iteration, now)
+        rate = measured if rate is None else rate
+        self._iteration, self._is_printed = iteration, False
+        if rate is not None:
+            remaining = _remaining_text(iteration, self._last, rate)
+            self._timing = (_rate_text(rate), f"eta {remaining}")
+        if fields is not None:
+            self._fields = fields
         if self._line_is_due(now) or iteration >= self._last:
             self._print_line(now)
         if self._bar_is_due(now):
             self._bar_time = now
-            self._bar.show(self._state)
+            self._bar.show(iteration, self._timing, self._fields)
 
     def finish(self) -> None:
         """Show the last state if it was not shown yet."""
-        if self._bar is not None and self._state is not None:
-            self._bar.show(self._state)
-        if not self._state_is_printed:
+        if self._bar is not None and self._iteration is not None:
+            self._bar.show(self._iteration, self._timing, self._fields)
+        if not self._is_printed:
             self._print_line(self._clock())
+
+    def _measured_rate(self, iteration: int, now: float) -> float | None:
+        """Iterations per second over the last seconds."""
+        self._marks.append((now, iteration))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_MEMORY_SECONDS:
+            self._marks.popleft()
+        then, earlier = self._marks[0]
+        return (iteration - earlier) / (now - then) if now > then else None
 
     def _line_is_due(self, now: float) -> bool:
         return self._line_time is None or now - self._line_time >= self._line_seconds
@@ -310,45 +299,10 @@ class Progress:
         return self._bar_time is None or now - self._bar_time >= _REDRAW_SECONDS
 
     def _print_line(self, now: float) -> None:
-        self._line_time = now
-        self._state_is_printed = True
-        state = self._state
-        words = [f"{self._description} {state.iteration}/{self._last}"]
-        if state.rate is not None:
-            words.append(_rate_text(state.rate))
-            words.append(f"eta {_remaining_text(state.iteration, self._last, state.rate)}")
-        words.extend(f"{name} {value}" for name, value in state.fields.items())
-        self._emit_line(" ".join(words))
-
-
-class _NullStream(io.TextIOBase):
-    """Takes text and drops it."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-@dataclass(frozen=True)
-class _State:
-    """What the last update said."""
-
-    iteration: int
-    rate: float | None
-    fields: Mapping[str, str]
-
-
-class _Rate:
-    """Iterations per second over the last seconds."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, int]] = deque()
-
-    def update(self, iteration: int, now: float) -> float | None:
-        self._marks.append((now, iteration))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_MEMORY_SECONDS:
-            self._marks.popleft()
-        then, earlier = self._marks[0]
-        return (iteration - earlier) / (now - then) if now > then else None
+        self._line_time, self._is_printed = now, True
+        fields = (f"{name} {value}" for name, value in self._fields.items())
+        count = f"{self._description} {self._iteration}/{self._last}"
+        self._emit_line(" ".join([count, *self._timing, *fields]))
 
 
 class _Bar(rich.progress.Progress):
@@ -357,22 +311,18 @@ class _Bar(rich.progress.Progress):
     def __init__(
         self, console: rich.console.Console, description: str, first: int, last: int
     ) -> None:
-        self._fields_text = Text()
-        self._first = first
-        self._last = last
+        self._fields_text, self._first, self._last = Text(), first, last
         column = rich.progress.TextColumn
         super().__init__(
             column("{task.description}", markup=False),
             rich.progress.BarColumn(bar_width=None),
             column("{task.fields[count]}", markup=False),
-            column("{task.fields[rate]}", markup=False),
-            column("{task.fields[remaining]}", markup=False),
+            column("{task.fields[timing]}", markup=False),
             console=console,
             expand=True,
         )
-        self._task = self.add_task(
-            description, total=max(1, last - first + 1), count="", rate="", remaining=""
-        )
+        total = max(1, last - first + 1)
+        self._task = self.add_task(description, total=total, count="", timing="")
 
     def get_renderables(self) -> Iterator[Any]:
         """The bar, then the fields."""
@@ -380,18 +330,14 @@ class _Bar(rich.progress.Progress):
         if self._fields_text.plain:
             yield self._fields_text
 
-    def show(self, state: _State) -> None:
+    def show(self, iteration: int, timing: Iterable[str], fields: Mapping[str, str]) -> None:
         """Take over new values; the next redraw shows them."""
-        count = f"{state.iteration}/{self._last}"
-        rate = remaining = ""
-        if state.rate is not None:
-            rate = _rate_text(state.rate)
-            remaining = f"eta {_remaining_text(state.iteration, self._last, state.rate)}"
-        words = "  ".join(f"{name} {value}" for name, value in state.fields.items())
-        words = printable(words)
+        words = printable("  ".join(f"{name} {value}" for name, value in fields.items()))
         self._fields_text = Text(words, no_wrap=True, overflow="ellipsis", style="dim")
-        completed = state.iteration - self._first + 1
-        self.update(self._task, completed=completed, count=count, rate=rate, remaining=remaining)
+        self.update(
+            self._task, completed=iteration - self._first + 1, count=f"{iteration}/{self._last}",
+            timing=" ".join(timing),
+        )  # fmt: skip
 
 
 class _Watch(rich.progress.Progress):
@@ -429,11 +375,6 @@ def _clock_text(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _table_lines(title: str, rows: list[tuple[str, str]]) -> list[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    return [title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
 
 
 def _open_log(path: Path) -> IO[str]:

@@ -53,11 +53,7 @@ class CudaFacts:
     """What decides whether CUDA can be used.
 
     Attributes:
-        driver: Whether NVIDIA's driver library can be loaded.
         torch_cuda: CUDA version that torch was built for; None for the CPU-only build.
-        architectures: What torch has kernels for, as ``sm_90`` or ``compute_90``.
-        gpus: Devices that torch can open.
-        warp_gpus: Number of devices that Warp can open.
     """
 
     driver: bool
@@ -97,12 +93,8 @@ def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) ->
     """The device to compute on.
 
     Args:
-        kind: ``cuda``, ``cpu``, or ``auto`` for a GPU where one can be used.
         gpu: Number of the CUDA device; the first usable one if None.
         facts: What is there; asked from the system if None.
-
-    Raises:
-        UserError: ``cuda`` was asked for and cannot be had, or there are GPUs but not this one.
     """
     if kind == "cpu":
         idle = "" if gpu is None else f" (--gpu {gpu} has no effect beside it)"
@@ -234,10 +226,7 @@ def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
 
 
 def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
-    """Whether kernels built for ``sm_86`` or ``compute_90`` run on a GPU.
-
-    Machine code runs within its major version; PTX on everything newer than it.
-    """
+    """Whether kernels built for ``sm_86`` or ``compute_90`` run on a GPU."""
     kind, _, digits = architecture.partition("_")
     digits = digits.rstrip("af")
     if not digits.isdigit():

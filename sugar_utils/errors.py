@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a user can cause or fix, reported in one line instead of a traceback."""
+"""Errors that a user can fix, reported in one line instead of a traceback, and that line."""
+
+from __future__ import annotations
+
+import re
 
 
 class UserError(Exception):
     """Something the user can put right; the message says what, where and how.
+
+    Raised by whatever reads or checks input, so docstrings do not repeat it function by function.
 
     Entry points print the message after ``label`` and leave with ``exit_code``. ``silent`` says
     whether another process of the run has printed it; None means that all know it, so that the
@@ -19,3 +25,17 @@ class TrainingError(UserError):
     """Training met numbers it must not train on; the last good checkpoint is kept."""
 
     exit_code = 3
+
+
+# C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
+# halves of characters that stand for bytes of a file name which are no UTF-8.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""The text in one line that moves no cursor: a line end becomes ``\n``, escape ``\x1b``.
+
+    A file may be called anything. Printed as it is, its name could colour the terminal, retitle
+    it, or add a line that looks like the program's own. Letters of all scripts stay as they are.
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

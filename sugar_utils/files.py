@@ -9,20 +9,24 @@ name tells which process it belonged to.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import getpass
 import hashlib
 import json
 import os
 import re
+import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import BaseFileLock, FileLock, Timeout
 
 from sugar_utils.errors import UserError
 
@@ -57,12 +61,6 @@ def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = Fal
 
     Args:
         missing_ok: Whether there may be nothing at all; the caller then finds out.
-
-    Returns:
-        The path.
-
-    Raises:
-        UserError: It is missing, cannot be looked at, or is a folder, pipe, socket or device.
     """
     path = Path(path)
     try:
@@ -134,14 +132,6 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     file takes its final name; when it raises, the temporary is removed and an older file of the
     final name stays as it was. Parent folders are created, and what killed processes left of the
     same file is removed.
-
-    Yields:
-        A path in the same folder that does not exist yet.
-
-    Raises:
-        UserError: The file cannot be written (no space, no permission, read-only folder), or a
-            folder, pipe or device is in its place. An ``OSError`` of the body that names some
-            other file passes unchanged.
     """
     path = require_regular_file(path, missing_ok=True)
     _make_directory(path.parent)
@@ -189,11 +179,19 @@ def json_values(value: Any) -> Any:
     return json.loads(json.dumps(value, default=_json_value))
 
 
+def flat_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Name and value of all settings; names of nested ones are dotted."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat_items(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
     """Write ``value`` as indented JSON, complete or not at all; paths become strings.
 
     Raises:
-        UserError: The file cannot be written.
         TypeError: ``value`` holds something that JSON cannot express.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, default=_json_value)
@@ -201,11 +199,7 @@ def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        UserError: The file is missing, unreadable or not JSON; a syntax error is located.
-    """
+    """Read a JSON file."""
     path = require_regular_file(path, missing_ok=True)
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig"))
@@ -227,14 +221,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
-    """Create a folder if need be and prove that files can be written in it.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UserError: It cannot be created or written to.
-    """
+    """Create a folder if need be and prove that files can be written in it."""
     directory = Path(directory)
     _make_directory(directory)
     try:
@@ -253,9 +240,6 @@ def fingerprint(path: Path) -> str:
 
     Of files above ``FINGERPRINT_BLOCKS`` MiB, that many evenly spread MiB are read, so that a
     checkpoint of gigabytes costs no more than a second.
-
-    Raises:
-        UserError: It is missing or no plain file.
     """
     size = require_regular_file(path).stat().st_size
     digest = hashlib.sha256(str(size).encode())
@@ -269,11 +253,7 @@ def fingerprint(path: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Digest of the content of a file; not read again while its size and times stay the same.
-
-    Raises:
-        UserError: The file cannot be read.
-    """
+    """Digest of the content of a file; not read again while its size and times stay the same."""
     try:
         stat = path.stat()
         # The last of them changes with every write, whatever a copy made of the others.
@@ -301,12 +281,6 @@ def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = F
 
     A temporary that carries this process's own number is stale too: in a container every run may
     get the same number. Call it at the start of a run, before the first write.
-
-    Args:
-        nested: Whether to look into the folders below it, too.
-
-    Returns:
-        The files removed, sorted.
     """
     pattern = "**/*.tmp-*" if nested else "*.tmp-*"
     return [path for path in sorted(Path(directory).glob(pattern)) if _removed_as_stale(path)]
@@ -343,9 +317,6 @@ def temporary_cache(name: str) -> Path:
     All users share the temporary place, and the name can be guessed. Where somebody else made it
     first, or a link of that name leads elsewhere, a new folder with a random name serves this
     process.
-
-    Raises:
-        UserError: No folder can be made there.
     """
     try:
         user = re.sub(r"[^\w.-]", "_", getpass.getuser())
@@ -382,3 +353,53 @@ def _no_room(error: OSError) -> UserError:
         f"cannot write in the temporary folder ({error.strerror or error}); free some space, or "
         "name another one in the variable TMPDIR"
     )
+
+
+LOCK_NAME = ".lock"
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None]:
+    """A context in which no other process that asks for the same lock works in a folder.
+
+    Beside the lock lies a note of who holds it, which only messages are made of. A system or folder
+    that has no locks at all is used without.
+    """
+    lock, note = FileLock(folder / name), folder / f"{name}.json"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(f"{folder}: {_holder(note)} is at work in it; {advice}") from None
+    except OSError:
+        # Two runs that are not kept apart are better than none.
+        yield
+        return
+    try:
+        since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        me = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+        with contextlib.suppress(UserError):
+            write_json_atomic(note, me)
+        yield
+    finally:
+        _let_go(lock, note)
+
+
+def _let_go(lock: BaseFileLock, note: Path) -> None:
+    """Release a lock and remove its files; what cannot be removed does no harm."""
+    path = Path(lock.lock_file)
+    steps = [note.unlink, path.unlink, lock.release]
+    if os.name == "nt":
+        steps = [note.unlink, lock.release, path.unlink]
+    for step in steps:
+        with contextlib.suppress(OSError):
+            step()
+
+
+def _holder(note: Path) -> str:
+    with contextlib.suppress(UserError):
+        found = read_json(note)
+        if isinstance(found, dict) and {"process", "host", "since"} <= found.keys():
+            return f"process {found['process']} on {found['host']} since {found['since']}"
+    return "another process"

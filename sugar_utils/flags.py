@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
-from sugar_utils.errors import UserError
-from sugar_utils.text import printable
+from sugar_utils.errors import UserError, printable
 from sugar_utils.torchrun import is_follower
 
 TASKS = ("input", "result", "time and memory", "run")

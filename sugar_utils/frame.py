@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import IO, Any
 
-from sugar_utils.errors import UserError
-from sugar_utils.text import printable
+from sugar_utils.errors import UserError, printable
 from sugar_utils.torchrun import is_follower
 
 EXIT_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
@@ -93,49 +92,53 @@ def complain(line: str) -> None:
         discard(sys.stderr)
 
 
-class _Interrupts:
-    """Notes Ctrl-C and requests to terminate while it is in force; all raise ``KeyboardInterrupt``.
+@contextlib.contextmanager
+def signal_handler(
+    handle: Callable[[int, FrameType | None], None], replaces: Callable[[object], bool]
+) -> Iterator[None]:
+    """Handle the signals that ask a program to stop; the handlers before are back afterwards.
 
-    So what is half-written is removed on the way out. Native modules that are loading turn it into
-    an error of their own, as do libraries that catch everything. What arrives after a signal is
-    then a consequence of it, whatever it is called.
+    Outside the main thread Python delivers no signals; the context then changes nothing.
 
-    Attributes:
-        seen: Name of the last signal; None before.
+    Args:
+        replaces: Whether a handler that is in force may be replaced.
     """
-
-    def __init__(self) -> None:
-        self.seen: str | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for name in EXIT_OF_SIGNAL:
-                number = getattr(signal, name, None)
-                usual = (signal.default_int_handler, signal.SIG_DFL)
-                if number is not None and signal.getsignal(number) in usual:
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.seen = signal.Signals(number).name
-        raise KeyboardInterrupt
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in EXIT_OF_SIGNAL:
+            number = getattr(signal, name, None)
+            if number is not None and replaces(signal.getsignal(number)):
+                before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None stands for a handler that was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _guarded(main: Callable[[], int | None]) -> int:
-    with _Interrupts() as interrupts:
+    """Run it; a stop signal raises ``KeyboardInterrupt``, so what is half-written is removed.
+
+    Native modules that are loading turn it into an error of their own, as do libraries that catch
+    everything. What arrives after a signal is then a consequence of it, whatever it is called.
+    """
+    seen: list[str] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(signal.Signals(number).name)
+        raise KeyboardInterrupt
+
+    usual = (signal.default_int_handler, signal.SIG_DFL)
+    with signal_handler(note, lambda handler: handler in usual):
         try:
             code = main() or 0
             _leave_ranks()
             return code
         except KeyboardInterrupt:
-            return _interrupted(interrupts.seen or "SIGINT")
+            return _interrupted(seen[-1] if seen else "SIGINT")
         except Exception as error:
-            return _interrupted(interrupts.seen) if interrupts.seen else _told(error)
+            return _interrupted(seen[-1]) if seen else _told(error)
 
 
 def _told(error: Exception) -> int:
@@ -215,11 +218,7 @@ def _unwritable(error: OSError) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Give closed standard streams a place where nothing is read and everything is dropped.
-
-    Without it the next file that is opened, such as a log, gets the stream's number, and whatever
-    native code prints goes into that file.
-    """
+    """Give closed standard streams a place where nothing is read and everything is dropped."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -234,10 +233,6 @@ def _print_any_character() -> None:
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Print warnings of libraries as messages: once each, without the source code they came from.
-
-    They go to the standard output, because the standard error is for what ends a run.
-    """
     said = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,176 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
-from sugar_utils.charts import Chart, drawn, number_text
-from sugar_utils.files import write_text_atomic
+from sugar_utils.errors import printable
+from sugar_utils.files import flat_items, write_text_atomic
 from sugar_utils.memory import format_bytes
-from sugar_utils.text import printable
+
+MAX_POINTS = 400
+"""Points drawn of a series."""
+
+N_COLORS = 8
+_WIDTH, _HEIGHT = 520, 290
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 12, 46
+_MARKED = 12
+_FEW_DECADES = 2.4
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart."""
+
+    name: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart."""
+
+    title: str
+    series: Sequence[Series]
+    x_label: str = "iteration"
+    y_label: str = ""
+    log_y: bool = False
+
+    def drawable(self) -> list[Series]:
+        """Series with at least one point to draw."""
+        return [s for s in self.series if any(_is_drawable(p, self.log_y) for p in s.points)]
+
+
+def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+    """At most ``limit`` points of a line, the lowest and the highest of each stretch.
+
+    Peaks survive, which every n-th point would lose. First and last point stay.
+    """
+    if len(points) <= limit:
+        return list(points)
+    inner, n_stretches = points[1:-1], (limit - 2) // 2
+    kept = [points[0]]
+    for k in range(n_stretches):
+        first = k * len(inner) // n_stretches
+        rows = range(first, (k + 1) * len(inner) // n_stretches)
+        low = min(rows, key=lambda row: inner[row][1])
+        high = max(rows, key=lambda row: inner[row][1])
+        kept += [inner[row] for row in sorted({low, high})]
+    return [*kept, points[-1]]
+
+
+def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
+    """About ``n`` round numbers (steps of 1, 2 or 5 times a power of ten) in [low, high]."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / n
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten in [low, high], with 2 and 5 between them where there are few.
+
+    Where fewer than two lie inside, round numbers as on a linear axis.
+    """
+    decades = math.log10(high / low)
+    steps = (1,) if decades > _FEW_DECADES else (1, 2, 5)
+    every = max(1, math.ceil(decades / 6)) if len(steps) == 1 else 1
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [f * 10.0**p for p in powers if p % every == 0 for f in steps]
+    inside = [t for t in ticks if low * 0.999 <= t <= high * 1.001]
+    return inside if len(inside) >= 3 else nice_ticks(low, high)
+
+
+def number_text(value: float) -> str:
+    """A number for people: ``12,000``, ``0.25``, ``3e-07``."""
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        text = f"{value:,.6f}".rstrip("0").rstrip(".")
+        return text if len(text) <= 9 else f"{value:,.4g}"
+    return f"{value:.3g}"
+
+
+def tick_text(value: float) -> str:
+    """The same, short enough for an axis: ``15k``, ``2M``."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.6g}M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:.6g}k"
+    return number_text(value)
+
+
+def drawn(chart: Chart) -> dict[str, Any]:
+    """What of a chart with something to draw lies where on a canvas, in its units."""
+    series = chart.drawable()
+    frame = _Frame.around(series, chart.log_y)
+    y_ticks = log_ticks(*frame.y) if chart.log_y else nice_ticks(*frame.y)
+    return {
+        "title": chart.title, "x_label": chart.x_label, "y_label": chart.y_label,
+        "width": _WIDTH, "height": _HEIGHT,
+        "left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM,
+        "y_ticks": [(frame.at(frame.x[0], y)[1], tick_text(y)) for y in y_ticks],
+        "x_ticks": [(frame.at(x, frame.y[0])[0], tick_text(x)) for x in nice_ticks(*frame.x)],
+        "lines": [_line(line, frame, number) for number, line in enumerate(series)],
+    }  # fmt: skip
+
+
+def _is_drawable(point: Point, log_y: bool) -> bool:
+    x, y = point
+    return math.isfinite(x) and math.isfinite(y) and (y > 0 or not log_y)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Ranges of the axes, and where their values lie on the canvas."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    log_y: bool
+
+    @staticmethod
+    def around(series: Sequence[Series], log_y: bool) -> _Frame:
+        points = [p for s in series for p in s.points if _is_drawable(p, log_y)]
+        (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*points, strict=True))
+        if x0 == x1:
+            x0, x1 = x0 - 1, x1 + 1
+        if log_y:
+            room = max(1.03, (y1 / y0) ** 0.04)
+            return _Frame((x0, x1), (max(y0 / room, 1e-300), y1 * room), True)
+        room = 0.05 * (y1 - y0) or 0.05 * abs(y1) or 1.0
+        # Counts and errors stay above zero: a margin must not invent negative ones.
+        low = max(0.0, y0 - room) if y0 >= 0 else y0 - room
+        return _Frame((x0, x1), (low, y1 + room), False)
+
+    def at(self, x: float, y: float) -> Point:
+        """Canvas position of a value."""
+        (x0, x1), (y0, y1) = self.x, self.y
+        across = (x - x0) / (x1 - x0)
+        up = math.log(y / y0) / math.log(y1 / y0) if self.log_y else (y - y0) / (y1 - y0)
+        return (
+            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
+            _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),
+        )
+
+
+def _line(series: Series, frame: _Frame, number: int) -> dict[str, Any]:
+    """Name, number of the colour, paths between gaps, and dots where the points are few."""
+    runs: list[list[Point]] = [[]]
+    for point in series.points:
+        if _is_drawable(point, frame.log_y):
+            runs[-1].append(point)
+        elif runs[-1]:
+            runs.append([])
+    total = sum(map(len, runs))
+    paths, dots = [], []
+    for run in filter(None, runs):
+        limit = max(4, MAX_POINTS * len(run) // total)
+        places = [frame.at(x, y) for x, y in thinned(run, limit)]
+        paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
+        if total <= _MARKED or len(run) == 1:
+            dots += places
+    return {"name": series.name, "color": number % N_COLORS, "paths": paths, "dots": dots}
+
 
 PICTURE_WIDTH = 640
 WIDE_PICTURE_WIDTH = 1600
@@ -40,7 +207,6 @@ class Picture:
 
     Attributes:
         image: (H, W, 3) uint8, or an image file.
-        alt: What it shows, for who cannot see it; the caption if empty.
     """
 
     image: np.ndarray | Path
@@ -75,7 +241,6 @@ class Page:
         """Names and values below each other.
 
         Args:
-            rows: Values are shown by :func:`value_text`.
             folded: Text to click on to see the table, for long ones; None shows it at once.
         """
         if rows := list(rows):
@@ -88,7 +253,6 @@ class Page:
         """A table.
 
         Args:
-            rows: As many cells each; paths become links.
             text_columns: Columns from the left whose cells are words; the others are numbers,
                 except for paths.
         """
@@ -104,12 +268,7 @@ class Page:
             self._add("charts", charts=figures)
 
     def pictures(self, pictures: Iterable[Picture], width: int = PICTURE_WIDTH) -> None:
-        """Pictures side by side, four in a row where there is room.
-
-        Args:
-            pictures: Pictures that cannot be read are named in their caption.
-            width: Larger ones are made smaller, pixels.
-        """
+        """Pictures side by side, four in a row where there is room."""
         if figures := [_figure(picture, width) for picture in pictures]:
             self._add("pictures", figures=figures)
 
@@ -122,12 +281,7 @@ class Page:
         self._add("model", glb=_base64(glb))
 
     def files(self, paths: Iterable[Path], root: Path, folded: str | None = None) -> None:
-        """Files with their sizes, as links relative to the folder of this page.
-
-        Args:
-            paths: Files and folders; a folder counts with all that is in it. Those that do not
-                exist are left out.
-        """
+        """Files with their sizes, as links relative to the folder of this page."""
         rows = [(Link.to(path, root), format_bytes(size)) for path, size in sizes_of(paths)]
         self.table(("file", "size"), rows, folded=folded)
 
@@ -224,15 +378,9 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def flattened(settings: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+def flattened(settings: Mapping[str, object]) -> list[tuple[str, object]]:
     """Nested settings as rows with dotted names; numbers as one would type them."""
-    rows: list[tuple[str, object]] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            rows += flattened(value, f"{prefix}{name}.")
-        else:
-            rows.append((f"{prefix}{name}", value if isinstance(value, bool) else _typed(value)))
-    return rows
+    return [(name, v if isinstance(v, bool) else _typed(v)) for name, v in flat_items(settings)]
 
 
 def sizes_of(paths: Iterable[Path]) -> list[tuple[Path, int]]:

@@ -30,12 +30,6 @@ def load_package(
 
     Args:
         instead: What to do without it, as an infinitive; None where there is no other way.
-
-    Returns:
-        The modules.
-
-    Raises:
-        UserError: It is not installed.
     """
     try:
         return tuple(importlib.import_module(module) for module in modules)
@@ -86,19 +80,12 @@ held."""
 
 
 def run_alone(
-    module: str,
-    arguments: Sequence[str],
-    waiting: Callable[[int], None] = lambda n_bytes: None,
+    module: str, arguments: Sequence[str], waiting: Callable[[int], None] = lambda n_bytes: None
 ) -> None:
     """Run ``python -m module`` to its end. Whatever ends the wait, or this process, ends it.
 
-    Args:
-        arguments: Its arguments; it runs in another folder, so paths are absolute.
-        waiting: Called now and then with the bytes that the process has in memory.
-
     Raises:
         MemoryError: It lacked memory, or the system ended it, which happens for that reason.
-        UserError: It failed otherwise; with the last line that it printed.
     """
     command = [sys.executable, "-m", module, *arguments]
     with tempfile.TemporaryFile() as said:

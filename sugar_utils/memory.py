@@ -30,12 +30,7 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Memory of one device at one moment.
-
-    Attributes:
-        peak: Most bytes in use since the start or the last ``reset_peak``.
-        kind: ``"RSS"`` or ``"CUDA"``.
-    """
+    """Memory of one device at one moment."""
 
     current: int
     peak: int
@@ -135,10 +130,7 @@ def _resident_bytes() -> tuple[int, int]:
 
 
 def _resettable_peak() -> int | None:
-    """The peak that ``reset_peak`` starts anew, in bytes; None where there is none.
-
-    That of getrusage counts the process from before its program was loaded, too.
-    """
+    """The peak that ``reset_peak`` starts anew, in bytes; None where there is none."""
     try:
         lines = _PROC_STATUS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -156,10 +148,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _cgroup_room(root: Path) -> list[int]:
-    """Bytes left under the memory limits of control groups (version 2, then 1) seen at ``root``.
-
-    File pages that the kernel can drop at once count as room.
-    """
+    """Bytes left under the memory limits of control groups (version 2, then 1) seen at ``root``."""
     rooms = []
     for folder, limit_name, usage_name, cache_name in (
         (root, "memory.max", "memory.current", "inactive_file"),

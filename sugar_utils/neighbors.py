@@ -86,10 +86,7 @@ class _Tree:
         return self.boxes.shape[0] // 2
 
     def leaves_near(self, queries: Tensor) -> Tensor:
-        """Nodes of leaves to begin with: what is found there rules out most of the others.
-
-        Any would give the same answer. (Q, 3) -> (Q,) int32
-        """
+        """Nodes of leaves to begin with: what is found there rules out most of the others."""
         low = self.low.to(queries)
         inside = torch.minimum(torch.maximum(queries, low), low + self.side.to(queries))
         places = torch.searchsorted(self.codes, _morton_codes(inside, self.low, self.side))
@@ -109,9 +106,6 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = 
 
     Returns:
         Indices and squared distances, (N, min(k, N)) each; without gradients.
-
-    Raises:
-        UserError: If a coordinate is NaN or infinite.
     """
     points = _checked(points)
     n_columns = min(k, points.shape[0])
@@ -129,14 +123,10 @@ def nearest_neighbors_of(
     Args:
         queries: (Q, 3) float32 world units.
         points: (N, 3) float32 world units, on the same device.
-        k: Neighbours per query; clipped to N as in :func:`nearest_neighbors`.
         query_batch: Queries per kernel launch; if None as in :func:`nearest_neighbors`.
 
     Returns:
         Indices into ``points`` and squared distances, (Q, min(k, N)) each; without gradients.
-
-    Raises:
-        UserError: If a coordinate is NaN or infinite.
     """
     queries, points = _checked(queries), _checked(points)
     n_columns = min(k, points.shape[0])
@@ -153,7 +143,6 @@ def mean_sq_distance_to_nearest(points: Tensor, n_neighbors: int = 3) -> Tensor:
 
     Args:
         points: (N, 3) float32 world units.
-        n_neighbors: Number of other points to average over; fewer where N is smaller.
 
     Returns:
         (N,) float32, world units squared; 0 for a point that is alone.
@@ -214,11 +203,7 @@ def _morton_codes(points: Tensor, low: Tensor, extent: Tensor) -> Tensor:
 
 
 def _tree_order(points: Tensor) -> Tensor:
-    """Order along a Morton curve that is refined wherever many points share one cell. (N,) int64
-
-    A few far outliers stretch the cube until a whole scene falls into one cell; such cells get a
-    curve of their own, in their own bounding cube, until only exact duplicates share a cell.
-    """
+    """Order along a Morton curve that is refined wherever many points share one cell. (N,) int64"""
     codes, order = _morton_codes(points, *_bounding_cube(points)).sort(stable=True)
     where = torch.arange(points.shape[0], device=points.device)
     group = _group_ids(codes)
@@ -280,10 +265,6 @@ def _search(
     tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None,
     leaves: Tensor | None = None,
 ) -> Neighbors:  # fmt: skip
-    """Run the queries (in tree order) and store each result in its row.
-
-    They are the points themselves where no leaves to begin with are given.
-    """
     skip_self = leaves is None
     if leaves is None:
         leaves = rows.new_empty(0)
@@ -308,14 +289,9 @@ def _search(
 
 @wp.kernel
 def _leaf_boxes(
-    first: int,
-    first_leaf: int,
-    n_points: int,
-    points: wp.array2d(dtype=float),
-    rows: wp.array(dtype=int),
-    boxes: wp.array2d(dtype=float),
-    lowest: wp.array(dtype=int),
-):
+    first: int, first_leaf: int, n_points: int, points: wp.array2d(dtype=float),
+    rows: wp.array(dtype=int), boxes: wp.array2d(dtype=float), lowest: wp.array(dtype=int),
+):  # fmt: skip
     leaf = first + wp.tid()
     low = wp.vec3(wp.inf, wp.inf, wp.inf)
     high = -low
@@ -372,11 +348,7 @@ def _before(distance: float, row: int, other_distance: float, other_row: int) ->
 
 @functools.cache
 def _query_kernel(capacity: int) -> Any:
-    """Make the kernel that searches for up to ``capacity`` neighbours, kept in local memory.
-
-    It is one long body on purpose: Warp passes vectors by value, so a candidate list that goes
-    through a function is copied at every call.
-    """
+    """Make the kernel that searches for up to ``capacity`` neighbours, kept in local memory."""
     Distances = wp.types.vector(length=capacity, dtype=wp.float32)
     Rows = wp.types.vector(length=capacity, dtype=wp.int32)
     Nodes = wp.types.vector(length=_MAX_DEPTH, dtype=wp.int32)
@@ -384,20 +356,11 @@ def _query_kernel(capacity: int) -> Any:
 
     @wp.kernel(module="unique", module_options=_EXACT)
     def query(
-        first: int,
-        offset: int,
-        queries: wp.array2d(dtype=float),
-        query_rows: wp.array(dtype=int),
-        points: wp.array2d(dtype=float),
-        rows: wp.array(dtype=int),
-        boxes: wp.array2d(dtype=float),
-        lowest: wp.array(dtype=int),
-        first_leaf: int,
-        leaves: wp.array(dtype=int),
-        skip_self: int,
-        indices: wp.array2d(dtype=int),
-        sq_distances: wp.array2d(dtype=float),
-    ):
+        first: int, offset: int, queries: wp.array2d(dtype=float), query_rows: wp.array(dtype=int),
+        points: wp.array2d(dtype=float), rows: wp.array(dtype=int), boxes: wp.array2d(dtype=float),
+        lowest: wp.array(dtype=int), first_leaf: int, leaves: wp.array(dtype=int), skip_self: int,
+        indices: wp.array2d(dtype=int), sq_distances: wp.array2d(dtype=float),
+    ):  # fmt: skip
         item = offset + first + wp.tid()
         q = wp.vec3(queries[item, 0], queries[item, 1], queries[item, 2])
         out_row = query_rows[item]

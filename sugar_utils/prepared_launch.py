@@ -36,11 +36,7 @@ Argument = Tensor | TypedTensor
 
 
 def describe(given: Argument) -> Any:
-    """What Warp wants to know of a tensor: an address, sizes and strides; it keeps nothing alive.
-
-    Raises:
-        UserError: It has more rows than 32 bits can number.
-    """
+    """What Warp wants to know of a tensor: address, sizes and strides; keeps nothing alive."""
     tensor, dtype = given if type(given) is TypedTensor else (given, None)
     if max(tensor.shape, default=0) > MAX_ROWS:
         shape = " x ".join(f"{side:,}" for side in tensor.shape)
@@ -117,9 +113,6 @@ class PreparedLaunch:
     """The launch of one kernel in one way, to be repeated.
 
     Not for several threads at once but for :meth:`run`, while no arguments are taken.
-
-    Args:
-        how: Further arguments of ``wp.launch``: device or stream, and the size of blocks.
     """
 
     def __init__(self, kernel: Any, dim: Any, arguments: Sequence[Any], **how: Any) -> None:

@@ -59,14 +59,7 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, launch: Launch, *, cuda: bool) -> ProcessGroup:
-        """Join the other processes.
-
-        Args:
-            cuda: Whether tensors may lie on a GPU.
-
-        Raises:
-            UserError: They cannot be reached.
-        """
+        """Join the other processes."""
         if launch.size == 1:
             return cls()
         if not dist.is_available():

@@ -76,15 +76,7 @@ class ResultNote(msgspec.Struct):
 
 
 def conform(value: Any, schema: type[T], place: object, advice: str = WRITE_AGAIN) -> T:
-    """Convert what a file holds to a schema.
-
-    Args:
-        value: Containers and primitives, as a parser gives them.
-        advice: What to do about a file that is not so.
-
-    Raises:
-        UserError: It is not of that type; the message tells where and why.
-    """
+    """Convert what a file holds to a schema."""
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError as error:
@@ -94,11 +86,7 @@ def conform(value: Any, schema: type[T], place: object, advice: str = WRITE_AGAI
 
 
 def read_checked(path: Path, schema: type) -> Any:
-    """Read a JSON file that must be of a schema, and return it as it is.
-
-    Raises:
-        UserError: It cannot be read, or is not so.
-    """
+    """Read a JSON file that must be of a schema, and return it as it is."""
     value = read_json(path)
     conform(value, schema, path)
     if is_deeper(value, MAX_DEPTH):

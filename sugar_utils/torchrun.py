@@ -14,14 +14,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun tells each process that it starts.
-
-    Attributes:
-        rank: Number of this process.
-        size: How many there are.
-        local_rank: Number of this process among those of its machine.
-        local_size: How many there are on this machine.
-    """
+    """What torchrun tells each process that it starts."""
 
     rank: int = 0
     size: int = 1
@@ -30,11 +23,7 @@ class Launch:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Launch:
-        """From the environment; one process where torchrun was not used.
-
-        Raises:
-            UserError: A variable is not a number.
-        """
+        """From the environment; one process where torchrun was not used."""
         if any(name not in environment for name in _VARIABLES):
             return cls()
         try:

@@ -51,7 +51,6 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def _start_warp() -> None:
-    """Start Warp's library, with a folder for compiled kernels that can be used."""
     # It warns of a missing CUDA driver whatever the log level.
     quiet = contextlib.nullcontext if torch.cuda.is_available() else _silent_stderr
     try:
@@ -151,9 +150,6 @@ def launch(
     """Run ``kernel(first, *inputs)`` for ``n_items`` items; zero items are a no-op.
 
     Args:
-        kernel: Warp kernel whose first argument is the index of its first item.
-        inputs: Remaining kernel arguments; tensors go through :func:`as_array`.
-        min_items: Least number of items worth a range of its own on the CPU.
         block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
     if n_items == 0:
@@ -183,9 +179,6 @@ def launch_blocks(
     kernel that a GPU runs.
 
     Args:
-        kernel: Warp kernel with ``block, thread = wp.tid()``.
-        inputs: Kernel arguments; tensors go through :func:`as_array`.
-        block_dim: Threads per block; the kernel's module must be made for it.
         together: So many blocks are one on a GPU; for blocks that are warps and share nothing.
     """
     if n_blocks == 0:

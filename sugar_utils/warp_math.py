@@ -283,9 +283,6 @@ def sum_columns(values: Columns, lane: int) -> float:
 
     In every step a lane keeps one half of its columns, gives the other half to its partner, and
     adds what it is given; a tree for each column would take 80 exchanges.
-
-    Returns:
-        The sum of column ``lane / 2``.
     """
     v = _fold_2(_fold_4(_fold_8(_fold_16(values, lane), lane), lane), lane)
     return v[0] + swap_floats(v[0], lane, 1)

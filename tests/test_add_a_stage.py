@@ -21,12 +21,11 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.loop import LoopConfig
-from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
-from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import COLOR, Stage, StepResult, report
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass

@@ -12,8 +12,13 @@ import torch
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MOST_POINTS, MeshOptions
-from sugar_extractors.mesh.meshing_backends import SolverConfig
-from sugar_extractors.mesh.poisson import MOST_DEPTH, PoissonConfig, automatic_depth, pixel_size
+from sugar_extractors.mesh.meshing_backends import (
+    MOST_DEPTH,
+    PoissonConfig,
+    SolverConfig,
+    automatic_depth,
+    pixel_size,
+)
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.coarse_config import MOST_SAMPLES, CoarseConfig

@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.moved_cloud import moved_cloud
-from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
 from sugar_extractors.export.compact_files import (
+    EXTENSION,
     fidelity,
     from_smallest_three,
     shares,
     smallest_three,
+    write_gltf_gaussians,
     write_splat,
     write_spz,
 )
-from sugar_extractors.export.gltf_gaussians import EXTENSION, write_gltf_gaussians
+from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
+from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.posing import attempts, convert_run, matching
+from gaussian_splatting.posing import convert_run, matching
 from gaussian_splatting.posing.convert_options import (
     ConvertOptions,
     PosingOptions,
@@ -151,9 +151,9 @@ def test_a_second_call_has_nothing_to_do(converted):
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (attempts, "extract_features"),
-        (attempts, "match_pairs"),
-        pytest.param(attempts, "map_photographs", marks=pytest.mark.slow),
+        (convert_run, "extract_features"),
+        (convert_run, "match_pairs"),
+        pytest.param(convert_run, "map_photographs", marks=pytest.mark.slow),
         pytest.param(convert_run, "write_flat_pictures", marks=pytest.mark.slow),
         pytest.param(convert_run, "write_flat_model", marks=pytest.mark.slow),
         (convert_run, "publish"),
@@ -271,7 +271,7 @@ def hide_all_but_a_corner(room: Path) -> None:
 
 def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converted, monkeypatch):
     hide_all_but_a_corner(room)
-    real, left = attempts.map_photographs, [1]
+    real, left = convert_run.map_photographs, [1]
 
     def dies(*args):
         left[0] -= 1
@@ -280,7 +280,7 @@ def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converte
         return real(*args)
 
     # Also when killed in between.
-    monkeypatch.setattr(attempts, "map_photographs", dies)
+    monkeypatch.setattr(convert_run, "map_photographs", dies)
     with pytest.raises(KeyboardInterrupt):
         convert(ConvertOptions(room, resize=True, posing=SMALL), Heard())
     monkeypatch.undo()

@@ -13,8 +13,8 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.colmap_files import write_model
-from gaussian_splatting.posing import attempts, convert_run
+from gaussian_splatting.data.colmap import write_model
+from gaussian_splatting.posing import convert_run
 from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
 from gaussian_splatting.posing.convert_run import convert
 from gaussian_splatting.posing.matching import (
@@ -188,7 +188,7 @@ def test_a_damaged_database_is_made_anew(converted, tmp_path, monkeypatch, damag
     options = ConvertOptions(root, resize=True, posing=SMALL)
     if steps != "all":
         shutil.rmtree(root / "distorted")
-        monkeypatch.setattr(attempts, steps, _interrupted)
+        monkeypatch.setattr(convert_run, steps, _interrupted)
         with pytest.raises(KeyboardInterrupt):
             convert(replace(options, overwrite=True), Console.silent())
         monkeypatch.undo()

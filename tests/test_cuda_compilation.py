@@ -10,7 +10,7 @@ import pytest
 import warp as wp
 
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
-from sugar_scene.fields.field_adjoint import sample_gradients_kernel
+from sugar_scene.fields.field_device import sample_gradients_kernel
 from sugar_utils.neighbors import _query_kernel
 from tests.support.repository import FLOORS, ROOT
 

@@ -73,21 +73,21 @@ def test_the_scene_reader_takes_it_without_a_notice(demo):
 
 
 def test_every_point_has_three_views_or_more_and_lies_on_its_surface(demo):
-    model = pycolmap.Reconstruction(str(demo.model_path))
+    model = pycolmap.Reconstruction(str(demo.root / "sparse" / "0"))
     assert model.num_reg_images() == 6
     assert min(point.track.length() for point in model.points3D.values()) >= 3
     assert model.compute_mean_reprojection_error() < 0.3
     positions = np.array([point.xyz for point in model.points3D.values()])
-    samples = vectors(PlyData.read(str(demo.gt_visible_path)), "x y z")
+    samples = vectors(PlyData.read(str(demo.root / "gt_visible.ply")), "x y z")
     distance, _ = cKDTree(samples).query(positions)
     assert distance.max() < 0.015
-    facts = json.loads(demo.gt_path.read_text())
+    facts = json.loads((demo.root / "gt.json").read_text())
     assert facts["points3D"] == len(positions)
 
 
 def test_points_have_the_colours_of_the_pixels_that_show_them(demo):
     scene = load_scene(demo.root, size_rule=SugarSize(), eval_split=False, notify=ignore)
-    model = pycolmap.Reconstruction(str(demo.model_path))
+    model = pycolmap.Reconstruction(str(demo.root / "sparse" / "0"))
     right, shifted = [], []
     for image in model.images.values():
         camera = next(c for c in scene.train_cameras if c.name == image.name)
@@ -104,7 +104,7 @@ def test_points_have_the_colours_of_the_pixels_that_show_them(demo):
 
 
 def test_the_object_is_a_closed_surface_with_outward_normals(demo):
-    ply = PlyData.read(str(demo.gt_object_path))
+    ply = PlyData.read(str(demo.root / "gt_object.ply"))
     points, normals = vectors(ply, "x y z"), vectors(ply, "nx ny nz")
     faces = np.stack(ply["face"]["vertex_indices"])
     edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
@@ -117,7 +117,7 @@ def test_the_object_is_a_closed_surface_with_outward_normals(demo):
     unit = cross / np.linalg.norm(cross, axis=1, keepdims=True)
     for corner in range(3):
         assert (unit * normals[faces[:, corner]]).sum(axis=1).min() > 0.9
-    assert np.ptp(points, axis=0).max() == pytest.approx(demo.object_size, abs=1e-6)
+    assert np.ptp(points, axis=0).max() == pytest.approx(1, abs=1e-6)
     assert 20_000 <= len(faces) <= 60_000
 
 
@@ -144,14 +144,14 @@ def test_normals_are_those_of_the_smooth_surface():
 
 
 def test_the_ground_follows_the_object_in_the_files(demo):
-    facts = json.loads(demo.gt_path.read_text())
-    mesh = PlyData.read(str(demo.gt_mesh_path))
+    facts = json.loads((demo.root / "gt.json").read_text())
+    mesh = PlyData.read(str(demo.root / "gt_mesh.ply"))
     points, faces = vectors(mesh, "x y z"), np.stack(mesh["face"]["vertex_indices"])
     n_points, n_faces = facts["object_vertices"], facts["object_faces"]
     assert (n_points, n_faces) == (N_ALONG * N_AROUND, 2 * N_ALONG * N_AROUND)
     assert faces[:n_faces].max() < n_points <= faces[n_faces:].min()
     assert (points[n_points:, 2] == 0).all()
-    visible = PlyData.read(str(demo.gt_visible_path))
+    visible = PlyData.read(str(demo.root / "gt_visible.ply"))
     samples, normals = vectors(visible, "x y z"), vectors(visible, "nx ny nz")
     n_object = facts["gt_visible_object_samples"]
     assert 1000 < n_object < len(samples) == facts["gt_visible_samples"]
@@ -221,9 +221,9 @@ def test_other_parameters_make_another_scene(copied):
     (copied / "sparse/0/points3D.ply").write_bytes(b"cache of another scene")
     other = make_demo_scene(copied, n_views=5, width=40, height=30, seed=1, notify=ignore)
     assert not other.reused
-    assert sorted(path.name for path in other.images_path.iterdir())[-1] == "view_004.png"
-    assert Image.open(other.images_path / "view_004.png").size == (40, 30)
-    assert not (other.model_path / "points3D.ply").exists()
+    assert sorted(path.name for path in (other.root / "images").iterdir())[-1] == "view_004.png"
+    assert Image.open(other.root / "images" / "view_004.png").size == (40, 30)
+    assert not (other.root / "sparse" / "0" / "points3D.ply").exists()
 
 
 @pytest.mark.parametrize("damage", ["demo.json", "images/view_001.png", "sparse/0/cameras.bin"])

@@ -25,8 +25,7 @@ from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.meshing_backends import SolverConfig
-from sugar_extractors.mesh.poisson import PoissonConfig
+from sugar_extractors.mesh.meshing_backends import PoissonConfig, SolverConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline.model_metrics import MetricsOptions, measure

@@ -13,7 +13,7 @@ import torch
 import train
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.rasterization.backends import choice as self_test
+from gaussian_splatting.rasterization import backends as self_test
 from sugar_pipeline import doctor as machine_checkup
 from sugar_pipeline.doctor import (
     BACKENDS,

@@ -20,11 +20,15 @@ from scipy.spatial import cKDTree
 
 import export
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.cameras import up_direction
 from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.upright import up_direction
-from gaussian_splatting.moved_cloud import moved_cloud
-from sugar_extractors.export.compact_files import cloud_of, fidelity, read_splat
-from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
+from sugar_extractors.export.compact_files import (
+    cloud_of,
+    fidelity,
+    read_gltf_gaussians,
+    read_splat,
+)
+from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from tests.support.random_scenes import random_gaussians
 from tests.support.refined_models import refined_state, save_model

@@ -15,10 +15,15 @@ import render
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_pipeline.filming import film_files
-from sugar_pipeline.filming.camera_paths import between, looked_at, turntable
-from sugar_pipeline.filming.film_files import write_video
-from sugar_pipeline.filming.shown_models import ShownModel, far_depth, open_model, shown
+from sugar_pipeline.filming import shown_models
+from sugar_pipeline.filming.film_run import between, looked_at, turntable
+from sugar_pipeline.filming.shown_models import (
+    ShownModel,
+    far_depth,
+    open_model,
+    shown,
+    write_video,
+)
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
@@ -201,7 +206,7 @@ def test_pictures_that_no_video_can_have_are_one_line(size, inputs, tmp_path, ca
 
 
 def test_a_codec_that_refuses_is_one_line_and_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(film_files, "_SIDES", (1, 10**6))
+    monkeypatch.setattr(shown_models, "_SIDES", (1, 10**6))
     with pytest.raises(UserError, match="codec failed .* name a folder as --output") as refused:
         write_video(tmp_path / "a.mp4", [np.zeros((4, 20_000, 3), np.uint8)], 5)
     assert "\n" not in str(refused.value)

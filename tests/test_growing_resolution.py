@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.compositing import composited
-from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.images import ImageStore, composited
 from gaussian_splatting.engine.training_views import SizedViews, at_scale, averaged
 from gaussian_splatting.vanilla.growing_resolution import (
     FIRST_GUESS,

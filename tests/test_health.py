@@ -13,8 +13,7 @@ from PIL import Image
 
 import train
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.engine.reporting.health import problem_of
-from gaussian_splatting.engine.reporting.view_findings import constant_psnr
+from gaussian_splatting.engine.reporting.view_findings import constant_psnr, problem_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.pipeline_run import mesh_health
 from sugar_scene.mesh.triangle_mesh import TriangleMesh

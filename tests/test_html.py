@@ -15,22 +15,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sugar_utils.charts import (
+from sugar_utils.html import (
     MAX_POINTS,
     Chart,
+    Link,
+    Page,
+    Picture,
     Series,
+    chart_svg,
+    duration_text,
+    flattened,
     log_ticks,
     nice_ticks,
     thinned,
     tick_text,
-)
-from sugar_utils.html import (
-    Link,
-    Page,
-    Picture,
-    chart_svg,
-    duration_text,
-    flattened,
     value_text,
     write_page,
 )

@@ -22,8 +22,8 @@ from gaussian_splatting.viewing.page_server import (
     REST_SECONDS,
     SMALLEST_SIDE,
     BrowserView,
+    RenderQueue,
     ViewerOptions,
-    Wishes,
 )
 from sugar_utils.console import Console
 from sugar_utils.process_group import ALONE
@@ -51,8 +51,8 @@ class EagerPage:
     """A page whose browser wants another picture, of another kind, after every iteration."""
 
     def __init__(self) -> None:
-        self.wishes, self.paused, self.shows = Wishes(64), False, "image"
-        self.wishes.looks(1, view())
+        self.requests, self.paused, self.shows = RenderQueue(64), False, "image"
+        self.requests.looks(1, view())
         self.pictures: list[np.ndarray] = []
         self.told: list[int] = []
         self.closed = False
@@ -61,7 +61,7 @@ class EagerPage:
         self.pictures.append(picture)
         names = list(LIVE_PICTURES)
         self.shows = names[len(self.pictures) % len(names)]
-        self.wishes.renew()
+        self.requests.renew()
 
     def tell(self, iteration: int, gaussians: int, terms: Mapping[str, float]) -> None:
         self.told.append(iteration)
@@ -194,8 +194,8 @@ class PlainPage(EagerPage):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.wishes = Wishes(64, clock)
-        self.wishes.looks(1, view())
+        self.requests = RenderQueue(64, clock)
+        self.requests.looks(1, view())
 
     def picture(self, client: int, picture: np.ndarray) -> None:
         self.pictures.append(picture)
@@ -203,7 +203,7 @@ class PlainPage(EagerPage):
 
 def test_nobody_is_shown_nothing_and_nothing_is_read(scene):
     page = EagerPage()
-    page.wishes.leaves(1)
+    page.requests.leaves(1)
     live = LiveView(page, print)
     # Neither the stage nor the terms are looked at.
     live.after_step(None, 1, None, None)
@@ -234,9 +234,9 @@ def test_a_pause_ends_by_its_button_by_a_stop_or_when_nobody_is_left(end, scene)
         if len(rounds) == 5:
             page.paused = end != "button"
             if end == "left":
-                page.wishes.leaves(1)
+                page.requests.leaves(1)
 
-    page.wishes.wait = wait
+    page.requests.wait = wait
     live = LiveView(page, print, clock=clock)
     live.after_step(stage, 7, {}, lambda: end == "stop" and len(rounds) >= 5)
     assert len(rounds) == 5
@@ -254,62 +254,62 @@ def test_several_processes_do_not_pause(scene):
 
 def test_a_moving_browser_gets_small_pictures_and_a_resting_one_a_large_one():
     clock = Clock()
-    wishes = Wishes(1000, clock)
-    assert wishes.due() is None
-    wishes.looks(3, view())
-    wishes.looks(3, view(1.0))
-    small = wishes.due()
+    requests = RenderQueue(1000, clock)
+    assert requests.due() is None
+    requests.looks(3, view())
+    requests.looks(3, view(1.0))
+    small = requests.due()
     assert small.client == 3
     assert small.view.position[0] == 1.0
     assert small.longest_side < 1000
-    wishes.made(small, 0.01)
-    assert wishes.due() is None
+    requests.made(small, 0.01)
+    assert requests.due() is None
     clock.now += 1.01 * REST_SECONDS
-    large = wishes.due()
+    large = requests.due()
     assert large.longest_side == 1000
     assert (large.camera.width, large.camera.height) == (1000, 667)
-    wishes.made(large, 0.5)
-    assert wishes.due() is None
-    wishes.renew()
-    assert wishes.due().longest_side == 1000
-    wishes.leaves(3)
-    assert wishes.due() is None
-    assert len(wishes) == 0
+    requests.made(large, 0.5)
+    assert requests.due() is None
+    requests.renew()
+    assert requests.due().longest_side == 1000
+    requests.leaves(3)
+    assert requests.due() is None
+    assert len(requests) == 0
 
 
 def test_the_size_of_moving_pictures_follows_from_the_time_that_pictures_take():
     clock = Clock()
-    wishes = Wishes(1000, clock)
+    requests = RenderQueue(1000, clock)
     sides = []
     for seconds in (1e-3, 100.0):
         for _ in range(6):
-            wishes.looks(1, view(clock.now))
-            wish = wishes.due()
-            wishes.made(wish, seconds)
-        sides.append(wish.longest_side)
+            requests.looks(1, view(clock.now))
+            request = requests.due()
+            requests.made(request, seconds)
+        sides.append(request.longest_side)
     assert sides == [1000, SMALLEST_SIDE]
 
 
 def test_a_picture_of_an_outdated_view_does_not_count_as_the_new_one():
-    wishes = Wishes(1000, Clock())
-    wishes.looks(1, view())
-    old = wishes.due()
-    wishes.looks(1, view(2.0))
-    wishes.made(old, 0.01)
-    assert wishes.due().view.position[0] == 2.0
+    requests = RenderQueue(1000, Clock())
+    requests.looks(1, view())
+    old = requests.due()
+    requests.looks(1, view(2.0))
+    requests.made(old, 0.01)
+    assert requests.due().view.position[0] == 2.0
 
 
 def test_browsers_take_turns():
     clock = Clock()
-    wishes = Wishes(1000, clock)
+    requests = RenderQueue(1000, clock)
     served = []
     for _ in range(6):
         for client in (1, 2, 3):
-            wishes.looks(client, view())
-        wish = wishes.due()
+            requests.looks(client, view())
+        request = requests.due()
         clock.now += 0.01
-        wishes.made(wish, 0.01)
-        served.append(wish.client)
+        requests.made(request, 0.01)
+        served.append(request.client)
     assert sorted(served) == [1, 1, 2, 2, 3, 3]
 
 

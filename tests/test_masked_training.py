@@ -15,10 +15,10 @@ import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.visual_hull import VisualHull, distance_outside
-from gaussian_splatting.engine.masking import color_terms_of, halved_mask, on_background
+from gaussian_splatting.data.masks import VisualHull, distance_outside
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, StripMaps
+from gaussian_splatting.engine.training_views import color_terms_of, halved_mask, on_background
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.rasterization import Rows, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig

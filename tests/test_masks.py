@@ -11,11 +11,10 @@ from PIL import Image
 
 import train
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.compositing import composited, dilated, eroded, outlined
-from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.images import ImageStore, composited, dilated, eroded, outlined
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene
-from gaussian_splatting.engine.identity import scene_inputs
+from gaussian_splatting.engine.run_directory import scene_inputs
 from sugar_utils.errors import UserError
 from tests.support.captures import PINHOLE, make_scene, write_scene
 from tests.support.tiny_scene import run_cli

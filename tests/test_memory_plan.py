@@ -11,20 +11,24 @@ import torch
 import train
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.memory_model import (
+from gaussian_splatting.engine.memory_plan import (
+    MemoryChoice,
+    MemoryOptions,
     MemoryPlan,
     ModelLoad,
     StepLoad,
     ViewLoad,
+    cheaper,
+    choose,
     predict,
+    predicted_bytes,
 )
-from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, cheaper, choose
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_scene.fields.field_kernels import pair_bytes
 from sugar_trainers.multiview_config import MultiviewConfig, densification
-from sugar_trainers.stage_memory import multiview_loads
+from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
 
@@ -32,25 +36,29 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("setting", "highest"),
     [
-        Setting("entropy", **SMALL),
-        Setting("geometry", **SMALL, strips=3),
-        Setting(
-            "geometry",
-            **{**SMALL, "sample_chunk": 5_000},
-            full_res_normals=False,
-            optimizer=OptimizerConfig("8bit", use_bfloat16=True),
+        (Setting("entropy", **SMALL), 1.2),
+        (Setting("geometry", **SMALL, strips=3), 1.3),
+        (
+            Setting(
+                "geometry",
+                **{**SMALL, "sample_chunk": 5_000},
+                full_res_normals=False,
+                optimizer=OptimizerConfig("8bit", use_bfloat16=True),
+            ),
+            1.2,
         ),
-        Setting("geometry", **SMALL, mode="sdf", strips=2, recompute=True),
-        Setting("multiview", **{**SMALL, "samples": 8_000}, strips=2),
-        Setting("refine", **SMALL, strips=2),
+        # Samples come from the few Gaussians near the surface, which is not known beforehand.
+        (Setting("geometry", **SMALL, mode="sdf", strips=2, recompute=True), 2.0),
+        (Setting("multiview", **{**SMALL, "samples": 8_000}, strips=2), 1.2),
+        (Setting("refine", **SMALL, strips=2), 1.2),
     ],
     ids=["entropy", "strips", "narrow formats", "sdf", "multiview", "refine"],
 )
-def test_predicted_peaks_are_within_a_tenth_of_measured_ones(setting):
+def test_predicted_peaks_are_enough_and_not_much_more(setting, highest):
     weight = weigh_setting(setting)
-    assert weight.predicted == pytest.approx(weight.peak, rel=0.1)
+    assert weight.peak <= weight.predicted <= highest * weight.peak
 
 
 def test_multiview_is_forecast_for_as_many_gaussians_as_it_may_have():
@@ -60,8 +68,8 @@ def test_multiview_is_forecast_for_as_many_gaussians_as_it_may_have():
     def forecast(cloud, limit=None) -> float:
         views = [ViewLoad.of(project(cloud.activate(), camera))]
         config = MultiviewConfig(densification=densification(limit))
-        load = multiview_loads(cloud, config, views)(OptimizerConfig())["multiview"]
-        return predict(load, MemoryPlan()).total
+        load = stage_loads(cloud, config, views)(OptimizerConfig())["multiview"]
+        return predicted_bytes(load, MemoryPlan())
 
     assert forecast(few, 100) == forecast(few)
     assert forecast(few, 400) == pytest.approx(forecast(many), rel=0.05)
@@ -77,7 +85,7 @@ SHAPES = {"means": 3, "sh_dc": 3, "sh_rest": 45, "opacity_logits": 1, "log_scale
 
 def loads_of(optimizer):
     tensors = {name: torch.empty(N, width, device="meta") for name, width in SHAPES.items()}
-    view = ViewLoad(1920, 1244, N, 2_500_000, (40_000,) * 78)
+    view = ViewLoad(1920, 1244, N, 2_500_000)
     model = ModelLoad.of(tensors, optimizer)
     load = StepLoad(N, model, view, "full", 40 * N, samples=1_000_000, neighbors=16)
     return {"geometry": load}
@@ -96,15 +104,15 @@ def test_plenty_of_memory_keeps_everything_whole_and_all_photographs():
 
 
 def test_less_memory_takes_smaller_pieces_and_still_fits():
-    whole = predict(loads_of(OptimizerConfig())["geometry"], FIRST).total
+    whole = predicted_bytes(loads_of(OptimizerConfig())["geometry"], FIRST)
     choice = chosen(whole)
     assert choice.plan != FIRST
-    assert choice.phases["geometry"].total + choice.image_bytes <= whole
+    assert choice.peak + choice.image_bytes <= whole
     assert choice.image_bytes >= 2 * PHOTOGRAPH
 
 
 def test_photographs_in_other_memory_cost_nothing():
-    whole = predict(loads_of(OptimizerConfig())["geometry"], FIRST).total
+    whole = predicted_bytes(loads_of(OptimizerConfig())["geometry"], FIRST)
     choice = choose(loads_of, OptimizerConfig(), FIRST, MemoryOptions(), whole, [])
     assert choice.plan == FIRST
     assert choice.image_bytes == 0
@@ -142,19 +150,12 @@ def test_cheaper_plans_end():
     assert len(set(seen)) == len(seen) < 10
 
 
-@pytest.mark.parametrize(("mode", "bytes_per_pixel"), [("object", 4), ("ignore", 2)])
+@pytest.mark.parametrize(("mode", "bytes_per_pixel"), [("object", 4), ("ignore", 26)])
 def test_the_mask_of_a_photograph_is_counted(mode, bytes_per_pixel):
     load = loads_of(OptimizerConfig())["geometry"]
     masked = replace(load, view=replace(load.view, mask=mode))
-    one, other = (predict(which, FIRST).parts["photograph"] for which in (load, masked))
+    one, other = (predict(which, FIRST)["image"] for which in (load, masked))
     assert other - one == bytes_per_pixel * 1920 * 1244
-
-
-def test_rows_of_pairs_are_counted():
-    projection = project(tiny_cloud().activate(), tiny_cameras()[0])
-    view = ViewLoad.of(projection)
-    assert sum(view.pairs_per_tile_row) == view.pairs == int(projection.tile_counts.sum())
-    assert len(view.pairs_per_tile_row) == 3
 
 
 def test_a_store_shrinks_at_once(scene):
@@ -198,5 +199,5 @@ def test_a_gpu_is_forecast_with_its_larger_buffer_of_pairs():
     load = StepLoad(400, model, view, samples=10**6, neighbors=16)
     larger = replace(load, pair_bytes=pair_bytes(torch.device("cuda")))
     assert load.pair_bytes == pair_bytes(torch.device("cpu"))
-    found, expected = (predict(each, MemoryPlan()).total for each in (larger, load))
+    found, expected = (predicted_bytes(each, MemoryPlan()) for each in (larger, load))
     assert found - expected > 0.9 * (larger.pair_bytes - load.pair_bytes)

@@ -15,17 +15,19 @@ import torch
 
 import extract_mesh
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_options import mesh_options, mesh_parser
-from sugar_extractors.mesh.meshing_backends import PycolmapBackend, SolverConfig, choose_backend
-from sugar_extractors.mesh.poisson import (
+from sugar_extractors.mesh.meshing_backends import (
     PoissonConfig,
+    PycolmapBackend,
+    SolverConfig,
     cell_size,
+    choose_backend,
     gaps,
     outlier_mask,
     reconstruct_region,
 )
-from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples
 from sugar_extractors.mesh.tsdf import SparseField, TsdfConfig, extract_surface
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sugar_extractors.quality.mesh_pictures import (
+from sugar_extractors.quality.mesh_report import (
     BACKGROUND,
     at_most,
     pick_views,

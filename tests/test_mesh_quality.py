@@ -10,7 +10,6 @@ import pytest
 from plyfile import PlyData, PlyElement
 
 from benchmarks.mesh_quality import parser, run
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
 from sugar_extractors.quality.mesh_quality import (
     CLEARANCE,
     Surface,
@@ -19,6 +18,7 @@ from sugar_extractors.quality.mesh_quality import (
     read_reference,
     sample_surface,
 )
+from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, merge_meshes, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import mesh_of, sphere

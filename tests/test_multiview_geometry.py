@@ -16,8 +16,8 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.plane_views import confirmed_depth, plane_view
-from sugar_scene.multiview.patch_matching import UNCOUNTED
 from sugar_scene.multiview.reprojection import (
+    UNCOUNTED,
     NeighborRule,
     NeighborViews,
     ViewPair,
@@ -196,8 +196,8 @@ def test_neighbours_are_near_and_look_the_same_way():
     found = [camera.name for camera in neighbors.of("0.png")]
     assert set(found) == {"1.png", "35.png", "2.png", "34.png"}
     assert set(found[:2]) == {"1.png", "35.png"}
-    assert not neighbors.lonely
-    assert NeighborViews(ring(6), 3.3).lonely == [f"{i}.png" for i in range(6)]
+    assert not neighbors.without_neighbors
+    assert NeighborViews(ring(6), 3.3).without_neighbors == [f"{i}.png" for i in range(6)]
 
 
 def test_points_in_common_come_before_angles():

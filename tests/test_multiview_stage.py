@@ -27,8 +27,7 @@ from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import train_plan
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.multiview.patch_matching import UNCOUNTED
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene.multiview.reprojection import UNCOUNTED, NeighborViews
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
 from sugar_trainers.multiview_stage import MultiviewStage, options_of_mode, views_that_see
 from sugar_trainers.refine_config import RefineConfig

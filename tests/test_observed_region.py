@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gaussian_splatting.data.observations import Observations
+from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.observed_region import MIN_POINTS, MIN_VIEWS, observed_region
-from sugar_extractors.mesh.surface_samples import Box
 from sugar_extractors.mesh.tsdf import (
     PLANE_FILL,
     PLANE_MARGIN,

@@ -14,8 +14,7 @@ from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.moments import ADAM_BETAS, AdamStep, moment_format
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.trainable_bound import TrainableBoundCloud
+from sugar_scene.mesh_bound import TrainableBoundCloud, bind_to_mesh
 from sugar_utils.errors import UserError
 
 WIDTH = 45

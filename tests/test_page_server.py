@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gaussian_splatting.viewing.page_server import (
-    Wishes,
+    RenderQueue,
     closing,
     follow_browsers,
     open_server,
@@ -102,9 +102,9 @@ def test_a_browser_that_sends_a_wrong_view_keeps_its_last_one():
         on_client_connect=lambda call: callbacks.update(connect=call),
         on_client_disconnect=lambda call: callbacks.update(leave=call),
     )
-    wishes = Wishes()
-    follow_browsers(server, wishes)
+    requests = RenderQueue()
+    follow_browsers(server, requests)
     callbacks["connect"](SimpleNamespace(client_id=3, camera=Camera(**vars(camera()))))
     callbacks["camera"](camera(fov=0.0))
-    assert wishes.due().camera.width > 0
-    assert wishes.due().view.fov == 0.8
+    assert requests.due().camera.width > 0
+    assert requests.due().view.fov == 0.8

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.multiview.patch_matching import (
+from sugar_scene.multiview.reprojection import (
     EPSILON,
     MIN_VARIANCE,
     PATCH_RADIUS,
     UNCOUNTED,
+    ViewPair,
     patch_correlation,
+    plane_depth,
 )
-from sugar_scene.multiview.reprojection import ViewPair, plane_depth
 from sugar_trainers.losses import rays_of
 from tests.support.random_scenes import look_at
 

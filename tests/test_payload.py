@@ -13,8 +13,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_payload
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.trainable_bound import TrainableBoundCloud
+from sugar_scene.mesh_bound import TrainableBoundCloud, bind_to_mesh
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import tiny_cloud

@@ -14,10 +14,9 @@ import torch
 import trimesh
 from scipy.spatial.transform import Rotation
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, up_direction, upright_rotation
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.upright import up_direction, upright_rotation
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
     placed_gaussians,

@@ -13,14 +13,14 @@ import torch
 from gaussian_splatting.engine.reporting.evaluation import render_view
 from gaussian_splatting.engine.stage import COLOR
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
-from gaussian_splatting.rasterization import WARP, Rows, project, rasterize
-from gaussian_splatting.rasterization.backends import choice
-from gaussian_splatting.rasterization.backends.choice import choose_rasterizer, self_test
-from gaussian_splatting.rasterization.backends.other_packages import (
+from gaussian_splatting.rasterization import WARP, Rows, backends, project, rasterize
+from gaussian_splatting.rasterization.backends import (
     GsplatRasterizer,
     InriaRasterizer,
+    choose_rasterizer,
     load_gsplat,
     load_inria,
+    self_test,
 )
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at, random_gaussians
@@ -295,7 +295,7 @@ def test_a_missing_package_is_one_line(name, module, monkeypatch):
 def test_an_installed_package_is_tested_and_taken(name, module, package, kind, monkeypatch):
     installed(monkeypatch, module, package)
     tested = []
-    monkeypatch.setattr(choice, "self_test", lambda *given: tested.append(given))
+    monkeypatch.setattr(backends, "self_test", lambda *given: tested.append(given))
     rasterizer, reason = choose_rasterizer(name, CUDA)
     assert isinstance(rasterizer, kind)
     assert tested == [(rasterizer, CUDA)]
@@ -304,7 +304,7 @@ def test_an_installed_package_is_tested_and_taken(name, module, package, kind, m
 
 def test_a_package_that_fails_its_test_is_an_error(monkeypatch):
     installed(monkeypatch, "gsplat", FakeGsplat())
-    monkeypatch.setattr(choice, "self_test", lambda *_: "its pixels differ by 1")
+    monkeypatch.setattr(backends, "self_test", lambda *_: "its pixels differ by 1")
     with pytest.raises(UserError, match="self-test failed, its pixels differ") as caught:
         choose_rasterizer("gsplat", CUDA)
     assert caught.value.exit_code == 2

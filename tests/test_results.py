@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gaussian_splatting.engine.identity import Identity
+from gaussian_splatting.engine.run_directory import Identity
 from sugar_extractors.results import is_finished, publish
 from sugar_utils import files as file_writing
 from sugar_utils.errors import UserError
-from sugar_utils.locks import exclusive
+from sugar_utils.files import exclusive
 
 OLD, NEW = Identity({"size": 1}), Identity({"size": 2})
 ADVICE = "wait"
@@ -130,7 +130,7 @@ def test_a_folder_has_one_owner_who_is_named_and_leaves_no_trace(tmp_path):
 
 def test_the_lock_of_a_process_that_was_killed_holds_nobody_up(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from sugar_utils.locks import exclusive\n"
+        "import os, sys; from pathlib import Path; from sugar_utils.files import exclusive\n"
         "with exclusive(Path(sys.argv[1]), ''):\n    os._exit(9)"
     )
     root = Path(__file__).resolve().parent.parent
@@ -146,6 +146,6 @@ def test_a_folder_without_locks_is_used_all_the_same(tmp_path, monkeypatch):
     def refuse(self, **_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("sugar_utils.locks.FileLock.acquire", refuse)
+    monkeypatch.setattr("sugar_utils.files.FileLock.acquire", refuse)
     with exclusive(tmp_path, ADVICE), exclusive(tmp_path, ADVICE):
         pass

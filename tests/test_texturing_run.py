@@ -21,7 +21,7 @@ from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.texture_options import texture_options, texture_parser
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_scene.trainable_bound import FACES, STATE_NAMES
+from sugar_scene.mesh_bound import FACES, STATE_NAMES
 from sugar_utils.flags import Parser
 from sugar_utils.settings import add_flags
 from tests.support.refined_models import NAME, refined_state, save_model

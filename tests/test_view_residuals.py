@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.engine.reporting.view_residuals import contradicting_views
+from gaussian_splatting.engine.reporting.evaluation import contradicting_views
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.tiny_scene import (

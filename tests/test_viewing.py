@@ -19,13 +19,14 @@ import torch
 
 import view
 from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import read_cameras_json
+from gaussian_splatting.data.reference_layout import read_cameras_json, write_camera_list
 from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.viewing.page_server import BrowserView, closing, look_through, open_server
 from sugar_extractors.results import Capture, capture_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_pipeline.filming.film_run import between
 from sugar_pipeline.filming.shown_models import model_of, read_result
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.viewing.scene_nodes import splat_values, textured_glb
@@ -37,7 +38,6 @@ from sugar_pipeline.viewing.tool_panels import (
     hit,
     inside,
     length_text,
-    write_path,
 )
 from sugar_pipeline.viewing.view_options import view_options, view_parser
 from sugar_pipeline.viewing.view_page import ViewPage
@@ -48,10 +48,10 @@ from sugar_pipeline.viewing.view_run import (
     TEXTURED,
     VANILLA,
     cut_result,
-    exhibit_of,
     find_results,
     first_view,
-    surroundings,
+    layer_of,
+    scene_context,
 )
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh.triangle_mesh import write_mesh_ply
@@ -231,12 +231,12 @@ def test_what_is_outside_of_a_box_is_cut_off():
 
 def test_a_path_is_one_that_render_takes(tmp_path):
     file = tmp_path / "new" / "path.json"
-    write_path(file, tiny_cameras()[:3], 11)
+    write_camera_list(file, between(tiny_cameras()[:3], 11))
     path = [stored.camera for stored in read_cameras_json(file)]
     assert len(path) == 11
     np.testing.assert_allclose(path[5].center, tiny_cameras()[1].center, atol=1e-9)
     with pytest.raises(UserError, match="at least 2 cameras"):
-        write_path(file, tiny_cameras()[:1], 11)
+        between(tiny_cameras()[:1], 11)
     assert len(read_cameras_json(file)) == 11
 
 
@@ -256,18 +256,18 @@ def page(scene, output, tmp_path):
     pytest.importorskip("viser")
     options = options_of(output.root, "--scale_factor", 2, "--path_file", tmp_path / "p.json")
     views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
-    exhibits = [
-        exhibit_of(one.title, read_result(one.path, lambda _: None), False, CPU)
+    layers = [
+        layer_of(one.title, read_result(one.path, lambda _: None), False, CPU)
         for one in find_results([output.root], lambda _: None)
     ]
-    around = surroundings(exhibits, views, options)
+    around = scene_context(layers, views, options)
     with closing(open_server("127.0.0.1", free_port(), "test")) as server:
-        yield ViewPage(server, exhibits, around, pytest.fail)
+        yield ViewPage(server, layers, around, pytest.fail)
 
 
 def look(page: ViewPage, x: float = 0.0) -> None:
     view = BrowserView(np.array([x, 0.0, -3.0]), np.array([1.0, 0, 0, 0]), 0.9, 120, 90)
-    page.wishes.looks(1, view)
+    page.requests.looks(1, view)
 
 
 def test_our_renderer_works_only_where_it_is_switched_on_and_hides_the_rest(page):
@@ -329,7 +329,7 @@ def test_the_box_cuts_all_that_is_shown_and_gives_it_back(page):
 
 
 def kept(page: ViewPage) -> dict[str, np.ndarray]:
-    return {title: one.points for title, one in page._exhibits.items()}
+    return {title: one.points for title, one in page._layers.items()}
 
 
 def test_a_path_of_too_few_views_is_told_on_the_page(page):
@@ -345,13 +345,13 @@ def test_a_path_of_too_few_views_is_told_on_the_page(page):
 
 
 def test_the_first_view_looks_at_the_result(scene):
-    exhibit = exhibit_of("ball", icosahedron(), False, CPU)
-    camera, up, distance = first_view([exhibit], None)
+    layer = layer_of("ball", icosahedron(), False, CPU)
+    camera, up, distance = first_view([layer], None)
     ahead = camera.rotation @ np.zeros(3) + camera.translation
     assert abs(ahead[0]) < 0.05 * ahead[2]
     assert ahead[2] == pytest.approx(distance, rel=0.05)
     views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
-    camera, up, distance = first_view([exhibit], views)
+    camera, up, distance = first_view([layer], views)
     assert camera is views.train_cameras[0]
     assert up[2] == pytest.approx(1, abs=0.02)
     assert distance == pytest.approx(3, abs=0.3)
@@ -385,4 +385,4 @@ def test_a_missing_package_and_a_taken_port_are_one_line(output, monkeypatch, ca
 def test_a_scale_by_photographs_needs_a_capture(output):
     options = options_of(output.obj, "--known_distance", "a.png", "b.png", 1)
     with pytest.raises(UserError, match="need a capture"):
-        surroundings([exhibit_of("ball", icosahedron(), False, CPU)], None, options)
+        scene_context([layer_of("ball", icosahedron(), False, CPU)], None, options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.visual_hull import (
+from gaussian_splatting.data.masks import (
     distance_outside,
     hull_of,
     is_outside,

@@ -11,8 +11,7 @@ import pytest
 
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.meshing_backends import SolverConfig
-from sugar_extractors.mesh.poisson import PoissonConfig
+from sugar_extractors.mesh.meshing_backends import PoissonConfig, SolverConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.mesh.triangle_mesh import (
     Topology,

@@ -13,8 +13,7 @@ from pathlib import Path, PureWindowsPath
 
 import pytest
 
-from gaussian_splatting.engine.identity import Identity
-from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_directory import Identity, RunDirectory
 from sugar_extractors.mesh.mesh_config import mesh_name
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.plan import full_plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 import os
 import shutil
 import struct
@@ -23,7 +24,6 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.colmap_files import PARTS, check_binary, write_model
 from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
 from gaussian_splatting.data.images import (
     ImageFolder,
@@ -61,7 +61,6 @@ class ColmapModel:
     """What a COLMAP model says.
 
     Attributes:
-        cameras: One undistorted camera per registered image, in the order of the image names.
         points: Points, ordered by their COLMAP number. (P, 3) float32 world units
         points_rgb: Their colours. (P, 3) uint8
         observations: Which points the photographs observe; None where no tracks are kept.
@@ -109,17 +108,9 @@ def read_colmap(
     """Read a COLMAP model and find its photographs.
 
     Args:
-        folder: Folder with ``cameras``, ``images`` and perhaps ``points3D``, binary or text.
         cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
             None uses the folder that holds the photographs' folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
-        repair: Whether poses and points that do not fit the keypoints are corrected.
-
-    Returns:
-        The model; cameras have the size that COLMAP stored, or that undistortion gave.
-
-    Raises:
-        UserError: The model is damaged or photographs are missing.
     """
     reconstruction, poses = _checked(folder)
     if repair:
@@ -147,11 +138,7 @@ def read_colmap(
 
 
 def read_reconstruction(folder: Path) -> Any:
-    """pycolmap's reconstruction of a folder.
-
-    Raises:
-        UserError: The model is damaged, or has no images with a valid pose and lens.
-    """
+    """pycolmap's reconstruction of a folder."""
     return _checked(folder)[0]
 
 
@@ -161,7 +148,6 @@ def _checked(folder: Path) -> tuple[Any, list[tuple[str, Any, np.ndarray, np.nda
 
 
 def _load(folder: Path) -> Any:
-    """Let pycolmap read the model, from a copy with no points where the points are missing."""
     pycolmap = load_pycolmap()
 
     kind = _format_of(folder)
@@ -248,7 +234,6 @@ def _focal(lens: Any) -> tuple[float, float]:
 
 
 def _is_pinhole(lens: Any) -> bool:
-    """Whether the lens maps as a pinhole does; fisheye models never do, not even at zero."""
     return lens.is_perspective_pinhole() and lens.is_undistorted()
 
 
@@ -283,7 +268,6 @@ def _camera(
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Points and colours ordered by number, so that they do not depend on hash tables."""
     points = reconstruction.points3D
     ids = sorted(points)
     xyz = np.array([points[i].xyz for i in ids], dtype=np.float32).reshape(-1, 3)
@@ -294,7 +278,6 @@ def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _observations(reconstruction: Any) -> Observations | None:
-    """Points and the names of the images that observe them; an even sample of very many."""
     points, images = reconstruction.points3D, reconstruction.images
     ids = sorted(points)
     ids = ids[:: -(-len(ids) // MAX_POINTS) or 1]
@@ -318,7 +301,6 @@ def _observations(reconstruction: Any) -> Observations | None:
 
 
 def _fit(reconstruction: Any, image_id: int) -> ViewFit:
-    """Number of observed points of an image, and the median reprojection error of a sample."""
     image = reconstruction.images[image_id]
     seen = image.get_observation_points2D()
     sample = seen[:: -(-len(seen) // _FIT_POINTS) or 1]
@@ -373,11 +355,7 @@ def _undistort_photographs(
 
 
 def _cache_name(name: str, lens: Any, source: Path) -> str:
-    """Name of a copy, which changes with the lens and with what is in the file.
-
-    Not with its place, so that a scene that was moved needs no new copies, and not with its time,
-    which copies of other files may keep.
-    """
+    """Name of a copy, which changes with the lens and with what is in the file."""
     lens_key = hashlib.blake2b(lens_text(lens).encode(), digest_size=8).hexdigest()
     file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
     file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
@@ -385,7 +363,6 @@ def _cache_name(name: str, lens: Any, source: Path) -> str:
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
-    """Undistort one photograph, alpha included, at the size of its file."""
     pycolmap = load_pycolmap()
 
     width, height = image_size(source)
@@ -411,15 +388,6 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
 
     Points stay where they are, and so do images that none of the cameras is named after. Of
     cameras that are mounted together the first one of each mount decides.
-
-    Args:
-        target: Folder to write; the model lies below it in ``0``, in binary form.
-
-    Returns:
-        The folder of the copy.
-
-    Raises:
-        UserError: The model cannot be read, or the folder not be written.
     """
     pycolmap = load_pycolmap()
     try:
@@ -444,3 +412,105 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
             f"{target}: cannot be written ({error}); free space or fix the permissions"
         ) from error
     return folder
+
+
+PARTS = ("cameras", "images", "points3D", "rigs", "frames")
+"""Files of a model, without the suffix."""
+
+
+def write_model(model: Any, folder: Path) -> None:
+    """Write a ``pycolmap.Reconstruction`` in binary form, complete or not at all."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        model.write_binary(str(folder))
+        for part in PARTS:
+            check_binary(folder / f"{part}.bin", part)
+    # pycolmap raises what its C++ threw, and does not notice a full disk at all.
+    except (OSError, RuntimeError, ValueError, UserError) as error:
+        cut = isinstance(error, UserError)
+        cause = "a file was cut off" if cut else " ".join(str(error).split())
+        raise UserError(
+            f"cannot write {folder}: {cause}; free some space or fix the permissions"
+        ) from error
+
+
+def check_binary(path: Path, part: str) -> None:
+    """Check that the counts in a binary COLMAP file agree with its length.
+
+    pycolmap does not notice the end of a file: it makes cameras of what was in memory before, or
+    never comes back. So the records are walked here first, which reads only their lengths.
+
+    Args:
+        part: ``cameras``, ``images``, ``points3D``, ``rigs`` or ``frames``.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise UserError(f"{path}: truncated ({size} bytes); export the model again")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            (count,) = struct.unpack_from("<Q", data, 0)
+            skip = {
+                "cameras": _skip_camera,
+                "images": _skip_image,
+                "points3D": _skip_point,
+                "rigs": _skip_rig,
+                "frames": _skip_frame,
+            }[part]
+            end = 8
+            record = 0
+            try:
+                while record < count and end <= size:
+                    end = skip(data, end)
+                    record += 1
+            except struct.error:
+                end = size + 1
+            except ValueError as error:
+                raise UserError(
+                    f"{path}: damaged at record {record + 1} of {count} ({error}); "
+                    "export the model again"
+                ) from error
+    if end != size:
+        what = "truncated" if end > size else f"{size - end} bytes too long"
+        raise UserError(
+            f"{path}: {what} (record {record} of {count}, {size} bytes); export the model again"
+        )
+
+
+def _skip_camera(data: mmap.mmap, at: int) -> int:
+    pycolmap = load_pycolmap()
+
+    (model,) = struct.unpack_from("<i", data, at + 4)
+    known = {int(m): m for m in pycolmap.CameraModelId.__members__.values()}
+    if model < 0 or model not in known:
+        raise ValueError(f"unknown camera model {model}")
+    n_params = len(pycolmap.Camera.create_from_model_id(1, known[model], 1.0, 2, 2).params)
+    return at + 24 + 8 * n_params
+
+
+def _skip_image(data: mmap.mmap, at: int) -> int:
+    name_end = data.find(b"\0", at + 64)
+    if name_end < 0:
+        raise ValueError("image name without an end")
+    (n_points,) = struct.unpack_from("<Q", data, name_end + 1)
+    return name_end + 9 + 24 * n_points
+
+
+def _skip_point(data: mmap.mmap, at: int) -> int:
+    (track_length,) = struct.unpack_from("<Q", data, at + 43)
+    return at + 51 + 8 * track_length
+
+
+def _skip_rig(data: mmap.mmap, at: int) -> int:
+    (n_sensors,) = struct.unpack_from("<I", data, at + 4)
+    at += 8 + (8 if n_sensors else 0)
+    for _ in range(n_sensors - 1):
+        has_pose = struct.unpack_from("<B", data, at + 8)[0]
+        at += 9 + (56 if has_pose else 0)
+    return at
+
+
+def _skip_frame(data: mmap.mmap, at: int) -> int:
+    (n_data,) = struct.unpack_from("<I", data, at + 64)
+    return at + 68 + 16 * n_data

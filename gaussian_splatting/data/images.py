@@ -22,14 +22,73 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
-from gaussian_splatting.data.compositing import composited
 from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
+
+COUNTS = 128
+"""From this value of the mask's byte on, a pixel counts where it must count or not."""
+
+OUTLINE = (255, 0, 200)
+_ROWS = 64
+
+
+def composited(photograph: Tensor, color: Tensor) -> Tensor:
+    """The object of a photograph on a plain background, rounded to 8 bits.
+
+    Args:
+        photograph: Colours and mask. (H, W, 4) uint8
+        color: The background. (3,) uint8
+
+    Returns:
+        (H, W, 3) uint8
+    """
+    result = torch.empty_like(photograph[..., :3])
+    # Some rows at a time: wider numbers of the whole image would take four times its bytes.
+    for first in range(0, photograph.shape[0], _ROWS):
+        rows = photograph[first : first + _ROWS].to(torch.int32)
+        share = rows[..., 3:]
+        mixed = rows[..., :3] * share + color.to(torch.int32) * (255 - share)
+        result[first : first + _ROWS] = ((mixed + 127) // 255).to(torch.uint8)
+    return result
+
+
+def dilated(mask: Tensor, pixels: int) -> Tensor:
+    """A mask grown by some pixels on each side, diagonals included. (H, W) bool -> (H, W) bool"""
+    if pixels == 0:
+        return mask
+    grown = functional.max_pool2d(mask[None, None].float(), 2 * pixels + 1, 1, pixels)
+    return grown[0, 0] > 0
+
+
+def eroded(mask: Tensor, pixels: int) -> Tensor:
+    """A mask shrunk by some pixels on each side; nothing is lost at the border of the image."""
+    return ~dilated(~mask, pixels)
+
+
+def outlined(photograph: Tensor) -> Tensor:
+    """A photograph for people: the outline of its mask, if it has one, drawn into it.
+
+    Args:
+        photograph: (H, W, 3) or (H, W, 4) uint8
+
+    Returns:
+        (H, W, 3) uint8
+    """
+    if photograph.shape[-1] == 3:
+        return photograph
+    counted = photograph[..., 3] >= COUNTS
+    # A line that is still seen where the picture is shown small.
+    width = max(1, max(counted.shape) // 400)
+    edge = dilated(counted, width) & ~counted
+    color = torch.tensor(OUTLINE, dtype=torch.uint8, device=photograph.device)
+    return torch.where(edge[..., None], color, photograph[..., :3])
+
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
 _NAMED_IN_ERRORS = 3
@@ -38,25 +97,14 @@ _FALLBACK_BUDGET = 2 << 30
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image file, from its header.
-
-    Raises:
-        UserError: The file is not an image that can be read.
-    """
+    """Width and height of an image file, from its header."""
     with open_image(path) as image:
         return image.size
 
 
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; nothing is decoded yet.
-
-    Yields:
-        The image, closed afterwards.
-
-    Raises:
-        UserError: The file is no image, no plain file, or what the body decodes is damaged.
-    """
+    """Open an image file; nothing is decoded yet."""
     require_regular_file(path, missing_ok=True)
     try:
         with Image.open(path) as image:
@@ -104,16 +152,8 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
     Alpha is composited over black or white and truncated to 8 bits before the bicubic resize. The
     EXIF orientation is not applied, because COLMAP does not apply it either.
 
-    Args:
-        width: Width of the result in pixels.
-        height: Height of the result in pixels.
-        white_background: Whether transparent pixels become white instead of black.
-
     Returns:
         Colours. (height, width, 3) uint8
-
-    Raises:
-        UserError: The file is damaged or not an image.
     """
     with open_image(path) as image:
         flat = _flatten(image, white_background)
@@ -127,16 +167,8 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
 
     Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
 
-    Args:
-        width: Width of the result in pixels.
-        height: Height of the result in pixels.
-        upright: Whether the EXIF orientation is applied, as to a photograph that was turned.
-
     Returns:
         255 where a pixel counts, 0 where it does not. (height, width) uint8
-
-    Raises:
-        UserError: The file is damaged or not an image.
     """
     with open_image(mask.path) as image:
         pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
@@ -161,9 +193,6 @@ def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
     Returns:
         Colours, and the mask as a fourth byte if there is one; colours of transparent photographs
         that are masked by their transparency are not composited. (H, W, 3) or (H, W, 4) uint8
-
-    Raises:
-        UserError: The camera has no image, or a file is damaged.
     """
     if camera.image_path is None:
         raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
@@ -288,11 +317,7 @@ def find_images(names: Sequence[str], folders: Sequence[ImageFolder]) -> list[Pa
 
 
 def fit_to_file(camera: Camera) -> Camera:
-    """The camera at the size of its image file, which may have been scaled after calibration.
-
-    Raises:
-        UserError: The file has another aspect ratio than the camera, beyond rounding.
-    """
+    """The camera at the size of its image file, which may have been scaled after calibration."""
     if camera.image_path is None:
         return camera
     width, height = image_size(camera.image_path)
@@ -326,10 +351,8 @@ class ImageStore:
     One thread uses a store; decoding ahead happens on one background thread.
 
     Args:
-        white_background: Whether transparent pixels become white instead of black.
         budget_bytes: Bytes of decoded images to keep; None allows a quarter of the free memory.
             The image being prefetched is held besides.
-        sharers: Processes that have such a store on this machine.
     """
 
     def __init__(
@@ -355,9 +378,6 @@ class ImageStore:
 
         Returns:
             Colours on the CPU, and the mask if the camera has one. (H, W, 3) or (H, W, 4) uint8
-
-        Raises:
-            UserError: The camera has no image or the image cannot be decoded.
         """
         key = _store_key(camera)
         if key in self._images:
@@ -375,14 +395,7 @@ class ImageStore:
         return image
 
     def scaled(self, camera: Camera, scale: float, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """A smaller copy of a photograph, kept under the same budget as photographs.
-
-        Args:
-            scale: Of the copy; tells copies of one photograph apart.
-
-        Returns:
-            As :meth:`get`.
-        """
+        """A smaller copy of a photograph, kept under the same budget as photographs."""
         key, whole = _store_key(camera, scale), _store_key(camera)
         if key in self._images:
             self._images.move_to_end(key)
@@ -404,11 +417,7 @@ class ImageStore:
             self._n_bytes -= held_bytes(self._images.pop(key))
 
     def shown(self, camera: Camera) -> Tensor:
-        """The photograph as figures and pictures see it: an object on the plain background.
-
-        Returns:
-            As :meth:`get`.
-        """
+        """The photograph as figures and pictures see it: an object on the plain background."""
         image = self.get(camera)
         if camera.mask is None or camera.mask.mode != "object":
             return image
@@ -493,11 +502,7 @@ def lens_text(lens: Any) -> str:
 
 
 def lens_of(text: str, width: int, height: int) -> Any:
-    """The pycolmap camera of a :func:`lens_text`, for pictures of another size.
-
-    Args:
-        width: Width of the distorted pictures in pixels.
-    """
+    """The pycolmap camera of a :func:`lens_text`, for pictures of another size."""
     pycolmap = load_pycolmap()
     model, own_width, own_height, rest = text.split(" ", 3)
     # Lists of numpy's numbers name their type.
@@ -523,13 +528,7 @@ def undistort_plane(plane: np.ndarray, lens: Any) -> np.ndarray:
 
 
 class CamerasByName:
-    """Finds the camera of a stored name.
-
-    Args:
-        train: Cameras that are found by abridged names, too.
-        test: Cameras that are found by their exact names. NeRF-synthetic training and test images
-            share their names; stored ones mean training.
-    """
+    """Finds the camera of a stored name."""
 
     def __init__(self, train: Sequence[Camera], test: Sequence[Camera]) -> None:
         self._exact = {camera.name: camera for camera in (*train, *test)}

@@ -55,11 +55,7 @@ KEEP_ALL = ViewOptions(0, (ALL_VIEWS,))
 
 @dataclass(frozen=True)
 class ViewFit:
-    """How well a reconstruction knows a photograph.
-
-    Attributes:
-        error: Median reprojection error in pixels of the photograph as calibrated; nan for none.
-    """
+    """How well a reconstruction knows a photograph."""
 
     n_points: int
     error: float
@@ -74,7 +70,6 @@ class Observations:
         errors: Mean reprojection errors. (P,) float32 pixels of the photographs as calibrated
         lengths: Photographs that observe each point. (P,) int32
         rows: Rows of the above that a photograph observes, by its name. (n,) int32 each
-        fits: How well the whole reconstruction knows a photograph, by its name.
         rgb: Colours of the points; None where they are not known. (P, 3) uint8
     """
 
@@ -143,7 +138,6 @@ def hardly_known(observations: Observations | None, options: ViewOptions) -> dic
 
 
 def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:
-    """What is wrong with photographs, by name."""
     if least <= 0 or not fits:
         return {}
     if np.median([fit.n_points for fit in fits.values()]) < DENSE * least:

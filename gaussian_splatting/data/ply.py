@@ -37,11 +37,7 @@ GAUSSIAN_PROPERTIES = (
 
 
 def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
-    """Write a cloud with the 62 float32 properties of 3DGS, complete or not at all.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write a cloud with the 62 float32 properties of 3DGS, complete or not at all."""
 
     def rows(tensor: torch.Tensor) -> np.ndarray:
         return tensor.detach().flatten(start_dim=1).to("cpu", torch.float32).numpy()
@@ -67,11 +63,7 @@ def _write_vertices(path: Path, vertices: np.ndarray) -> None:
 
 
 def holds_gaussians(path: Path) -> bool:
-    """Whether a PLY file holds Gaussians, as opposed to plain points.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
+    """Whether a PLY file holds Gaussians, as opposed to plain points."""
     return "f_dc_0" in _read_vertices(path).dtype.names
 
 
@@ -86,9 +78,6 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
 
     Returns:
         The cloud on the CPU, float32, degree 3.
-
-    Raises:
-        UserError: The file is missing, damaged or not a Gaussian cloud.
     """
     vertices = _read_vertices(path)
     rest = _numbered(vertices, "f_rest")
@@ -129,7 +118,6 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
 
 
 def _read_vertices(path: Path) -> np.ndarray:
-    """The vertex element of a PLY file. (N,) structured"""
     require_regular_file(path, missing_ok=True)
     try:
         data = PlyData.read(str(path))
@@ -198,11 +186,7 @@ def _check_gaussian_properties(path: Path, vertices: np.ndarray, n_rest: int) ->
 
 
 def _columns(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Named properties side by side. (N, len(names)) float32
-
-    Taken a few thousand rows at a time: a whole column would pull every cache line of the file
-    through the processor once per property.
-    """
+    """Named properties side by side. (N, len(names)) float32"""
     table = np.empty((len(vertices), len(names)), dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(vertices), _CHUNK_ROWS):
@@ -215,13 +199,7 @@ def _columns(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
 def _fuse_filter(
     logits: np.ndarray, log_scales: np.ndarray, filter_std: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and log scales of Gaussians convolved with an isotropic filter.
-
-    Args:
-        logits: (N, 1)
-        log_scales: (N, 3)
-        filter_std: Standard deviation of the filter, world units. (N, 1)
-    """
+    """Logits and log scales of Gaussians convolved with an isotropic filter."""
     logits, log_scales = logits.astype(np.float64), log_scales.astype(np.float64)
     variances = np.exp(2 * log_scales) + filter_std.astype(np.float64) ** 2
     fused = 0.5 * np.log(variances)
@@ -239,9 +217,6 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
     Args:
         points: (N, 3) world units
         colors: (N, 3) uint8
-
-    Raises:
-        UserError: The file cannot be written.
     """
     fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
     fields += [(name, "u1") for name in ("red", "green", "blue")]
@@ -258,14 +233,8 @@ def read_point_ply(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read coloured points, for example to start training from.
 
-    Args:
-        path: PLY with x y z and, best, red green blue (8 bits, or floats from 0 to 1).
-
     Returns:
         Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.
-
-    Raises:
-        UserError: The file is missing, damaged or has no positions.
     """
     vertices = _read_vertices(path)
     names = vertices.dtype.names

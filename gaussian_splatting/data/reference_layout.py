@@ -62,7 +62,6 @@ class StoredCamera:
     """One entry of ``cameras.json``.
 
     Attributes:
-        camera: The camera at the size it was calibrated at, without an image path.
         has_principal_point: Whether ``cx`` and ``cy`` were stored. Other programs leave them out;
             the principal point is then assumed at the image centre.
     """
@@ -76,11 +75,8 @@ class ReferenceCheckpoint:
     """A trained 3DGS model on disk.
 
     Attributes:
-        root: The checkpoint folder; the PLY's own folder for a lone PLY.
         cameras: Entries of ``cameras.json`` in file order; None without that file.
-        settings: What ``cfg_args`` says; empty without that file.
         held_out_views: Names of the views that its training held out; None if it kept no record.
-        dropped_views: Views that its training left out, by name, with the reason; likewise.
         object_masks: Folder of the masks that its training estimated; None if it did not.
     """
 
@@ -99,11 +95,7 @@ class ReferenceCheckpoint:
         return self.settings.get("images", "images")
 
     def read_cloud(self, notify: Callable[[str], None] = print) -> GaussianCloud:
-        """Read the Gaussians.
-
-        Raises:
-            UserError: The PLY is damaged.
-        """
+        """Read the Gaussians."""
         return read_gaussian_ply(self.ply_path, notify)
 
 
@@ -140,20 +132,12 @@ def write_cfg_args(
 def write_cameras_json(
     root: Path, train_cameras: Sequence[Camera], test_cameras: Sequence[Camera]
 ) -> None:
-    """Write ``cameras.json``: test cameras first, as all readers of the format expect.
-
-    Args:
-        train_cameras: Training cameras at their calibrated size, not at the training size.
-    """
+    """Write ``cameras.json``: test cameras first, as all readers of the format expect."""
     write_camera_list(root / "cameras.json", [*test_cameras, *train_cameras])
 
 
 def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
-    """Write cameras in the layout of ``cameras.json`` into any file.
-
-    Raises:
-        UserError: It cannot be written.
-    """
+    """Write cameras in the layout of ``cameras.json`` into any file."""
     entries = [
         {
             "id": number,
@@ -185,22 +169,12 @@ def write_point_cloud(root: Path, iteration: int, cloud: GaussianCloud) -> Path:
 
 
 def load_reference_checkpoint(
-    path: Path | str,
-    iteration: int | None = 7000,
-    notify: Callable[[str], None] = print,
+    path: Path | str, iteration: int | None = 7000, notify: Callable[[str], None] = print
 ) -> ReferenceCheckpoint:
     """Find out what a 3DGS checkpoint holds; the Gaussians are read later.
 
     Args:
-        path: Checkpoint folder, with or without ``cfg_args`` and ``cameras.json``, or a PLY.
         iteration: Which iteration to take; None takes the last. Unused for a PLY.
-        notify: Is told about a ``cfg_args`` that is not understood.
-
-    Returns:
-        The checkpoint.
-
-    Raises:
-        UserError: There is no such checkpoint or iteration, or ``cameras.json`` is damaged.
     """
     path = Path(path)
     if path.is_file() or path.suffix.lower() == ".ply":
@@ -222,7 +196,6 @@ def load_reference_checkpoint(
 
 
 def _recorded_views(root: Path) -> dict[str, Any]:
-    """What the training of a checkpoint recorded of its views."""
     path = root / CHECKPOINT_FOLDER / RUN_FILE
     record = read_checked(path, RunRecord) if path.is_file() else {}
     held_out, dropped = record.get("held_out_views"), record.get("dropped_views")
@@ -237,7 +210,6 @@ def _recorded_views(root: Path) -> dict[str, Any]:
 
 
 def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:
-    """Checkpoint folder, PLY and iteration of a PLY that may lie in a checkpoint or alone."""
     if not path.is_file():
         raise UserError(f"{path}: no such PLY file; check --checkpoint_path")
     match = _ITERATION.fullmatch(path.parent.name)
@@ -286,11 +258,7 @@ class _CameraEntry(msgspec.Struct):
 
 
 def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
-    """Read all entries of a ``cameras.json``.
-
-    Raises:
-        UserError: The file is missing or damaged, or a camera makes no sense.
-    """
+    """Read all entries of a ``cameras.json``."""
     entries = read_json(path)
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{path}: holds no list of cameras; write it again")
@@ -383,14 +351,7 @@ def write_exposures(path: Path, exposures: Mapping[str, Tensor]) -> None:
 
 
 def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tensor]:
-    """Read what :func:`write_exposures` wrote; empty where there is no such file.
-
-    Args:
-        notify: Told that matrices of another program mix channels, which is left out.
-
-    Raises:
-        UserError: It cannot be read, or is no table of exposures.
-    """
+    """Read what :func:`write_exposures` wrote; empty where there is no such file."""
     if not path.is_file():
         return {}
     matrices = conform(read_json(path), dict[FileName, _Matrix], path)

@@ -15,18 +15,9 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency.views import checked_views
-from gaussian_splatting.data.images import (
-    CamerasByName,
-    ImageFolder,
-    find_images,
-    missing_images,
-)
+from gaussian_splatting.data.images import CamerasByName, ImageFolder, find_images, missing_images
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
-from gaussian_splatting.data.observations import (
-    KEEP_ALL,
-    Observations,
-    ViewOptions,
-)
+from gaussian_splatting.data.observations import KEEP_ALL, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import UserError
@@ -46,19 +37,13 @@ class Scene:
     """Everything a stage needs to know about a capture.
 
     Attributes:
-        train_cameras: Cameras to train on, at their training size, in the order of their names.
         original_train_cameras: The training cameras at their calibrated size, for cameras.json;
             those that were left out included.
         points: Points of the reconstruction. (P, 3) float32 world units; P may be 0
         points_rgb: Their colours. (P, 3) uint8
         extent: 1.1 times the largest distance of a training camera from their mean, world units.
-        white_background: Whether transparent pixels are white instead of black.
-        description: What was read from where, in one line.
         held_out_note: What figures of held-out views must be read with; empty where nothing is.
         observations: Points that photographs observe; None where the reconstruction has no tracks.
-        dropped_views: Views that contradict the others and are left out, by name, with the reason.
-        dropped_test_cameras: Held-out cameras among them whose images can be compared.
-        object_masks: Name of the folder of estimated masks in the checkpoint; empty without.
     """
 
     root: Path
@@ -130,18 +115,6 @@ def load_scene(
 
     Cameras are sorted by image name. With ``eval_split`` every 8th one, beginning with the first,
     is held out; scenes with a ``transforms_test.json`` hold out those instead.
-
-    Args:
-        images_dir: Folder of the photographs of a COLMAP scene, relative to ``root``.
-        eval_split: Whether to hold out test cameras. Otherwise all cameras are trained on.
-        white_background: Whether transparent pixels are white instead of black.
-        seed: Seed of the initial points of a scene without points.
-
-    Returns:
-        The scene; all image files have been found, none decoded.
-
-    Raises:
-        UserError: Nothing was found, the model is damaged, or images are missing.
     """
     root = _checked_root(root)
     source = _read_source(root, images_dir, seed, False, view_options, notify)
@@ -178,23 +151,6 @@ def load_scene_for_checkpoint(
     points; otherwise the scene's own model supplies them for every camera that it poses alike
     (within 1e-3 of the extent and 1e-3 in the rotation), because other programs drop the principal
     point. Without ``cameras.json`` this is ``load_scene``.
-
-    Args:
-        root: Scene folder; needs only the photographs if there is a ``cameras.json``.
-        checkpoint: The 3DGS checkpoint.
-        images_dir: Folder of the photographs, relative to ``root``.
-        eval_split: Whether to hold out test cameras.
-        white_background: Whether transparent pixels are white instead of black.
-        seed: Seed of the initial points of a scene without points.
-        require_images: Whether missing photographs are an error. Meshing and texturing need none:
-            such a camera then gets its size from the checkpoint.
-        notify: Is told about duplicates, disagreements and anything else that was decided.
-
-    Returns:
-        The scene.
-
-    Raises:
-        UserError: Cameras or images are missing or damaged.
     """
     root = _checked_root(root)
     if checkpoint.cameras is None:
@@ -305,11 +261,6 @@ def _read_source(
 
 
 def _image_folder(root: Path, images_dir: str) -> ImageFolder:
-    """The folder of the photographs.
-
-    A checkpoint may name any folder. Outside of the scene nothing is searched: photographs lie
-    where the model says, or the folder is the wrong one.
-    """
     # Path.resolve fails at links that lead to themselves.
     inside = Path(os.path.realpath(root / images_dir)).is_relative_to(os.path.realpath(root))
     return ImageFolder(root / images_dir, recursive=inside)
@@ -318,10 +269,7 @@ def _image_folder(root: Path, images_dir: str) -> ImageFolder:
 def _without_synthetic_test(
     root: Path, cameras: Sequence[StoredCamera], notify: Notify
 ) -> Sequence[StoredCamera]:
-    """Drop the test views of the NeRF-synthetic scenes from another program's cameras.json.
-
-    Their test and training images have the same names, so the entries cannot be told apart.
-    """
+    """Drop the test views of the NeRF-synthetic scenes from another program's cameras.json."""
     foreign = not any(stored.has_principal_point for stored in cameras)
     known = root.resolve().name in _SYNTHETIC_SCENES and find_model(root) is None
     if not (foreign and known) or len(cameras) <= _SYNTHETIC_TEST_CAMERAS:
@@ -331,7 +279,6 @@ def _without_synthetic_test(
 
 
 def _unique(cameras: Sequence[StoredCamera], notify: Notify) -> list[StoredCamera]:
-    """Entries sorted by name; of equal names the last one stays."""
     by_name = {stored.camera.name: stored for stored in cameras}
     if len(by_name) < len(cameras):
         notify(
@@ -377,7 +324,6 @@ def _merge(
 
 
 def _observed(cameras: Sequence[Camera], source: _Source | None) -> Observations | None:
-    """Observations of the cameras that stand where the scene's own model has them."""
     if source is None or source.observations is None:
         return None
     own = {camera.name: camera for camera in source.cameras}
@@ -482,11 +428,7 @@ class SizeRule(Protocol):
 
 
 def whole_pixels(width: float, height: float) -> tuple[int, int]:
-    """Whole pixels, at least one a side.
-
-    Raises:
-        UserError: There are so many of them that a division must have been meant.
-    """
+    """Whole pixels, at least one a side."""
     if max(width, height) > _MAX_SIDE:
         raise UserError(
             f"images of {width:.6g} x {height:.6g} px cannot be worked at, a side has at most "

@@ -74,8 +74,6 @@ class TransformsModel:
     """What the JSON files of a scene say.
 
     Attributes:
-        train_cameras: Cameras of the training file, or all of a single ``transforms.json``.
-        test_cameras: Cameras of ``transforms_test.json``; empty without one.
         points: Initial points. (P, 3) float32 world units
         points_rgb: Their colours. (P, 3) uint8
     """
@@ -110,27 +108,9 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_transforms(
-    root: Path,
-    *,
-    seed: int = 0,
-    missing_ok: bool = False,
-    notify: Callable[[str], None] = print,
+    root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Callable[[str], None] = print
 ) -> TransformsModel:
-    """Read the cameras of a scene from its JSON files.
-
-    Args:
-        root: Scene folder, with ``transforms_train.json`` (and ``transforms_test.json``) or
-            ``transforms.json``.
-        seed: Seed of the random initial points.
-        missing_ok: Leave out cameras whose image is missing.
-        notify: Is told about the initial points of a nerfstudio scene.
-
-    Returns:
-        The model; a camera is named after its file, relative to the scene, with its extension.
-
-    Raises:
-        UserError: A file is damaged, an image is missing or a lens has a distortion.
-    """
+    """Read the cameras of a scene from its JSON files."""
     paths = find_transforms(root)
     if not paths:
         raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")
@@ -154,7 +134,6 @@ def read_transforms(
 
 
 def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:
-    """Image files of all frames of all files, which must all be there."""
     folders: dict[Path, ImageFolder] = {}
 
     def find(file_path: str) -> Path | None:
@@ -211,7 +190,6 @@ def _mask(root: Path, frame: _Frame) -> Path | None:
 
 
 def _name(root: Path, file: Path) -> str:
-    """Path relative to the scene: train and test files of one name stay apart."""
     if file.is_relative_to(root):
         return PurePosixPath(file.relative_to(root).as_posix()).as_posix()
     return file.name
@@ -244,14 +222,12 @@ def _check_lens(place: str, values: _Values) -> None:
 
 
 def _focal(angle: float | None, size: int) -> float | None:
-    """Focal length in pixels from a field of view in radians."""
     if angle is None or not 0 < angle < math.pi:
         return None
     return size / (2 * math.tan(angle / 2))
 
 
 def _pose(place: str, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
-    """World-to-camera rotation and translation in COLMAP axes."""
     matrix = np.array(frame.transform_matrix)
     axes = matrix[:3, :3]
     # Numbers so large that their squares overflow are no axes either.

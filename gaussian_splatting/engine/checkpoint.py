@@ -54,11 +54,6 @@ class CheckpointStore:
 
     Args:
         keep: How many interval checkpoints to keep; None keeps all.
-        milestones: Iterations whose checkpoints are always kept.
-        final: Last iteration of the run; its checkpoint is always kept.
-
-    Raises:
-        UserError: The folder cannot be written to, or ``keep`` is less than 1.
     """
 
     def __init__(
@@ -94,11 +89,7 @@ class CheckpointStore:
         Args:
             payload: ``PAYLOAD_KEYS`` and ``"resume"``; tensors, primitives and containers of them.
 
-        Returns:
-            The file.
-
         Raises:
-            UserError: The file cannot be written; an older file of this name stays as it was.
             TypeError: The payload holds something that loading would have to execute.
         """
         path = self.path(iteration)
@@ -112,14 +103,9 @@ class CheckpointStore:
         return load_payload(path, map_location)
 
     def latest_valid(
-        self,
-        notify: Callable[[str], None],
-        map_location: torch.device | str = "cpu",
+        self, notify: Callable[[str], None], map_location: torch.device | str = "cpu"
     ) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint that a run can continue from.
-
-        Args:
-            notify: Told one line about every newer file that is skipped, and why.
 
         Returns:
             File and payload; None if there is none.
@@ -144,9 +130,6 @@ class CheckpointStore:
         Milestones, the final checkpoint and the one saved last always stay. Files found broken and
         files beyond the one saved last (this run went back to an earlier one, perhaps because they
         are broken) neither count nor are touched, so they cannot push out good ones.
-
-        Returns:
-            The files removed.
         """
         if self._keep is None:
             return []
@@ -180,7 +163,6 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
     """Write a dictionary of tensors and primitives so that it appears complete or not at all.
 
     Raises:
-        UserError: The file cannot be written.
         TypeError: A value is neither tensor nor primitive; the message gives its place.
     """
     portable = to_portable(payload)
@@ -197,16 +179,6 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
     """Read a checkpoint after verifying the checksum of every part of it.
 
     Files of other programs, which have no ``"resume"``, are read as well.
-
-    Args:
-        path: The ``.pt`` file.
-
-    Returns:
-        The payload; it has all of ``PAYLOAD_KEYS``, and they are what they should be.
-
-    Raises:
-        UserError: The file is missing, truncated, damaged, would execute code, is no checkpoint or
-            one that makes no sense.
     """
     path = require_regular_file(path, missing_ok=True)
     _verify_archive(path)
@@ -236,11 +208,7 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
 
 
 def load_numbered(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
-    """As :func:`load_payload`; where the name of the file is a number, it is the iteration.
-
-    Raises:
-        UserError: As there, or the file says that it is of another iteration.
-    """
+    """As :func:`load_payload`; where the name of the file is a number, it is the iteration."""
     payload = load_payload(path, map_location)
     named = _FILE_NAME.match(path.name)
     if named and payload["iteration"] != int(named.group(1)):
@@ -257,10 +225,6 @@ def to_portable(value: Any, place: str = "payload") -> Any:
     Args:
         value: Tensors, ``None``, booleans, numbers, strings, bytes, and dictionaries, lists and
             tuples of them. Subclasses (enumerations, numpy floats) become the plain type.
-        place: Name of ``value`` in error messages.
-
-    Returns:
-        The copy; tensors that already fit share their memory with the original.
 
     Raises:
         TypeError: Something else was found.
@@ -374,11 +338,7 @@ class _Optimizer(msgspec.Struct):
 
 
 def check_payload(path: Path, payload: Any) -> None:
-    """Check that a checkpoint makes sense.
-
-    Raises:
-        UserError: It does not; the message tells what is wrong.
-    """
+    """Check that a checkpoint makes sense."""
     try:
         found = msgspec.convert(payload, _Payload)
         _check_model(found.state_dict)
@@ -395,7 +355,6 @@ def check_payload(path: Path, payload: Any) -> None:
 
 
 def _check_model(state: Mapping[str, Tensor]) -> None:
-    """Names that are there have the shapes that the names stand for."""
     for name, tensor in state.items():
         _check_dense(name, tensor, floating=name != FACES)
     if "all_densities" not in state:
@@ -496,7 +455,6 @@ def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, T
 
 
 def _are_rows(neighbors: Tensor, n: int) -> bool:
-    """Whether (N, K) numbers are rows of N Gaussians."""
     if neighbors.dtype != torch.int32 or neighbors.dim() != 2 or neighbors.shape[0] != n:
         return False
     return bool(neighbors.numel()) and 0 <= int(neighbors.min()) <= int(neighbors.max()) < n
@@ -514,7 +472,6 @@ def _check_dense(name: str, tensor: Tensor, *, floating: bool) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is what JSON can say."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):

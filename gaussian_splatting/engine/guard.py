@@ -23,24 +23,19 @@ TOTAL = "loss"
 
 _ROW_LIMIT = 3
 _KEPT = "the last good checkpoint is kept"
+_LOOK = "look at this image and its pose, or continue from it with lower learning rates"
 
 
 def check_losses(terms: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:
-    """Stop on a loss term that is not a finite number.
-
-    Raises:
-        TrainingError: Names the first bad term and its value.
-    """
+    """Stop on a loss term that is not a finite number; names the first one and its value."""
     if _all_finite(_loss_probes(terms)):
         return
     # The sum comes last: it is bad whenever a term is, and names nothing.
     for name in sorted(terms, key=lambda name: name == TOTAL):
         number = float(terms[name].detach())
         if not math.isfinite(number):
-            raise TrainingError(
-                f"loss term {name} is {number} {_where(iteration, camera_name)}; {_KEPT}: "
-                "look at this image and its pose, or continue from it with lower learning rates"
-            )
+            where = _where(iteration, camera_name)
+            raise TrainingError(f"loss term {name} is {number} {where}; {_KEPT}: {_LOOK}")
 
 
 def check_gradients(named: Mapping[str, Tensor | None], iteration: int, camera_name: str) -> None:
@@ -48,20 +43,8 @@ def check_gradients(named: Mapping[str, Tensor | None], iteration: int, camera_n
 
     Args:
         named: Gradients by parameter name, (N, ...) each and on one device; None means absent.
-
-    Raises:
-        TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
     """
-    if _all_finite(_norm_probes(named)):
-        return
-    for name, tensor in named.items():
-        rows = None if tensor is None else _bad_rows(tensor)
-        if rows is not None and len(rows) > 0:
-            raise TrainingError(
-                f"gradient of {name} is not finite in {len(rows)} of {_n_rows(tensor)} rows "
-                f"(first: {_list_rows(rows)}) {_where(iteration, camera_name)}; {_KEPT}: "
-                "look at this image and its pose, or continue from it with lower learning rates"
-            )
+    _check_rows("gradient of", named, _LOOK, iteration, camera_name)
 
 
 def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:
@@ -69,37 +52,39 @@ def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: s
 
     Args:
         named: Parameters by name, (N, ...) each and on one device.
-
-    Raises:
-        TrainingError: Names the first bad tensor and how many rows (Gaussians) of it are bad.
     """
+    advice = "continue from it with lower learning rates"
+    _check_rows("parameter", named, advice, iteration, camera_name)
+
+
+def _check_rows(
+    kind: str, named: Mapping[str, Tensor | None], advice: str, iteration: int, camera_name: str
+) -> None:
+    """Name the first bad tensor and how many rows (Gaussians) of it are bad."""
     if _all_finite(_norm_probes(named)):
         return
     for name, tensor in named.items():
-        rows = _bad_rows(tensor)
+        rows = () if tensor is None else _bad_rows(tensor)
         if len(rows) > 0:
+            n = tensor.shape[0] if tensor.dim() > 0 else 1
             raise TrainingError(
-                f"parameter {name} is not finite in {len(rows)} of {_n_rows(tensor)} rows "
-                f"(first: {_list_rows(rows)}) {_where(iteration, camera_name)}; {_KEPT}: "
-                "continue from it with lower learning rates"
+                f"{kind} {name} is not finite in {len(rows)} of {n} rows (first: "
+                f"{_list_rows(rows)}) {_where(iteration, camera_name)}; {_KEPT}: {advice}"
             )
 
 
 def check_scales(log_scales: Tensor, extent: float, iteration: int, camera_name: str) -> None:
-    """Stop on Gaussians that are not finite or exceed the scene beyond all measure.
+    """Stop on Gaussians that are not finite or exceed ``MAX_SCALE_IN_EXTENTS`` times the scene.
 
     Args:
         log_scales: Logarithms of the standard deviations. (N, 3)
-        extent: Size E of the capture in world units; not positive means unknown.
-
-    Raises:
-        TrainingError: A scale is above ``MAX_SCALE_IN_EXTENTS`` times the extent, or not finite.
+        extent: Size of the capture in world units; not positive means unknown.
     """
     extremes = _read(_scale_probes(log_scales))
     if all(map(math.isfinite, extremes)) and max(extremes, default=0.0) <= _log_limit(extent):
         return
     values = log_scales.detach()
-    bad = _outside(values, _log_limit(extent)).reshape(len(values), -1).any(dim=1)
+    bad = (~(values <= _log_limit(extent)) | ~values.isfinite()).reshape(len(values), -1).any(dim=1)
     rows = bad.nonzero().flatten()
     worst = float(values[rows].float().max())
     limit = f"{MAX_SCALE_IN_EXTENTS:g} times the scene extent {extent:g}"
@@ -121,11 +106,7 @@ def shows_any(radii: Tensor) -> bool:
 
 
 def check_population(n_gaussians: int, iteration: int, event: str = "pruning") -> None:
-    """Stop when no Gaussians are left.
-
-    Raises:
-        TrainingError: There are none.
-    """
+    """Stop when no Gaussians are left."""
     if n_gaussians < 1:
         raise TrainingError(
             f"no Gaussians left after {event} at iteration {iteration}; {_KEPT}: "
@@ -150,9 +131,6 @@ def check_step(
 
     ``guess`` is what was taken for the view's number of pairs. Call it after the backward passes
     and before the optimiser's step, so that bad numbers never reach the parameters.
-
-    Returns:
-        Whether the view shows any Gaussian.
 
     Raises:
         PairsMissed: The guess was too low, so that the rest was not looked at.
@@ -179,7 +157,6 @@ def check_step(
 
 
 def _all_finite(probes: list[Tensor]) -> bool:
-    """Whether all scalars are finite."""
     return all(map(math.isfinite, _read(probes)))
 
 
@@ -193,10 +170,7 @@ def _loss_probes(terms: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _norm_probes(named: Mapping[str, Tensor | None]) -> list[Tensor]:
-    """Norms, each finite only if every entry is.
-
-    One that overflows is cleared by the closer look.
-    """
+    """Norms, each finite only if every entry is."""
     tensors = [t.detach() for t in named.values() if t is not None and t.numel() > 0]
     return list(torch._foreach_norm(tensors, 2.0)) if tensors else []
 
@@ -205,17 +179,9 @@ def _log_limit(extent: float) -> float:
     return math.log(MAX_SCALE_IN_EXTENTS * extent) if extent > 0 else math.inf
 
 
-def _outside(values: Tensor, limit: float) -> Tensor:
-    return ~(values <= limit) | ~values.isfinite()
-
-
 def _scale_probes(log_scales: Tensor) -> list[Tensor]:
     """The smallest and the largest entry; both propagate NaN."""
     return list(log_scales.detach().aminmax()) if log_scales.numel() else []
-
-
-def _n_rows(tensor: Tensor) -> int:
-    return tensor.shape[0] if tensor.dim() > 0 else 1
 
 
 def _bad_rows(tensor: Tensor) -> Tensor:
@@ -223,7 +189,7 @@ def _bad_rows(tensor: Tensor) -> Tensor:
     if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.int64, device=tensor.device)
     bad = ~tensor.detach().isfinite()
-    return bad.reshape(_n_rows(tensor), -1).any(dim=1).nonzero().flatten()
+    return bad.reshape(len(tensor) if tensor.dim() else 1, -1).any(dim=1).nonzero().flatten()
 
 
 def _list_rows(rows: Tensor) -> str:

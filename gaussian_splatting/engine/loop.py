@@ -17,9 +17,9 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
-from gaussian_splatting.engine.reporting.health import problem_of
+from gaussian_splatting.engine.reporting.evaluation import contradicting_views
 from gaussian_splatting.engine.reporting.progress import Reporter
-from gaussian_splatting.engine.reporting.view_residuals import contradicting_views
+from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper, StopRequest
@@ -54,10 +54,6 @@ class LoopConfig:
     Attributes:
         checkpoint_interval: Iterations between two checkpoints; None for milestones only.
         keep_checkpoints: How many interval checkpoints to keep; None for all.
-        export_iterations: When to write what other programs read, besides the last iteration.
-        view_check_iterations: After which iterations training views that contradict the model are
-            left out.
-        keep_views: Names of the views that never are.
     """
 
     first: int
@@ -86,7 +82,6 @@ class Trainer:
     """Runs a stage from its first iteration (or a checkpoint) to its last.
 
     Args:
-        group: The processes that train together; all but the first only compute.
         live: Shows the model while it trains; None shows it to nobody.
     """
 
@@ -153,12 +148,7 @@ class Trainer:
             self._read_all_photographs()
         self._record("running", timings)
         reporter = Reporter(
-            self._stage,
-            self._console,
-            self._run.tensorboard,
-            start,
-            self._scene,
-            timings,
+            self._stage, self._console, self._run.tensorboard, start, self._scene, timings
         )
         progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
         with reporter, StopRequest() as stop, progress as bar:
@@ -208,11 +198,6 @@ class Trainer:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
     def _read_all_photographs(self) -> None:
-        """Find a damaged photograph before it ends a run that was to replace another.
-
-        Raises:
-            UserError: A photograph cannot be decoded.
-        """
         self._console.info(f"reading all photographs before the run in {self._run.path} goes")
         for camera in [*self._cameras, *self._scene.test_cameras]:
             self._images.get(camera)
@@ -313,7 +298,6 @@ class Trainer:
         self._run.record(status, timings=timings, **views, **more)
 
     def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
-        """Let the run that was in the folder go, now that this one has a checkpoint."""
         self._console.close()
         reporter.close_events()
         try:

@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing how to save memory: the least slowdown that fits a budget, before training begins.
 
-All phases of a stage share one plan. Bytes are those of tensors on the training device, predicted
-by :mod:`gaussian_splatting.engine.memory_model`; what is left of the budget goes to photographs.
+:func:`predict` estimates the peak of a step from what grows with Gaussians, pixels, tile
+intersections and samples; a step that needs more all the same is repeated with :func:`cheaper`.
+All phases of a stage share one plan; what is left of the budget goes to images.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.memory_model import (
-    MemoryBreakdown,
-    MemoryPlan,
-    StepLoad,
-    ViewLoad,
-    predict,
-)
-from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
-from gaussian_splatting.rasterization import project
+from gaussian_splatting.rasterization import Projection, project
 from gaussian_splatting.shared_flags import optional_boolean
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
@@ -36,11 +34,164 @@ MAX_STRIPS = 32
 MIN_CHUNK = 50_000
 STRIPS = 4
 SURVEYED_VIEWS = 4
-MIN_PHOTOGRAPHS = 2
+MIN_IMAGES = 2
 """The one that is trained on and the next one."""
 
-_SHARE = 0.8
+_FREE_SHARE = 0.8
 """Of the free memory; the rest is for what is not in tensors, and for other programs."""
+
+Geometry = Literal["none", "full", "half", "depth", "planes"]
+"""What a step renders beside colour: nothing; depth and normals with it; in a pass of their own at
+half the size; depth only; planes, which are compared with a neighbouring view."""
+
+_CHANNELS = {"none": 3, "full": 6, "half": 3, "depth": 4, "planes": 7}
+_LOSS_BYTES = {"none": 84, "full": 84, "half": 84, "depth": 84, "planes": 168}
+"""Of a pixel, for the losses that are evaluated on it; SSIM keeps five maps of three channels."""
+
+_IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
+"""Of a pixel: colours; with mask and on the background; with both images once more as floats."""
+
+_GAUSSIAN_BYTES = {"none": 192, "full": 192, "half": 236, "depth": 236, "planes": 204}
+"""Of a Gaussian, beside channels: projection, its gradients, and those that other terms left."""
+
+_SAMPLING_BYTES = {"none": 260, "full": 300, "half": 260, "depth": 260, "planes": 260}
+"""Of a Gaussian while fields are evaluated at samples."""
+
+
+@dataclass(frozen=True)
+class ViewLoad:
+    """What a view costs."""
+
+    width: int
+    height: int
+    visible: int
+    intersections: int
+    mask: str = ""
+
+    @classmethod
+    def of(cls, projection: Projection) -> ViewLoad:
+        """Of a projection."""
+        camera = projection.camera
+        return cls(
+            camera.width,
+            camera.height,
+            int((projection.radii > 0).sum()),
+            int(projection.tile_counts.sum()),
+            "" if camera.mask is None else camera.mask.mode,
+        )
+
+    def grown(self, factor: float) -> ViewLoad:
+        """What the view costs with so many times the Gaussians, each as large as now."""
+        return replace(
+            self,
+            visible=math.ceil(factor * self.visible),
+            intersections=math.ceil(factor * self.intersections),
+        )
+
+
+@dataclass(frozen=True)
+class ModelLoad:
+    """Bytes that an optimiser keeps; ``band_bytes`` of a value of the colour bands 1 to 3."""
+
+    parameters: int
+    moments: int
+    band_bytes: int = 4
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], config: OptimizerConfig) -> ModelLoad:
+        """Of parameters by name, stored as ``config`` says."""
+        parameters = moments = 0
+        for name, tensor in tensors.items():
+            rows, width = tensor.shape[0], math.prod(tensor.shape[1:])
+            parameters += rows * width * config.value_dtype(name).itemsize
+            state = config.state_format(name, width)
+            moments += rows * {"fp32": 8 * width, "bf16": 4 * width, "8bit": 2 * width + 4}[state]
+        return cls(parameters, moments, config.value_dtype("sh_rest").itemsize)
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """What the step of a phase works on.
+
+    Attributes:
+        neighbors: Neighbours of each Gaussian; 0 where none are needed.
+    """
+
+    n: int
+    model: ModelLoad
+    view: ViewLoad
+    geometry: Geometry = "none"
+    activation: int = 0
+    samples: int = 0
+    neighbors: int = 0
+    pair_bytes: int = 64 * 2**20
+    fixed: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How a step saves memory; the result depends on it by rounding only.
+
+    Attributes:
+        sample_chunk: Samples evaluated at once; None for all.
+    """
+
+    split: ImageSplit = WHOLE_IMAGE
+    sample_chunk: int | None = None
+
+
+def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
+    """Estimated bytes of tensors at the peak of a step, by what they are for.
+
+    A step is at its peak while it evaluates samples or while it goes backward through an image;
+    images besides that of the view are not counted.
+    """
+    n, view, geometry = load.n, load.view, load.geometry
+    channels, recompute = _CHANNELS[geometry], plan.split.recompute
+    compared = 17 if geometry == "planes" else 0
+    rows = min(view.height, -(-view.height // plan.split.strips) + 2 * SSIM_HALO)
+    # Splats are not spread evenly over the strips.
+    share = 1.0 if plan.split.strips == 1 else min(1.0, 1.5 * rows / view.height)
+    pixels = rows * view.width
+    blended = pixels * (4 * channels + (0 if recompute else 8))
+    image = {
+        "Gaussians": (_GAUSSIAN_BYTES[geometry] + 8 * channels) * n,
+        "tile intersections": 8 * view.intersections,
+        "pixels": blended,
+        "backward": max(
+            pixels * _LOSS_BYTES[geometry],
+            round(share * view.intersections) * (24 + 4 * channels) + 4 * channels * pixels,
+            n * (20 + 45 * load.model.band_bytes) - blended - 8 * view.intersections,
+        ),
+    }
+    chunk = min(plan.sample_chunk or load.samples, load.samples)
+    owners = min(chunk, view.visible * chunk // max(load.samples, 1))
+    sampling = {
+        "Gaussians": _SAMPLING_BYTES[geometry] * n,
+        "pixels": (32 if plan.split.strips == 1 else 8) * view.width * view.height
+        if geometry == "depth"
+        else 0,
+        "samples": 52 * load.samples + (140 if geometry == "depth" else 96) * chunk,
+        # With the copies that sorting their targets takes.
+        "neighbor gradients": round(1.6 * min(load.pair_bytes, owners * (load.neighbors + 1) * 44)),
+    }
+    steps = [image, sampling] if load.samples else [image]
+    parts = {
+        "parameters": load.model.parameters,
+        "moments": load.model.moments,
+        "neighbors": 4 * load.neighbors * n,
+        "mesh": load.fixed,
+        "image": (_IMAGE_BYTES[view.mask] + compared) * view.width * view.height,
+        "activation": load.activation,
+        **max(steps, key=lambda step: sum(step.values())),
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def predicted_bytes(load: StepLoad, plan: MemoryPlan) -> int:
+    """Sum of :func:`predict`."""
+    return sum(predict(load, plan).values())
+
 
 LoadsOf = Callable[[OptimizerConfig], Mapping[str, StepLoad]]
 """Step of each phase with an optimiser's formats."""
@@ -53,7 +204,6 @@ class MemoryOptions:
     Attributes:
         processes: How many train together; where each sees several views per step, it keeps one
             more copy of the gradients.
-        sharers: How many of them share the memory of this machine's CPU.
     """
 
     vram_budget: float | None = flag(
@@ -112,29 +262,34 @@ class MemoryChoice:
     """A plan that fits.
 
     Attributes:
-        image_bytes: Of them for photographs; 0 where those lie in other memory.
+        image_bytes: Of the budget for images; 0 where those lie in other memory.
     """
 
     plan: MemoryPlan
-    phases: dict[str, MemoryBreakdown]
+    phases: dict[str, dict[str, int]]
     budget: int
     image_bytes: int
 
+    @property
+    def peak(self) -> int:
+        """Bytes of the phase that needs most."""
+        return max(sum(parts.values()) for parts in self.phases.values())
+
     def lines(self) -> list[str]:
         """The plan and its breakdown for people."""
-        photographs = (
+        images = (
             f"{format_bytes(self.image_bytes)} of it for photographs"
             if self.image_bytes
             else "photographs stay in the memory of the host"
         )
         found = [
-            f"memory plan: {describe(self.plan)}; {format_bytes(self.budget)} to use, {photographs}"
+            f"memory plan: {describe(self.plan)}; {format_bytes(self.budget)} to use, {images}"
         ]
         for phase, needs in self.phases.items():
-            parts = sorted(needs.parts.items(), key=lambda part: -part[1])
+            parts = sorted(needs.items(), key=lambda part: -part[1])
+            named = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
             found.append(
-                f"memory of {phase}: {format_bytes(needs.total)} at most, {needs.peak_at}: "
-                + ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
+                f"memory of {phase}: about {format_bytes(sum(needs.values()))} at most: {named}"
             )
         return found
 
@@ -174,12 +329,7 @@ def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
 
 
 def survey(gaussians: Gaussians, cameras: Sequence[Camera]) -> list[ViewLoad]:
-    """What views cost.
-
-    Args:
-        gaussians: Activated, without gradients.
-        cameras: Views, as of :func:`surveyed`.
-    """
+    """What views of activated Gaussians cost."""
     with torch.no_grad():
         return [ViewLoad.of(project(gaussians, camera)) for camera in cameras]
 
@@ -187,7 +337,7 @@ def survey(gaussians: Gaussians, cameras: Sequence[Camera]) -> list[ViewLoad]:
 def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:
     """A step on the view that needs most."""
     loads = [replace(load, view=view) for view in views]
-    return max(loads, key=lambda one: predict(one, MemoryPlan()).total)
+    return max(loads, key=lambda one: predicted_bytes(one, MemoryPlan()))
 
 
 def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int | None:
@@ -199,7 +349,7 @@ def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int
         return None
     if device.type == "cpu":
         free //= options.sharers
-    return int(_SHARE * (free + held))
+    return int(_FREE_SHARE * (free + held))
 
 
 def choose(
@@ -208,32 +358,21 @@ def choose(
     first: MemoryPlan,
     options: MemoryOptions,
     budget: int,
-    photographs: Sequence[int],
+    image_sizes: Sequence[int],
 ) -> MemoryChoice:
-    """The plan with the least slowdown that fits.
-
-    Args:
-        first: What the flags ask for; also what is best where memory is plenty.
-        options: Whether its strips may be changed.
-        photographs: Bytes of each photograph that the stage reads; none where they lie in other
-            memory.
-
-    Raises:
-        UserError: None fits; names the nearest settings that do.
-    """
+    """The plan with the least slowdown that fits."""
     loads = loads_of(optimizer)
     plans = _plans(first, options)
-    least = MIN_PHOTOGRAPHS * max(photographs, default=0)
+    least = MIN_IMAGES * max(image_sizes, default=0)
     for plan in plans:
         phases = {name: predict(load, plan) for name, load in loads.items()}
-        room = budget - max(needs.total for needs in phases.values())
+        room = budget - max(sum(parts.values()) for parts in phases.values())
         if room >= least:
-            return MemoryChoice(plan, phases, budget, min(sum(photographs), room))
+            return MemoryChoice(plan, phases, budget, min(sum(image_sizes), room))
     raise UserError(_refusal(loads_of, optimizer, first, options, budget, least))
 
 
 def _plans(first: MemoryPlan, options: MemoryOptions) -> list[MemoryPlan]:
-    """Plans from fast to slow: chunks cost least, then strips, then computing again."""
     chunks: list[int | None] = [first.sample_chunk]
     while chunks[-1] is not None and chunks[-1] > MIN_CHUNK:
         chunks.append(max(MIN_CHUNK, chunks[-1] // 2))
@@ -253,11 +392,9 @@ def _refusal(
     budget: int,
     least: int,
 ) -> str:
-    """One line: what is needed, what there is, and what to change."""
-
     def needed(config: OptimizerConfig, free: MemoryOptions) -> int:
         loads, plans = loads_of(config).values(), _plans(first, free)
-        return least + min(max(predict(load, plan).total for load in loads) for plan in plans)
+        return least + min(max(predicted_bytes(load, plan) for load in loads) for plan in plans)
 
     start = (
         f"training needs {format_bytes(needed(optimizer, options))} at least, the budget is "

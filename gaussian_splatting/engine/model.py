@@ -46,11 +46,7 @@ class TrainableModel(ABC):
 
     @abstractmethod
     def tensors_of(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of a ``state_dict``, checked.
-
-        Raises:
-            UserError: If it is not of this kind of model.
-        """
+        """Parameters of a ``state_dict``, checked."""
 
     def buffers(self) -> dict[str, Tensor]:
         """Tensors that files hold before the parameters but that are not optimised."""
@@ -95,17 +91,10 @@ class TrainableModel(ABC):
             group["name"] = self.group_names[group["name"]]
         parameters = self.optimizer.parameters
         own = {file: _in_float32(parameters[name]) for name, file in self.state_names.items()}
-        return {
-            "state_dict": {**self.buffers(), **own},
-            "optimizer_state_dict": optimizer_state,
-        }
+        return {"state_dict": {**self.buffers(), **own}, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        """Take parameters, moments and step counts from a checkpoint.
-
-        Raises:
-            UserError: If the checkpoint is of another kind of model.
-        """
+        """Take parameters, moments and step counts from a checkpoint."""
         device, rates = self.device, self.optimizer.learning_rates()
         config = self.optimizer.config
         tensors = self.tensors_of(payload["state_dict"])
@@ -192,11 +181,7 @@ class TrainableCloud(TrainableModel):
 def cloud_from_state(
     state: dict[str, Tensor], kind: str = "model of free Gaussians"
 ) -> GaussianCloud:
-    """The Gaussians of a ``state_dict``.
-
-    Raises:
-        UserError: If a tensor is missing or has another shape.
-    """
+    """The Gaussians of a ``state_dict``."""
     missing = [name for name in STATE_NAMES.values() if name not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a {kind}")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import is_counted
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import VisitedAdam, fit_gain_and_offset, rate_at
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.reference import sh_basis_reference
@@ -51,8 +51,6 @@ class PoseConfig:
     Attributes:
         rate: Learning rate of rotations in radians, and of shifts in camera extents.
         final_share: Share of the rate that is left at the end; it falls log-linearly.
-        start: First iteration in which poses move: before it the Gaussians are not there yet.
-        anchor: Share of a motion that each of its steps takes back, times the rate.
     """
 
     rate: float = 1e-3
@@ -96,12 +94,7 @@ class PoseRefinement:
     def collect(
         self, camera: Camera, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> None:
-        """Take note of what one view pulls at its pose.
-
-        Args:
-            camera: The view, in its present pose.
-            gradients: Their gradients, of this view alone.
-        """
+        """Take note of what one view pulls at its pose."""
         found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
         found[3:] *= self._extent
         self._adam.gradient[self._rows[camera.name]] += found
@@ -134,11 +127,7 @@ class PoseRefinement:
         return {_MOTIONS: self.motions.clone(), **kept}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take :meth:`state` back; a checkpoint without poses leaves them at the start.
-
-        Raises:
-            UserError: It is of another number of photographs.
-        """
+        """Take :meth:`state` back; a checkpoint without poses leaves them at the start."""
         if _MOTIONS not in state:
             return
         own = self.state()
@@ -159,7 +148,6 @@ def with_motion(camera: Camera, motion: Tensor, extent: float) -> Camera:
 
     Args:
         motion: Axis times angle in radians, and shift in extents, both in world axes. (6,)
-        extent: World units of one extent.
     """
     turn = _rotation(motion[:3].numpy())
     rotation = camera.rotation @ turn.T
@@ -197,11 +185,8 @@ def fitted_pose(
     """The camera moved to where its photograph is shown best.
 
     Args:
-        gaussians: The model; not changed.
         photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
-        extent: World units of one extent of the cameras.
         background: Colour behind the Gaussians. (3,)
-        exposed: Compare after a gain and an offset per channel.
     """
     leaves = {n: getattr(gaussians, n).detach().clone().requires_grad_(True) for n in _MOVED}
     frozen = replace(gaussians, **leaves)
@@ -243,7 +228,6 @@ def pose_gradient(
     Args:
         values: Parameters ``means`` (N, 3), ``quats`` (N, 4, of any norm) and ``sh_rest``
             (N, 15, 3).
-        gradients: Gradients of the same names; one that is missing is zero.
         center: Camera centre in world units. (3,)
 
     Returns:

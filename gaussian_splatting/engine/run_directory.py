@@ -9,19 +9,167 @@ has a checkpoint: until then the new one keeps its log and its curves in a folde
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.reference_layout import RUN_FILE
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
-from gaussian_splatting.engine.identity import Identity
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, remove_stale_temporaries, write_json_atomic
+from sugar_utils.files import (
+    check_writable,
+    file_digest,
+    flat_items,
+    json_values,
+    remove_stale_temporaries,
+    write_json_atomic,
+)
 from sugar_utils.schemas import RunRecord, read_checked
+
+_NAMED = 3
+_DIGITS = 8
+"""Decimals that count in a camera: enough for any pose, and no other processor's rounding."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What decides a result; all values as JSON keeps them."""
+
+    settings: dict[str, Any]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("settings", "inputs", "sources"):
+            object.__setattr__(self, name, json_values(getattr(self, name)))
+
+    def record(self) -> dict[str, Any]:
+        """What files keep of it."""
+        return {"settings": self.settings, "inputs": self.inputs, "sources": self.sources}
+
+    def differences(self, recorded: Mapping[str, Any]) -> list[str]:
+        """One line for every setting and kind of input that is not as recorded."""
+        settings, inputs = (_mapping(recorded.get(name)) for name in ("settings", "inputs"))
+        return [
+            *settings_differences(settings, self.settings),
+            *input_differences(inputs, self.inputs),
+        ]
+
+
+def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same.
+
+    Nested dictionaries are compared by dotted name; a tuple equals the list that a file keeps of
+    it.
+    """
+    new = dict(flat_items(json_values(current)))
+    old = dict(flat_items(json_values(saved)))
+    names = [*new, *(name for name in old if name not in new)]
+    absent = "(not set)"
+    return [
+        f"{name}: {old.get(name, absent)} → {new.get(name, absent)}"
+        for name in names
+        if name not in old or name not in new or old[name] != new[name]
+    ]
+
+
+def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Lines such as ``"photographs: a.jpg changed"`` for kinds of input that are not the same."""
+    lines = []
+    for kind in [*current, *(kind for kind in saved if kind not in current)]:
+        old, new = saved.get(kind), current.get(kind)
+        if old == new:
+            continue
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            lines.append(f"{kind}: {'not recorded' if old is None else 'changed'}")
+            continue
+        changed = [name for name in new if name in old and new[name] != old[name]]
+        parts = [
+            _named(changed, "changed"),
+            _named([name for name in new if name not in old], "added"),
+            _named([name for name in old if name not in new], "gone"),
+        ]
+        lines.append(f"{kind}: {', '.join(part for part in parts if part)}")
+    return lines
+
+
+def _named(names: Sequence[str], what: str) -> str:
+    more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more} {what}" if names else ""
+
+
+def scene_inputs(
+    scene: Scene, *, photographs: bool = True, tracks: bool = False
+) -> dict[str, dict[str, str] | str]:
+    """Digests of a scene's cameras, which of them are held out, their photographs and masks."""
+    roles = (("train", scene.train_cameras), ("test", scene.test_cameras))
+    views = [(role, camera) for role, cameras in roles for camera in cameras]
+    inputs = {"cameras": {camera.name: _camera_digest(camera, role) for role, camera in views}}
+    if photographs:
+        files = {c.name: c.source_path or c.image_path for _, c in views if c.image_path}
+        digests = file_digests(files.values())
+        inputs["photographs"] = dict(zip(files, digests, strict=True))
+    masked = {camera.name: camera.mask for _, camera in views if camera.mask is not None}
+    if masked:
+        digests = file_digests(mask.path for mask in masked.values())
+        modes = [f"{mask.mode}{' alpha' * mask.alpha}" for mask in masked.values()]
+        shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
+        inputs["masks"] = dict(zip(masked, shown, strict=True))
+    if tracks and scene.observations is not None:
+        inputs["point tracks"] = _tracks_digest(scene.observations)
+    return inputs
+
+
+def _tracks_digest(observations: Observations) -> str:
+    digest = hashlib.sha256(observations.points.tobytes() + observations.lengths.tobytes())
+    for name, rows in sorted(observations.rows.items()):
+        digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def points_digest(scene: Scene) -> str:
+    """Digest of the points that a scene starts from."""
+    return hashlib.sha256(scene.points.tobytes() + scene.points_rgb.tobytes()).hexdigest()[:16]
+
+
+def file_digests(paths: Iterable[Path]) -> list[str]:
+    """Digests of the contents of files, several read at a time."""
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(file_digest, paths))
+
+
+def _camera_digest(camera: Camera, role: str) -> str:
+    """Short text that changes with anything that a render of the camera depends on."""
+    offset = camera.translation
+    # A power of two scales without rounding; half of the next one is never out of range.
+    unit = math.ldexp(0.5, math.frexp(float(np.abs(offset).max()))[1])
+    lens = (camera.fx, camera.fy, camera.cx, camera.cy)
+    numbers = [
+        *(value / camera.width for value in lens),
+        *camera.rotation.flatten(),
+        unit,
+        *(offset / unit),
+    ]
+    # Adding zero turns a negative zero into a positive one.
+    rounded = [round(float(value), _DIGITS) + 0.0 for value in numbers]
+    text = f"{role} {camera.width} {camera.height} {rounded} {camera.lens}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
 
 _LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
 _RESULT_FILES = (_PICTURES, "worst.png", "report.html")
@@ -35,7 +183,6 @@ class ResumePlan:
 
     Attributes:
         payload: Checkpoint to continue from; None to start anew.
-        finished: The folder holds the finished run already; nothing is to be done.
     """
 
     payload: dict[str, Any] | None = None
@@ -44,14 +191,7 @@ class ResumePlan:
 
 
 class RunDirectory:
-    """The folder of one training run.
-
-    Args:
-        products: Folders elsewhere that belong to the run: where one exists, a run is there.
-
-    Attributes:
-        replaces: Whether another run is still in the folder, to be replaced by this one.
-    """
+    """The folder of one training run."""
 
     def __init__(
         self,
@@ -83,7 +223,6 @@ class RunDirectory:
 
     @property
     def _own(self) -> Path:
-        """Where the run writes what an unfinished run may leave behind."""
         return self.path / _STAGING if self.replaces else self.path
 
     def plan(
@@ -93,10 +232,6 @@ class RunDirectory:
 
         Args:
             resume: ``"auto"``, ``"none"``, or a checkpoint file or run folder to continue from.
-            overwrite: Whether a run in the folder may be replaced.
-
-        Raises:
-            UserError: If the folder holds another run, or the checkpoint cannot be used.
         """
         self._remove_obsolete()
         shutil.rmtree(self.path / _STAGING, ignore_errors=True)
@@ -133,11 +268,7 @@ class RunDirectory:
             write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
-        """Stop where somebody removed the folder meanwhile: what is missing cannot be made up for.
-
-        Raises:
-            UserError: The record that the run began with is gone.
-        """
+        """Stop where somebody removed the folder meanwhile."""
         # A run of another program, which is to be replaced, may have no record.
         if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(
@@ -150,9 +281,6 @@ class RunDirectory:
 
         A process killed meanwhile leaves the old run, or the new one and a list of what is still
         to be removed. Nothing may have the log or the event files open.
-
-        Raises:
-            UserError: A file cannot be removed; the next start of the run tries again.
         """
         staged, self.replaces = self.path / _STAGING, False
         old = [path.name for path in self._checkpoints() if path != checkpoint]
@@ -169,15 +297,21 @@ class RunDirectory:
             shutil.rmtree(staged)
 
     def _remove_obsolete(self) -> None:
-        """Remove what is left of a run that this folder's run has replaced."""
         recorded = self._recorded() or {}
         names = recorded.pop(_OBSOLETE, None)
         if names is None:
             return
         for path in (self.path / name for name in names):
             # What a file says must not lead out of the folder.
-            if path.parent in (self.path, self.path / _EVENTS) and path.is_file():
-                _remove(path)
+            if path.parent not in (self.path, self.path / _EVENTS) or not path.is_file():
+                continue
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise UserError(
+                    f"cannot remove {path}: {error.strerror or error}; close the program that has "
+                    "it open"
+                ) from error
         for folder in self._products:
             shutil.rmtree(folder, ignore_errors=True)
         write_json_atomic(self.path / RUN_FILE, recorded)
@@ -259,17 +393,3 @@ class RunDirectory:
 
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("[0-9]*.pt"))
-
-
-def _remove(path: Path) -> None:
-    """Delete a file that may be missing.
-
-    Raises:
-        UserError: It cannot be deleted, as when another program has it open on Windows.
-    """
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot remove {path}: {error.strerror or error}; close the program that has it open"
-        ) from error

@@ -32,13 +32,11 @@ from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.viewing.live_view import open_live_view
 from gaussian_splatting.viewing.page_server import ViewerOptions
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable
+from sugar_utils.errors import UserError, printable
+from sugar_utils.files import check_writable, exclusive, flat_items
 from sugar_utils.flags import positive_int
-from sugar_utils.locks import exclusive
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
-from sugar_utils.text import printable
 
 Model = TypeVar("Model")
 
@@ -48,11 +46,8 @@ class StageRun(Generic[Model]):
     """A run that has read its inputs and has not touched its folder yet.
 
     Attributes:
-        build: Makes the stage of the initial model; may plan memory, and say so.
-        results: Files of a finished run, the one that the next stage reads first.
         enrich: Makes more of the initial model by looking at the photographs; not called where a
             checkpoint is continued.
-        channels: Numbers of channels that it blends besides those that all stages may.
     """
 
     title: str
@@ -91,14 +86,7 @@ def run_stage(
     """Run a stage; a finished run of the same identity is not repeated.
 
     Args:
-        prepare: Reads the inputs: the run, and the model that it starts from.
         images: Decoded photographs that other stages use, too; an own store if None.
-
-    Returns:
-        The first of the results.
-
-    Raises:
-        UserError: For anything the user can fix.
     """
     group, white = options.compute.group, options.config.white_background
     with group.single_report():
@@ -121,16 +109,9 @@ def run_stage(
                 del initial
                 viewer, scene = options.run.watching, run.scene
                 with open_live_view(viewer, stage.name, last, scene, group, console) as live:
-                    Trainer(
-                        stage,
-                        run.loop,
-                        scene,
-                        store,
-                        run.directory,
-                        console,
-                        group,
-                        live,
-                    ).run(plan)
+                    Trainer(stage, run.loop, scene, store, run.directory, console, group, live).run(
+                        plan
+                    )
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
             console.info(f"finished: {run.results[0]}")
@@ -142,9 +123,6 @@ class RunOptions:
     """How a run treats its folder and its checkpoints; none of it changes the result.
 
     ``keep_checkpoints`` of None keeps all.
-
-    Attributes:
-        watching: Whether it can be watched while it trains.
     """
 
     resume: str = flag(
@@ -165,11 +143,7 @@ class RunOptions:
 
 @dataclass
 class Session:
-    """An open run.
-
-    Attributes:
-        plan: Whether to start, continue or skip it.
-    """
+    """An open run."""
 
     run: RunDirectory
     plan: ResumePlan
@@ -195,11 +169,7 @@ def open_session(
     title: str,
     group: ProcessGroup = ALONE,
 ) -> Iterator[Session]:
-    """Plan the run, open its log and print the resolved configuration.
-
-    Args:
-        group: The processes that run together: the first decides, and it alone prints and writes.
-    """
+    """Plan the run, open its log and print the resolved configuration."""
     with _lock(run) if group.is_first else nullcontext():
         try:
             plan = _agreed_plan(run, options, final, notices, group)
@@ -212,7 +182,6 @@ def open_session(
 
 
 def _lock(run: RunDirectory) -> AbstractContextManager[None]:
-    """Keep other processes out of the folder of a run."""
     advice = f"wait until it ends, stop it, or choose another {run.output_flag}"
     return exclusive(check_writable(run.path), advice)
 
@@ -220,7 +189,8 @@ def _lock(run: RunDirectory) -> AbstractContextManager[None]:
 def _opened(
     run: RunDirectory, plan: ResumePlan, console: Console, notices: Notices, title: str
 ) -> Session:
-    console.table(title, _flat({**run.identity.sources, **run.identity.settings}))
+    settings = {**run.identity.sources, **run.identity.settings}
+    console.table(title, flat_items(settings))
     for message in notices.messages:
         console.info(message)
     return Session(run, plan, console)
@@ -237,16 +207,6 @@ def _agreed_plan(
     if group.is_first or source is None:
         return plan
     return ResumePlan(load_payload(source), source, finished)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    rows: list[tuple[str, object]] = []
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}.")
-        else:
-            rows.append((f"{prefix}{name}", value))
-    return rows
 
 
 ROOMS = ("gaussian_splatting", "sugar_utils", "sugar_scene", "sugar_trainers", "sugar_extractors",
@@ -266,9 +226,6 @@ def compile_ahead(device: torch.device, console: Console, channels: Sequence[int
     """Compile or load the kernels of all modules of ours that have been imported.
 
     A kernel that does not compile says so where it is first used.
-
-    Args:
-        console: Is told how far it is, unless it is done at once.
     """
     place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
     modules = kernel_modules(device.type == "cpu", channels)

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import TOTAL
-from gaussian_splatting.engine.masking import color_terms_of, exposed_strip, is_counted
-from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted
+from gaussian_splatting.engine.training_views import color_terms_of, exposed_strip, is_counted
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import RenderOutput
@@ -39,7 +39,6 @@ class StepResult:
     Attributes:
         terms: Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
         radii: Screen radii, 0 for Gaussians the view did not see. (N,) int32
-        guess: What was taken for the number of pairs of the view, to be settled by the checks.
         settle: What else the view changes; called when its numbers were found to be good.
     """
 
@@ -53,11 +52,8 @@ class Stage(ABC):
     """One optimisation, step by step; what is not abstract does no more than learn exposures.
 
     Attributes:
-        name: What the console calls it, for example ``"coarse dn_consistency"``.
         extent: Camera extent in world units.
-        memory_plan: How a step saves memory; the loop may change it between two steps.
         poses: Poses that are learned beside the model; None where they are taken as they are.
-        pairs: Numbers of pairs of the views, by which a step need not wait for them.
     """
 
     name: str
@@ -91,7 +87,6 @@ class Stage(ABC):
 
         Args:
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
-            view_index: Number of the view in its step; random draws depend on it.
         """
 
     def collect_exposure(self, photograph: str, leaf: Tensor | None) -> None:
@@ -123,7 +118,6 @@ class Stage(ABC):
         """A held-out camera, moved to where its photograph fits best where poses are learned.
 
         Args:
-            camera: The view in its known pose.
             photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
         """
         return camera
@@ -164,7 +158,6 @@ class LossTerm:
             the number in the whole. None where a view has nothing for it.
         maps: What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``,
             ``"plane"``.
-        halo: Rows of the image on each side that the loss of a row depends on.
     """
 
     name: str
@@ -202,7 +195,6 @@ class ImageStrip:
             mask of what to ignore. At half its size only what the mask says, None without one.
         exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)
         inside: Pixels of the whole image that say what the exposure is; None for all. (H, W) bool
-        beside: What else the stage knows of the view.
     """
 
     maps: StripMaps

@@ -10,7 +10,6 @@ that. With two views it does not, because two numbers have one sum.
 from __future__ import annotations
 
 import signal
-import threading
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairsMi
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import TrainingError, UserError
+from sugar_utils.frame import EXIT_OF_SIGNAL, signal_handler
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ProcessGroup
 
@@ -39,9 +39,7 @@ class StepSum:
     """What the views of a step said together.
 
     Attributes:
-        terms: Detached scalars: sums over views, and means in the end.
         visible: Gaussians that a view showed; None where nobody asks. (N,) bool
-        showing: Views that showed any Gaussian.
         stop: Signal that asked a process to stop; None if none did.
     """
 
@@ -95,11 +93,7 @@ class EmptyViews:
 
 
 class Stepper:
-    """Makes the steps of a stage.
-
-    Args:
-        group: The processes that share the views of a step.
-    """
+    """Makes the steps of a stage."""
 
     def __init__(
         self,
@@ -159,9 +153,6 @@ class Stepper:
     def step(self, iteration: int, requested: str | None) -> StepSum:
         """Learn from the views of one iteration.
 
-        Args:
-            requested: Signal that asked this process to stop.
-
         Raises:
             TrainingError: If numbers went bad.
         """
@@ -187,11 +178,7 @@ class Stepper:
         return (iteration - self._first) * self._n_views + view_index
 
     def _see_views(self, iteration: int) -> StepSum:
-        """Sum of this process's views; gradients are added up in the parameters.
-
-        The gradients of each view are made apart from those of the views before it, so that a
-        sum does not depend on who computed its parts, and a view can be repeated.
-        """
+        """Sum of this process's views; gradients are added up in the parameters."""
         optimizer = self._stage.model.optimizer
         total: StepSum | None = None
         held: dict[str, Tensor] = {}
@@ -209,10 +196,7 @@ class Stepper:
         return total
 
     def _train_on(self, iteration: int, view_index: int, checked: bool) -> tuple[StepResult, bool]:
-        """One view, and whether it shows any Gaussian.
-
-        ``checked`` says that the parameters were looked at in this iteration.
-        """
+        """One view, and whether it shows any Gaussian."""
         model, camera = self._stage.model, self.camera(iteration, view_index)
         camera, photograph = self._views.get(camera, self._stage.view_scale(iteration))
         target = upload(photograph, model.device)
@@ -239,7 +223,6 @@ class Stepper:
         return result, shows
 
     def _check(self, iteration: int, camera: Camera, result: StepResult, checked: bool) -> bool:
-        """Whether the view shows any Gaussian, if its numbers are good."""
         optimizer = self._stage.model.optimizer
         return check_step(
             losses=result.terms,
@@ -336,7 +319,7 @@ class Stepper:
             )
 
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK")
+SIGNALS = tuple(EXIT_OF_SIGNAL)
 """What asks a run to stop."""
 
 
@@ -344,9 +327,7 @@ class StopRequest:
     """Context in which a stop signal sets a flag that the training loop looks at.
 
     The first signal is noted in ``requested``, so that the loop can save a checkpoint and leave.
-    A second Ctrl-C raises ``KeyboardInterrupt`` at once. The handlers found at entry are back in
-    place after the context. Outside the main thread Python delivers no signals; the context then
-    changes nothing.
+    A second Ctrl-C raises ``KeyboardInterrupt`` at once.
 
     Attributes:
         requested: Name of the first signal received, for example ``"SIGTERM"``; None before.
@@ -354,21 +335,14 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        self._previous: dict[int, Any] = {}
+        self._handlers = signal_handler(self._handle, lambda handler: True)
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            for name in SIGNALS:
-                number = getattr(signal, name, None)
-                if number is not None:
-                    self._previous[number] = signal.signal(number, self._handle)
+        self._handlers.__enter__()
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            # None stands for a handler that was not installed from Python.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous.clear()
+    def __exit__(self, *exception: Any) -> None:
+        self._handlers.__exit__(*exception)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:

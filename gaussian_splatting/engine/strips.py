@@ -41,13 +41,7 @@ from sugar_utils.device import constants
 
 @dataclass(frozen=True)
 class ImageSplit:
-    """How the memory of one view is saved; the result does not depend on it but for rounding.
-
-    Attributes:
-        strips: Strips per image; at most one per row is made.
-        recompute: Compute things again instead of keeping them (gradient checkpointing). The
-            bits are the same.
-    """
+    """How the memory of one view is saved; the result does not depend on it but for rounding."""
 
     strips: int = 1
     recompute: bool = False
@@ -100,13 +94,7 @@ class StripMaps:
 
 @dataclass(frozen=True)
 class ImageTerm:
-    """A loss term of pixels.
-
-    Attributes:
-        halo: Rows on each side that the loss of a row depends on.
-        evaluate: The strip's share of the loss, and of figures to report by name.
-        weight: Of the loss.
-    """
+    """A loss term of pixels."""
 
     halo: int
     evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
@@ -117,13 +105,8 @@ class ViewPass:
     """One view, projected once and blended strip by strip.
 
     Args:
-        project: Projects all Gaussians; gradients flow through what it returns.
         color: Colour behind the image; black when None. (3,)
-        farthest_depth_behind: Put the largest depth of any Gaussian behind the depth map.
         pairs: What views had when they were seen last; None: the host waits for the number.
-
-    Attributes:
-        guess: What was taken for the number of pairs; to be settled before anything counts.
     """
 
     def __init__(
@@ -216,9 +199,7 @@ class ViewPass:
         if self._tiles is None:
             self._tiles = self._sort_into_tiles(self._projection)
             self._background = channel_background(
-                self._projection,
-                self._color,
-                farthest_depth_behind=self._farthest_depth_behind,
+                self._projection, self._color, farthest_depth_behind=self._farthest_depth_behind
             )
         return self._projection
 
@@ -298,7 +279,6 @@ def _strip_maps(
 
 
 def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
-    """Backpropagate one term after the other to the maps; return their shares."""
     totals: dict[str, Tensor] = {}
     for term in terms:
         loss, shares = term.evaluate(maps)
@@ -310,10 +290,7 @@ def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
 
 
 def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> Tensor:
-    """Gradients of all blended channels. (R, W, C)
-
-    They take the memory of the pixels, which nobody reads any more.
-    """
+    """Gradients of all blended channels. (R, W, C)"""
     columns = (
         (layout.rgb, 3, maps.image),
         (layout.depth, 1, maps.depth),

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training views: the order in which they come, and the size that an iteration asks for.
+"""Views that a step trains on: their order, their size, and what renders are compared with.
 
-Smaller photographs are made of the decoded ones, every pixel the mean of what it covers, and kept
-for the current size only, under the budget of the decoded ones.
+Photographs carry their masks as a fourth byte. In mode ``object`` photograph and render lie on one
+background, whose colour is drawn anew for every view, so that what is outside of the mask can only
+become transparent. In mode ``ignore`` the fourth byte stays, and terms of pixels leave out those
+that do not count.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,17 +17,169 @@ from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import ImageStore
-from sugar_utils.random import generator
+from gaussian_splatting.data.images import COUNTS, ImageStore, composited
+from gaussian_splatting.engine.strips import StripMaps
+from gaussian_splatting.losses.photometric import color_terms
+from gaussian_splatting.losses.ssim_reference import weighted_color_loss
+from gaussian_splatting.optim.learned_exposure import Exposures, exposed
+from sugar_utils.random import draw_labels, generator
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a render of one view is compared with.
+
+    Attributes:
+        photograph: (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1.
+        background: Colour behind the render. (3,)
+        exposure: Leaf of the photograph's exposure; None where it has none. (2, 3)
+        inside: Pixels that say what the exposure is; None for all. (H, W) bool
+    """
+
+    photograph: Tensor
+    background: Tensor
+    exposure: Tensor | None
+    inside: Tensor | None
+
+
+def target_of(
+    photograph: Tensor,
+    plain: Tensor,
+    camera: Camera,
+    exposures: Exposures | None,
+    *,
+    seed: int,
+    iteration: int,
+    view_index: int = 0,
+) -> Target:
+    """What a view of a step is compared with, on its background and with its exposure.
+
+    Args:
+        photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
+        plain: Colour behind the render of a view without a mask. (3,)
+    """
+    exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
+    labels = {"seed": seed, "iteration": iteration, "view_index": view_index}
+    shown, background = on_background(photograph, plain, camera, exposure=exposure, **labels)
+    # Nobody but an exposure asks which pixels are the object's.
+    asked = exposure is not None and _has_object_mask(photograph, camera)
+    return Target(shown, background, exposure, is_counted(photograph) if asked else None)
+
+
+def on_background(
+    photograph: Tensor,
+    plain: Tensor,
+    camera: Camera,
+    *,
+    seed: int,
+    iteration: int,
+    view_index: int = 0,
+    exposure: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What a render is to be compared with, and the colour behind it.
+
+    Args:
+        photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
+        plain: Colour behind the render of a view without a mask. (3,)
+        exposure: Exposure that the render will get, background and all; None for none. (2, 3)
+
+    Returns:
+        Photograph, (H, W, 3), or (H, W, 4) with weights of the pixels; and colour. (3,)
+    """
+    if not _has_object_mask(photograph, camera):
+        if photograph.shape[-1] == 3:
+            return photograph, plain
+        return without_uncovered(photograph[..., :3], is_counted(photograph)), plain
+    rng = generator(seed, "mask background", *draw_labels(iteration, view_index))
+    # Whole bytes, so that the photograph's background is the render's to the bit.
+    color = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8, device="cpu")
+    color = color.to(photograph.device)
+    behind = color.to(plain.dtype) / 255.0
+    if exposure is not None:
+        shown = exposed(behind[None, None], exposure.detach())[0, 0]
+        color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
+    return composited(photograph, color), behind
+
+
+def _has_object_mask(photograph: Tensor, camera: Camera) -> bool:
+    return camera.mask is not None and camera.mask.mode == "object" and photograph.shape[-1] == 4
+
+
+def exposed_strip(maps: StripMaps, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
+    """A strip as a photograph of this exposure shows it; arguments as of :func:`exposed`."""
+    here = None if inside is None else inside[maps.shown.start : maps.shown.stop]
+    return exposed(maps.image, exposure, here)
+
+
+def is_counted(photograph: Tensor) -> Tensor | None:
+    """Pixels that count. (H, W, 4) uint8 -> (H, W) bool; None where all do, (H, W, 3)"""
+    return photograph[..., 3] >= COUNTS if photograph.shape[-1] == 4 else None
+
+
+def without_uncovered(photograph: Tensor, covered: Tensor) -> Tensor:
+    """A photograph of which only covered pixels count.
+
+    Args:
+        photograph: (H, W, 3), or (H, W, 4) with a mask of what to ignore, uint8
+        covered: (H, W) bool
+
+    Returns:
+        (H, W, 4) uint8
+    """
+    counts = torch.where(covered, 255, 0).to(torch.uint8)[..., None]
+    if photograph.shape[-1] == 4:
+        return torch.cat([photograph[..., :3], torch.minimum(photograph[..., 3:], counts)], dim=-1)
+    return torch.cat([photograph, counts], dim=-1)
+
+
+def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
+    """What a photograph's mask says at half the size; a pixel counts where all it covers do.
+
+    Args:
+        photograph: (H, W, 3), or (H, W, 4) uint8 with a mask
+
+    Returns:
+        Colours that mean nothing, and the mask. (H / 2, W / 2, 4) uint8; None without a mask
+    """
+    if photograph.shape[-1] == 3:
+        return None
+    whole = photograph[: 2 * half.height, : 2 * half.width]
+    firsts = [(y, x) for y in range(min(2, whole.shape[0])) for x in range(min(2, whole.shape[1]))]
+    return torch.stack([whole[y::2, x::2] for y, x in firsts]).amin(dim=0)
+
+
+def color_terms_of(
+    image: Tensor, maps: StripMaps, photograph: Tensor, weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The colour loss of a strip, with its mean absolute error and mean SSIM, by weighted pixels.
+
+    The less a pixel counts, the more both images take the render's own value, without a gradient:
+    at weight 0 it differs nowhere, neither by itself nor in the windows of its neighbours.
+
+    Args:
+        image: What the strip looks like. (R, W, 3)
+        photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with weights of the pixels
+
+    Returns:
+        ``(loss, l1, ssim)`` scalars; those of all strips add up to those of the image.
+    """
+    target = maps.part_of(photograph[..., :3])
+    rows = {"rows": maps.counted, "total_rows": maps.height}
+    if photograph.shape[-1] == 3:
+        return color_terms(image, target, weight, **rows)
+    counts = photograph[..., 3:].to(image.dtype) / 255
+    here = counts[maps.shown.start : maps.shown.stop]
+    own = (1 - here) * image.detach()
+    image, target = here * image + own, here * target + own
+    _, l1, ssim = color_terms(image, target, weight, **rows)
+    # Both were divided by all pixels.
+    scale = counts.numel() / counts.sum().clamp_min(1)
+    l1, ssim = scale * l1, maps.share - scale * (maps.share - ssim)
+    return weighted_color_loss(l1, ssim, weight, maps.share), l1, ssim
 
 
 class CameraOrder:
-    """Which view belongs to which step, computed from the seed alone.
-
-    Args:
-        n_cameras: Number of training views, at least 1.
-        label: Name of the stage, so that stages see different orders.
-    """
+    """Which view belongs to which step, computed from the seed alone."""
 
     def __init__(self, n_cameras: int, seed: int, label: str) -> None:
         self._n = n_cameras
@@ -66,9 +222,6 @@ class SizedViews:
         Returns:
             The camera at that size and its photograph, on the CPU; it is shared, do not write to
             it. (h, w, 3) or (h, w, 4) uint8
-
-        Raises:
-            UserError: The camera has no image or the image cannot be decoded.
         """
         if scale != self._scale and self._scale != 1.0:
             self._images.drop_scaled(self._scale)
@@ -95,8 +248,6 @@ def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
 
     Args:
         photograph: Colours, and perhaps a mask. (H, W, 3) or (H, W, 4) uint8
-        width: In pixels.
-        height: In pixels.
     """
     planes = photograph.permute(2, 0, 1).float()
     if len(planes) == 3:

@@ -33,69 +33,38 @@ def _source(name: str) -> str:
 
 @wp.func_native(_source("photometric_forward"))
 def _forward_row(
-    y: int,
-    width: int,
-    height: int,
-    stride: int,
-    keep_partials: int,
-    taps_: wp.array(dtype=float),
-    image_: wp.array2d(dtype=float),
-    target_: wp.array2d(dtype=float),
-    sums_: wp.array2d(dtype=float),
-    partials_: wp.array3d(dtype=float),
-): ...
+    y: int, width: int, height: int, stride: int, keep_partials: int, taps_: wp.array(dtype=float),
+    image_: wp.array2d(dtype=float), target_: wp.array2d(dtype=float),
+    sums_: wp.array2d(dtype=float), partials_: wp.array3d(dtype=float),
+): ...  # fmt: skip
 
 
 @wp.kernel
 def _forward_rows(
-    first: int,
-    top_row: int,
-    width: int,
-    height: int,
-    stride: int,
-    keep_partials: int,
-    taps: wp.array(dtype=float),
-    image: wp.array2d(dtype=float),
-    target: wp.array2d(dtype=float),
-    sums: wp.array2d(dtype=float),
-    partials: wp.array3d(dtype=float),
-):
+    first: int, top_row: int, width: int, height: int, stride: int, keep_partials: int,
+    taps: wp.array(dtype=float), image: wp.array2d(dtype=float), target: wp.array2d(dtype=float),
+    sums: wp.array2d(dtype=float), partials: wp.array3d(dtype=float),
+):  # fmt: skip
     y = top_row + first + wp.tid()
     _forward_row(y, width, height, stride, keep_partials, taps, image, target, sums, partials)
 
 
 @wp.func_native(_source("photometric_backward"))
 def _backward_row(
-    y: int,
-    top_row: int,
-    end_row: int,
-    width: int,
-    height: int,
-    stride: int,
-    taps_: wp.array(dtype=float),
-    image_: wp.array2d(dtype=float),
-    target_: wp.array2d(dtype=float),
-    partials_: wp.array3d(dtype=float),
-    weights_: wp.array(dtype=float),
+    y: int, top_row: int, end_row: int, width: int, height: int, stride: int,
+    taps_: wp.array(dtype=float), image_: wp.array2d(dtype=float), target_: wp.array2d(dtype=float),
+    partials_: wp.array3d(dtype=float), weights_: wp.array(dtype=float),
     gradient_: wp.array3d(dtype=float),
-): ...
+): ...  # fmt: skip
 
 
 @wp.kernel
 def _backward_rows(
-    first: int,
-    top_row: int,
-    end_row: int,
-    width: int,
-    height: int,
-    stride: int,
-    taps: wp.array(dtype=float),
-    image: wp.array2d(dtype=float),
-    target: wp.array2d(dtype=float),
-    partials: wp.array3d(dtype=float),
-    weights: wp.array(dtype=float),
+    first: int, top_row: int, end_row: int, width: int, height: int, stride: int,
+    taps: wp.array(dtype=float), image: wp.array2d(dtype=float), target: wp.array2d(dtype=float),
+    partials: wp.array3d(dtype=float), weights: wp.array(dtype=float),
     gradient: wp.array3d(dtype=float),
-):
+):  # fmt: skip
     _backward_row(
         first + wp.tid(), top_row, end_row, width, height, stride, taps, image, target, partials,
         weights, gradient,
@@ -103,7 +72,6 @@ def _backward_rows(
 
 
 def _padded(image: Tensor) -> Tensor:
-    """Rows as lines of floats, with the zero margins the kernels read into."""
     height, width, _ = image.shape
     blocks = math.ceil(width * 3 / _BLOCK)
     lines = torch.zeros(height, blocks * _BLOCK + 2 * _HALO, device=image.device)

@@ -84,19 +84,10 @@ def partials_across(partials: wp.array3d(dtype=float), y: int, i: int, taps: Win
 
 @wp.kernel
 def compare_columns(
-    first: int,
-    top_row: int,
-    end_row: int,
-    keep_partials: int,
-    taps: Window,
-    scale: float,
-    weight: float,
-    share: float,
-    image: wp.array2d(dtype=float),
-    target: wp.array2d(dtype=float),
-    sums: wp.array2d(dtype=float),
-    partials: wp.array3d(dtype=float),
-):
+    first: int, top_row: int, end_row: int, keep_partials: int, taps: Window, scale: float,
+    weight: float, share: float, image: wp.array2d(dtype=float), target: wp.array2d(dtype=float),
+    sums: wp.array2d(dtype=float), partials: wp.array3d(dtype=float),
+):  # fmt: skip
     """A run's part of loss, L1 and SSIM, and SSIM's derivatives by the blurred x, x^2 and x y."""
     item = first + wp.tid()
     i = item % image.shape[1]
@@ -138,16 +129,10 @@ def compare_columns(
 
 @wp.kernel
 def differentiate_columns(
-    first: int,
-    top_row: int,
-    end_row: int,
-    taps: Window,
-    image: wp.array2d(dtype=float),
-    target: wp.array2d(dtype=float),
-    partials: wp.array3d(dtype=float),
-    weights: wp.array(dtype=float),
-    gradient: wp.array2d(dtype=float),
-):
+    first: int, top_row: int, end_row: int, taps: Window, image: wp.array2d(dtype=float),
+    target: wp.array2d(dtype=float), partials: wp.array3d(dtype=float),
+    weights: wp.array(dtype=float), gradient: wp.array2d(dtype=float),
+):  # fmt: skip
     """dL/dx of a run: L1's sign, and blurs of SSIM's derivatives.
 
     Rows outside the counted ones are there for the windows of their neighbours.

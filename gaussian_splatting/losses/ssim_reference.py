@@ -86,7 +86,6 @@ def gradient_weights(
 
     Args:
         gradients: Those of the colour loss, of L1 and of SSIM, not all None; None is zero. ()
-        weight: As of :func:`weighted_color_loss`.
 
     Returns:
         (2,)

@@ -14,12 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.optim.adam_cuda import (
-    Stepped,
-    in_one_launch,
-    is_plain,
-    step_together,
-)
+from gaussian_splatting.optim.adam_cuda import Stepped, in_one_launch, is_plain, step_together
 from gaussian_splatting.optim.moments import (
     ADAM_BETAS,
     ADAM_EPS,
@@ -55,9 +50,7 @@ class _Group:
     """What belongs to one parameter.
 
     Attributes:
-        steps: Steps made so far; rows that were added later have made fewer.
         moments: Tensors by name; None before the first step.
-        moved: Whether moments may be other than zero.
     """
 
     rate: float
@@ -72,7 +65,6 @@ class GroupedAdam:
 
     Attributes:
         parameters: Current leaf tensors by name, in checkpoint order; float32 or bfloat16.
-        config: How values and moments are stored, and which rows step.
     """
 
     def __init__(
@@ -82,11 +74,7 @@ class GroupedAdam:
         config: OptimizerConfig = DEFAULT_OPTIMIZER,
         seed: int = 0,
     ) -> None:
-        """Start with zero moments.
-
-        Args:
-            tensors: Initial values; copied into new leaf tensors.
-        """
+        """Start with zero moments."""
         self.config = config
         self.parameters = {
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
@@ -244,7 +232,6 @@ class GroupedAdam:
         return self.config.state_format(name, math.prod(self.parameters[name].shape[1:]))
 
     def _swap(self, name: str, values: Tensor, change: Callable[[Tensor], Tensor]) -> None:
-        """Put a new leaf in place of a parameter; its gradient is gone, its step count stays."""
         group = self._groups[name]
         if group.moments is not None:
             group.moments = {n: change(m).contiguous() for n, m in group.moments.items()}

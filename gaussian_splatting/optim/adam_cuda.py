@@ -59,28 +59,16 @@ exp_avg_sq[i] = v;
 value[i] -= step_size * m / (sqrtf(v) / root_correction + eps);
 """)
 def step_element(
-    value_at: wp.uint64,
-    gradient_at: wp.uint64,
-    exp_avg_at: wp.uint64,
-    exp_avg_sq_at: wp.uint64,
-    i: int,
-    step_size: float,
-    root_correction: float,
-    decays: wp.vec4,
-    eps: float,
-): ...
+    value_at: wp.uint64, gradient_at: wp.uint64, exp_avg_at: wp.uint64, exp_avg_sq_at: wp.uint64,
+    i: int, step_size: float, root_correction: float, decays: wp.vec4, eps: float,
+): ...  # fmt: skip
 
 
 @wp.kernel
 def step_parameters(
-    first: int,
-    addresses: Addresses,
-    ends: Ends,
-    step_sizes: Numbers,
-    root_corrections: Numbers,
-    decays: wp.vec4,
-    eps: float,
-):
+    first: int, addresses: Addresses, ends: Ends, step_sizes: Numbers, root_corrections: Numbers,
+    decays: wp.vec4, eps: float,
+):  # fmt: skip
     """One element of any of the parameters, whose elements are numbered through."""
     i = first + wp.tid()
     begin = int(0)
@@ -119,11 +107,7 @@ def is_plain(parameter: Stepped) -> bool:
 
 
 def step_together(parameters: Sequence[Stepped]) -> None:
-    """Step parameters of one device, eight at a time; each as by itself.
-
-    Args:
-        parameters: Each of them plain; eight have fewer than 2^31 values.
-    """
+    """Step parameters of one device, eight at a time; each as by itself."""
     for start in range(0, len(parameters), MAX_PARAMETERS):
         _launch(parameters[start : start + MAX_PARAMETERS])
 

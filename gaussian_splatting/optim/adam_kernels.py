@@ -49,13 +49,7 @@ class StepSettings:
     """What all elements of one step share.
 
     Attributes:
-        width: Elements per row.
         sparse: 1 where rows that were not seen sit out.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        step_size: Learning rate over the bias correction of the first moment.
-        root_correction: Root of the bias correction of the second moment.
-        eps: Added to the root.
     """
 
     seed: wp.uint32
@@ -165,14 +159,9 @@ def update_of(m: float, v: float, s: StepSettings) -> float:
 
 @wp.kernel
 def step_elements(
-    first: int,
-    s: StepSettings,
-    seen: wp.array(dtype=wp.uint8),
-    grads: wp.array(dtype=Any),
-    values: wp.array(dtype=Any),
-    exp_avg: wp.array(dtype=Any),
-    exp_avg_sq: wp.array(dtype=Any),
-):
+    first: int, s: StepSettings, seen: wp.array(dtype=wp.uint8), grads: wp.array(dtype=Any),
+    values: wp.array(dtype=Any), exp_avg: wp.array(dtype=Any), exp_avg_sq: wp.array(dtype=Any),
+):  # fmt: skip
     """One element per work item; moments in float32 or bfloat16."""
     i = first + wp.tid()
     if s.sparse == 1 and seen[i // s.width] == wp.uint8(0):
@@ -188,16 +177,11 @@ def step_elements(
 
 @wp.kernel
 def step_rows(
-    first: int,
-    s: StepSettings,
-    seen: wp.array(dtype=wp.uint8),
-    grads: wp.array(dtype=Any),
-    values: wp.array(dtype=Any),
-    exp_avg: wp.array(dtype=wp.int8),
-    exp_avg_scale: wp.array(dtype=wp.bfloat16),
-    exp_avg_sq: wp.array(dtype=wp.uint8),
+    first: int, s: StepSettings, seen: wp.array(dtype=wp.uint8), grads: wp.array(dtype=Any),
+    values: wp.array(dtype=Any), exp_avg: wp.array(dtype=wp.int8),
+    exp_avg_scale: wp.array(dtype=wp.bfloat16), exp_avg_sq: wp.array(dtype=wp.uint8),
     exp_avg_sq_scale: wp.array(dtype=wp.bfloat16),
-):
+):  # fmt: skip
     """One row per work item; moments in 8 bits with one scale per row."""
     row = first + wp.tid()
     if s.sparse == 1 and seen[row] == wp.uint8(0):
@@ -229,16 +213,11 @@ def step_rows(
 
 @wp.kernel
 def encode_rows(
-    first: int,
-    width: int,
-    keep_scales: int,
-    exp_avg: wp.array(dtype=Any),
-    exp_avg_sq: wp.array(dtype=Any),
-    m_codes: wp.array(dtype=wp.int8),
-    m_scale: wp.array(dtype=wp.bfloat16),
-    v_codes: wp.array(dtype=wp.uint8),
+    first: int, width: int, keep_scales: int, exp_avg: wp.array(dtype=Any),
+    exp_avg_sq: wp.array(dtype=Any), m_codes: wp.array(dtype=wp.int8),
+    m_scale: wp.array(dtype=wp.bfloat16), v_codes: wp.array(dtype=wp.uint8),
     v_scale: wp.array(dtype=wp.bfloat16),
-):
+):  # fmt: skip
     """Moments to the nearest 8-bit codes, with given scales or those of the rows."""
     row = first + wp.tid()
     if keep_scales == 0:
@@ -257,15 +236,10 @@ def encode_rows(
 
 @wp.kernel
 def decode_rows(
-    first: int,
-    width: int,
-    m_codes: wp.array(dtype=wp.int8),
-    m_scale: wp.array(dtype=wp.bfloat16),
-    v_codes: wp.array(dtype=wp.uint8),
-    v_scale: wp.array(dtype=wp.bfloat16),
-    exp_avg: wp.array(dtype=wp.bfloat16),
-    exp_avg_sq: wp.array(dtype=wp.bfloat16),
-):
+    first: int, width: int, m_codes: wp.array(dtype=wp.int8), m_scale: wp.array(dtype=wp.bfloat16),
+    v_codes: wp.array(dtype=wp.uint8), v_scale: wp.array(dtype=wp.bfloat16),
+    exp_avg: wp.array(dtype=wp.bfloat16), exp_avg_sq: wp.array(dtype=wp.bfloat16),
+):  # fmt: skip
     """8-bit codes to moments in bfloat16."""
     i = first + wp.tid()
     row = i // width

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import Target, exposed_strip, is_counted
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
+from gaussian_splatting.engine.training_views import Target, exposed_strip, is_counted
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.shared_flags import max_gaussians
@@ -108,7 +108,6 @@ class DensificationStats:
         Args:
             d_means2d: Gradient with respect to the projected centres. (N, 2) per pixel
             visible: Gaussians that were not culled. (N,) bool
-            camera: The view; turns pixels into half image sizes.
         """
         half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
         norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
@@ -134,9 +133,6 @@ class GradientWatch:
 
     The views of a step have a sum of their own first, so that the total does not depend on which
     process saw them.
-
-    Attributes:
-        stats: Since the last round, of all steps that were counted.
     """
 
     def __init__(self, n: int, device: torch.device) -> None:
@@ -194,11 +190,6 @@ def densify_and_prune(
 
     Args:
         extent: Camera extent in world units.
-        remove_large: Also remove Gaussians larger than a tenth of the extent.
-        generator: Source of the positions of split children, on the CPU.
-        shell: Says which Gaussians stand for what is infinitely far. Their size counts as an
-            angle: they are not too large at any size, and stay as they are below FINEST_ANGLE.
-            Children are as far as their parents, or some would end up among what is near.
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
         idle: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
         allowed: Says how many Gaussians there may be, from how many this round would add, besides
@@ -300,13 +291,10 @@ class ScoreConfig:
     """Which Gaussians have children, and which are removed because they show next to nothing.
 
     Attributes:
-        views: Views before a round of densification that are asked.
         error: Mean absolute difference of the colours, 0 to 1, from which a pixel is wrong.
         wrong_share: What a Gaussian must show of such pixels to be cloned or split, in the mean of
             the views that see it: a share of what Gaussians show of any pixels in the mean.
         shown_pixels: What a faint Gaussian must show of any pixels not to be removed.
-        faint: Opacity below which it is faint. Others may be hidden in the views that were asked.
-        removals: Shares of the densification; removed is in the rounds before them.
     """
 
     densification: Densification | None = flag(
@@ -412,8 +400,6 @@ class FootprintWatch:
 
         Args:
             opacities: (N,)
-            iteration: Of the round.
-            until: Iteration at which densification ends.
         """
         if self._config is None:
             return None

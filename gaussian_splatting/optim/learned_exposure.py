@@ -34,10 +34,6 @@ class ExposureConfig:
     """Whether and how exposures are learned.
 
     Attributes:
-        start: The vanilla stage learns them after this iteration, when its colours mean something;
-            later stages from their first one.
-        rate: Learning rate of logarithms of gains and of offsets, of each step that shows the
-            photograph.
         final_share: Share of it that is left at the end; it falls log-linearly. At a steady rate
             exposures tremble, which cost half a decibel where there was nothing to compensate.
     """
@@ -193,7 +189,6 @@ def rate_at(rate: float, final_share: float, start: int, last: int, iteration: i
 
     Args:
         final_share: Share of it that is left at ``last``.
-        start: Iteration up to which it does not fall.
     """
     progress = (iteration - start) / max(1, last - start)
     return rate * final_share ** min(max(progress, 0.0), 1.0)

@@ -43,7 +43,6 @@ class AdamStep:
     """One step of one parameter.
 
     Attributes:
-        count: Number of this step, from 1.
         seen: Rows that take part; None for all. (N,) bool
     """
 
@@ -227,7 +226,6 @@ def _interleaved(codes: list[Tensor], scales: list[Tensor]) -> list[Tensor]:
 
 
 def _width(tensor: Tensor) -> int:
-    """Values per row."""
     return math.prod(tensor.shape[1:])
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gaussian_splatting.data.colmap import read_reconstruction
-from gaussian_splatting.data.colmap_files import write_model
+from gaussian_splatting.data.colmap import read_reconstruction, write_model
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
 
@@ -32,7 +31,6 @@ class Models:
 
     Attributes:
         largest: pycolmap's reconstruction with most photographs; None if there is no model.
-        registered: Photographs of each model by their names, the largest model first.
     """
 
     largest: Any | None
@@ -47,11 +45,7 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
 
 
 def require_mapper(mapper: Mapper) -> None:
-    """Check that the installed pycolmap has a mapper.
-
-    Raises:
-        UserError: It has not.
-    """
+    """Check that the installed pycolmap has a mapper."""
     pycolmap = load_pycolmap()
     if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
         raise UserError(
@@ -70,9 +64,7 @@ def map_photographs(
     """Find the models and keep the largest one; on one core, because only then bits repeat.
 
     Args:
-        names: Of the photographs in their order; the model gets them.
         folder: Gets the models as ``0``, ``1``, ..., the largest first; replaced as a whole.
-        mapper: Not ``auto``.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -94,11 +86,7 @@ def map_photographs(
 
 
 def read_models(folder: Path) -> Models:
-    """The models of an earlier call.
-
-    Raises:
-        UserError: One is damaged.
-    """
+    """The models of an earlier call."""
     folders = sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return _models([read_reconstruction(path) for path in folders])
 

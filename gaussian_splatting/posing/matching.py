@@ -55,11 +55,7 @@ _OF_CPP = re.compile(r"\[\w+\.(cc|h):\d+\]")
 
 @contextlib.contextmanager
 def database_errors(path: Path) -> Iterator[None]:
-    """A context in which COLMAP uses a database.
-
-    Raises:
-        UserError: It could not, as on a full disk.
-    """
+    """A context in which COLMAP uses a database."""
     try:
         yield
     except (RuntimeError, ValueError) as error:  # pycolmap raises what its C++ threw
@@ -96,9 +92,6 @@ def create_database(
     Args:
         camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
             camera took fewer than ``SMALL_GROUP``.
-
-    Raises:
-        UserError: The model is unknown, or the file cannot be written.
     """
     pycolmap = load_pycolmap()
     if camera_model is not None and camera_model not in pycolmap.CameraModelId.__members__:
@@ -150,13 +143,8 @@ def extract_features(
     in the database is what one photograph after the other would have given.
 
     Args:
-        path: Database by :func:`create_database`.
-        masks: Of each photograph; black pixels give no features.
         longest_side: Size at which features are looked for, pixels; their places count in pixels
             of the whole photograph.
-
-    Raises:
-        UserError: A photograph or mask is damaged.
     """
     pycolmap = load_pycolmap()
     options = pycolmap.FeatureExtractionOptions()
@@ -208,14 +196,12 @@ def _features_of(
 
 
 def _workers(longest_side: int) -> int:
-    """Photographs to work on at a time."""
     room = available_bytes() or 2 << 30
     each = _BYTES_PER_PIXEL * longest_side**2
     return max(1, min(os.cpu_count() or 1, room // 2 // each))
 
 
 def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) -> Iterator[Any]:
-    """Results of ``work`` in the order of the items, few of them ahead of who takes them."""
     running: deque[Future] = deque()
     remaining = iter(items)
     with ThreadPoolExecutor(max_workers=n_workers) as pool:
@@ -242,11 +228,7 @@ _PART = 64
 
 
 def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matcher:
-    """What ``auto`` means for so many photographs.
-
-    Args:
-        in_order: Whether their order is that in which they were taken for sure, as in a video.
-    """
+    """What ``auto`` means for so many photographs."""
     if matcher != "auto":
         return matcher
     if n_photographs <= MAX_EXHAUSTIVE:
@@ -259,9 +241,6 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]
 
     Neighbours by name count in every way: cameras number photographs as they are taken. Similar
     ones do as well, so that a path that comes back to where it began is closed.
-
-    Args:
-        matcher: How to choose, not ``auto``.
     """
     if matcher == "exhaustive":
         return sorted(all_pairs(n))
@@ -283,11 +262,7 @@ def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
 def match_pairs(
     path: Path, pairs: Sequence[tuple[int, int]], seed: int, advance: Callable[[int], None]
 ) -> None:
-    """Match pairs of photographs and check their geometry; pairs done before are skipped.
-
-    Args:
-        pairs: Photographs by their places in the order.
-    """
+    """Match pairs of photographs and check their geometry; pairs done before are skipped."""
     pycolmap = load_pycolmap()
     verification = pycolmap.TwoViewGeometryOptions()
     verification.ransac.random_seed = seed
@@ -365,7 +340,6 @@ def similar_pairs(descriptors: Sequence[np.ndarray], n_each: int = 30) -> set[tu
 
     Args:
         descriptors: Of each photograph, its largest features. (K, 128) uint8, K may differ
-        n_each: Partners of each photograph, the most similar first.
     """
     n = len(descriptors)
     scores = _common_features(descriptors)
@@ -394,15 +368,7 @@ def _common_features(descriptors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Features of one photograph that are found clearly in each of some others.
-
-    Args:
-        own: Descriptors of length 1, zeros behind the last. (K, 128)
-        others: Of other photographs. (B, K, 128)
-
-    Returns:
-        (B,) int64
-    """
+    """Features of one photograph that are found clearly in each of some others."""
     n_others, width = others.shape[:2]
     if width < 2:
         return np.zeros(n_others, np.int64)
@@ -426,19 +392,7 @@ CONTRADICTING_SHARE = 0.5
 def contradicting_pairs(
     model: Any, database_path: Path, names: Sequence[str], matches: Mapping[tuple[int, int], int]
 ) -> dict[str, tuple[int, int]]:
-    """Images most of whose pairs contradict their poses.
-
-    Args:
-        model: ``pycolmap.Reconstruction``.
-        names: Of the photographs, in the order of their numbers in the database.
-        matches: Numbers of verified matches by pair of places in that order.
-
-    Returns:
-        Name to the number of contradicting pairs and of all pairs of the image.
-
-    Raises:
-        UserError: The database is damaged.
-    """
+    """Images most of whose pairs contradict their poses."""
     pycolmap = load_pycolmap()
 
     by_name = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
@@ -473,12 +427,7 @@ def contradicting_pairs(
 
 
 def _median_error(images: Sequence[Any], first: np.ndarray, second: np.ndarray) -> float:
-    """Median Sampson distance of matches from the epipolar geometry of two poses.
-
-    Args:
-        first: Undistorted keypoints of the first at depth 1. (n, 2)
-        second: Of the second. (n, 2)
-    """
+    """Median Sampson distance of matches from the epipolar geometry of two poses."""
     move = (images[1].cam_from_world() * images[0].cam_from_world().inverse()).matrix()
     rotation, (x, y, z) = move[:, :3], move[:, 3]
     essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ rotation

@@ -54,14 +54,8 @@ class Photograph:
     """One photograph, from its header.
 
     Attributes:
-        name: Path below the folder of the photographs, with slashes.
-        width: Upright, in pixels.
-        height: Upright, in pixels.
         focal: Focal length in pixels of the whole file; None where EXIF does not tell.
-        device: Make and model of the camera; empty where EXIF does not tell.
-        turned: Whether EXIF says that the picture has to be turned or mirrored.
         depth: What is not 8-bit RGB or grey, in words; else empty.
-        transparent: Whether it has an alpha channel or a transparent colour.
     """
 
     name: str
@@ -112,12 +106,7 @@ def _files(folder: Path, suffixes: Sequence[str], recursive: bool) -> list[Path]
 
 
 def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
-    """All photographs of a folder, from their headers alone.
-
-    Raises:
-        UserError: One is no image, its name is no valid UTF-8, or it is HEIC and nothing is
-            installed that reads it.
-    """
+    """All photographs of a folder, from their headers alone."""
     files = picture_files(folder, recursive)
     for path in files:
         _require_utf8(path)
@@ -126,7 +115,6 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
 
 
 def _require_utf8(path: Path) -> None:
-    """Check that COLMAP, whose texts are UTF-8, can name a file."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -137,7 +125,6 @@ def _require_utf8(path: Path) -> None:
 
 
 def _prepare_heif(files: Sequence[Path]) -> None:
-    """Let Pillow read HEIC photographs, if there are any."""
     heif = [path for path in files if path.suffix.lower() in HEIF_SUFFIXES]
     if not heif:
         return
@@ -204,12 +191,6 @@ def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
 
     Args:
         longest_side: Make larger ones smaller, pixels; None keeps the size of the file.
-
-    Returns:
-        RGB, or RGBA where something may be transparent.
-
-    Raises:
-        UserError: The file is damaged.
     """
     with open_image(path) as image:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
@@ -225,20 +206,12 @@ def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
 
 
 def read_grey(path: Path, longest_side: int) -> np.ndarray:
-    """A photograph upright, in grey and not larger than asked for. (H, W) uint8
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """A photograph upright, in grey and not larger than asked for. (H, W) uint8"""
     return np.array(read_upright(path, longest_side).convert("L"))
 
 
 def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:
-    """Photographs that one camera took with one lens setting, as far as their headers tell.
-
-    Returns:
-        Indices, by group; groups and indices in the order of the photographs.
-    """
+    """Photographs that one camera took with one lens setting, as far as their headers tell."""
     groups: dict[tuple, list[int]] = {}
     for index, photograph in enumerate(photographs):
         focal = round(photograph.focal, -1) if photograph.focal else None
@@ -323,11 +296,7 @@ class ChoiceNote(msgspec.Struct):
 
 @dataclass(frozen=True)
 class FrameChoice:
-    """Which frames of a video are taken.
-
-    Attributes:
-        n_repeated: Intervals left out, because nothing had moved since the one before.
-    """
+    """Which frames of a video are taken."""
 
     chosen: list[int]
     n_frames: int
@@ -354,12 +323,6 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
 
     Args:
         folder: Gets ``frames.json``, and ``frame_00012.jpg`` for frame 12.
-        progress: Context manager that takes a title and the number of frames and gives a function
-            to call after each one.
-
-    Raises:
-        UserError: No video, a damaged one, or one in which nothing moves; or the folder holds
-            pictures of somebody else.
     """
     choice = _choice_made(video, folder, n_wanted)
     if choice is None:
@@ -379,11 +342,7 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
 
 
 def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> None:
-    """Note a choice before its first frame is written, in place of an earlier one and its frames.
-
-    Raises:
-        UserError: The folder holds pictures that are no frames of ours.
-    """
+    """Note a choice before its first frame is written; replaces an earlier one and its frames."""
     others = picture_files(folder)
     if others and not (folder / CHOICE_FILE).is_file():
         raise UserError(
@@ -398,11 +357,7 @@ def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> Non
 
 
 def choose_frames(looks: Iterator[_Look], n_wanted: int) -> FrameChoice:
-    """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved.
-
-    Args:
-        n_wanted: Intervals; with fewer frames each is an interval of its own.
-    """
+    """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved."""
     seen = list(looks)
     n = len(seen)
     chosen: list[_Look] = []
@@ -451,7 +406,6 @@ def _frame_path(folder: Path, number: int) -> Path:
 
 
 def _choice_made(video: Path, folder: Path, n_wanted: int) -> FrameChoice | None:
-    """The choice of an earlier call, if it was of this video and as many frames."""
     with contextlib.suppress(UserError):
         note = read_checked(folder / CHOICE_FILE, ChoiceNote)
         if note["video"] == file_digest(video) and note["wanted"] == n_wanted:
@@ -460,11 +414,6 @@ def _choice_made(video: Path, folder: Path, n_wanted: int) -> FrameChoice | None
 
 
 def _frames(video: Path) -> Iterator[Any]:
-    """Decode all frames of a video.
-
-    Raises:
-        UserError: It cannot be opened, ends early, or too much of it cannot be decoded.
-    """
     lost = decoded = 0
     with _opened(video) as container:
         stream = container.streams.video[0]
@@ -494,7 +443,6 @@ def _frames(video: Path) -> Iterator[Any]:
 
 
 def _declared_frames(video: Path) -> int:
-    """Number of frames by the header, for the progress; a guess where it is not told."""
     with _opened(video) as container:
         stream = container.streams.video[0]
         rate = float(stream.average_rate or 30)

@@ -24,8 +24,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.colmap import find_model, read_reconstruction
-from gaussian_splatting.data.colmap_files import write_model
+from gaussian_splatting.data.colmap import find_model, read_reconstruction, write_model
 from gaussian_splatting.data.images import decode_mask, undistort_plane
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
@@ -74,11 +73,7 @@ class ConvertRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Source:
-    """Where the photographs are.
-
-    Attributes:
-        folder: Folder of the photographs; of a video, that of its frames.
-    """
+    """Where the photographs are."""
 
     root: Path
     folder: Path
@@ -151,11 +146,7 @@ def digest(*parts: Any) -> str:
 
 
 def find_source(path: Path) -> Source:
-    """Photographs or a video of what ``-s`` names, where an earlier call found them first.
-
-    Raises:
-        UserError: There are none.
-    """
+    """Photographs or a video of what ``-s`` names, where an earlier call found them first."""
     root = scene_root(path)
     if root != path:
         if not path.is_file():
@@ -214,10 +205,6 @@ def original_masks(source: Source, asked: str | None) -> tuple[str | None, Path 
 
     Args:
         asked: ``--masks``.
-
-    Returns:
-        ``--masks`` for them: masks that an earlier call moved aside are meant. And the folder that
-        has to make room for flat ones, if it is theirs.
     """
     if asked not in (None, *MASK_FOLDERS):
         return asked, None
@@ -247,11 +234,7 @@ def note(source: Source, **facts: Any) -> None:
 
 
 def require_free(source: Source, overwrite: bool) -> None:
-    """Refuse to put results where there is a model of somebody else.
-
-    Raises:
-        UserError: There is one, and it was not said that it may go.
-    """
+    """Refuse to put results where there is a model of somebody else."""
     if overwrite or read_record(source.root) or not _has_cameras(source.root):
         return
     raise UserError(
@@ -265,13 +248,6 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
 
     What a call before this one made is replaced. Whatever else is in the way is kept in
     ``distorted`` as ``old_images`` and so on.
-
-    Args:
-        flat: Folder with ``images``, ``sparse`` and perhaps ``masks`` and ``images_2`` and so on.
-        masks: Masks of the photographs as they were taken that have to make room.
-
-    Returns:
-        Where the photographs are now.
     """
     root, ours = source.root, bool(read_record(source.root).get("published"))
     if source.folder == root / IMAGES and (flat / IMAGES).is_dir():
@@ -294,11 +270,7 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
 
 @dataclass
 class Work:
-    """A call under way.
-
-    Attributes:
-        steps: Name, seconds and peak bytes of each step so far.
-    """
+    """A call under way."""
 
     source: Source
     options: ConvertOptions
@@ -367,7 +339,6 @@ def write_flat_pictures(
 
     Args:
         folder: Gets ``images``, ``masks`` and, to resize, ``images_2`` and so on.
-        resize: Whether to make the smaller copies as well.
     """
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):
@@ -432,12 +403,7 @@ def _save(picture: Image.Image, path: Path) -> None:
 
 
 def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path) -> None:
-    """Write the model of the flat photographs, coloured by them.
-
-    Args:
-        by_name: As for :func:`write_flat_pictures`.
-        folder: Has the flat photographs in ``images``; gets ``sparse/0``, complete or not at all.
-    """
+    """Write the model of the flat photographs, coloured by them."""
     pycolmap = load_pycolmap()
     model = read_reconstruction(source)
     for image in model.images.values():

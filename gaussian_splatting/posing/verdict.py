@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from gaussian_splatting.data.upright import up_direction, upright_rotation
+from gaussian_splatting.data.cameras import up_direction, upright_rotation
 from gaussian_splatting.posing.photographs import shortened
 from sugar_utils.errors import UserError
 from sugar_utils.html import Page, Picture, duration_text
@@ -49,14 +49,6 @@ class Evidence:
     Attributes:
         sharpness: Of each. (N,)
         n_features: Found in each. (N,)
-        matches: Verified matches by pair of places.
-        models: Names in each model, the largest first.
-        track_length: Photographs that see a point of it, on average.
-        error: Its mean reprojection error, pixels of the size that features were looked for at.
-        shared: For each photograph of the largest model most points that it shares with another.
-        spread: Extent of its camera path in median distances to the points.
-        masked: Whether features were looked for only where masks count.
-        contradicting: Photographs most of whose pairs contradict their poses: how many of how many.
     """
 
     names: Sequence[str]
@@ -79,9 +71,6 @@ class Verdict:
 
     Attributes:
         word: ``fine``, ``usable`` or ``poor``.
-        left_out: Name and reason of each other photograph, in order.
-        other_models: Photographs of further models that the largest lacks, by model.
-        advice: Sentences about what to do, the most useful first; may be empty.
     """
 
     word: str
@@ -104,11 +93,7 @@ class Verdict:
 
 
 def verdict_of(evidence: Evidence) -> Verdict:
-    """Judge a reconstruction.
-
-    Raises:
-        UserError: There is none, or the photographs fall into sets that share nothing.
-    """
+    """Judge a reconstruction."""
     if not evidence.models:
         raise UserError(_why_nothing(evidence))
     registered = set(evidence.models[0])
@@ -128,7 +113,6 @@ def verdict_of(evidence: Evidence) -> Verdict:
 
 
 def _why_nothing(evidence: Evidence) -> str:
-    """One line about photographs of which not even a few hang together."""
     n = len(evidence.names)
     blurred = [x for x in evidence.sharpness if x < BLURRED]
     bare = [x for x in evidence.n_features if x < FEW_FEATURES]
@@ -171,7 +155,6 @@ def _refuse_two_sets(
 
 
 def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
-    """Why a photograph has no place."""
     partners = {
         evidence.names[i if j == index else j]: count
         for (i, j), count in evidence.matches.items()
@@ -249,12 +232,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def model_facts(model) -> tuple[dict[str, int], float]:
-    """What the verdict needs of a reconstruction beside its counts.
-
-    Returns:
-        For each photograph most points that it shares with another one; and the extent of the
-        cameras' path in median distances from cameras to points.
-    """
+    """What the verdict needs of a reconstruction beside its counts."""
     numbers = sorted(model.reg_image_ids())
     place = {number: k for k, number in enumerate(numbers)}
     common = np.zeros((len(numbers), len(numbers)), np.int64)
@@ -297,12 +275,7 @@ def convert_page(
     steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
 ) -> Page:
-    """The page.
-
-    Args:
-        seen_from_above: By :func:`camera_map`.
-        steps: Name, seconds and peak bytes of each step.
-    """
+    """The page."""
     page = Page(title, f"{len(evidence.names)} photographs")
     page.facts(
         [
@@ -374,9 +347,6 @@ def _add_photographs(page: Page, evidence: Evidence) -> None:
 def camera_map(model: Any, names: Sequence[str], size: int = MAP_SIZE) -> np.ndarray:
     """Cameras and points of a reconstruction from above.
 
-    Args:
-        names: All photographs in their order; the path joins those that have a place.
-
     Returns:
         (size, size, 3) uint8
     """
@@ -414,7 +384,6 @@ def _points_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _frame(at: np.ndarray, seen: np.ndarray, size: int) -> tuple[np.ndarray, float]:
-    """Middle of the map and pixels per unit: all cameras, and the points that are not far off."""
     near = np.percentile(seen, (5, 95), axis=0) if len(seen) else at
     both = np.concatenate([at, near])
     low, high = both.min(axis=0), both.max(axis=0)

@@ -24,71 +24,42 @@ def _source(name: str) -> str:
 
 @wp.func_native(_source("sort_splats"))
 def _sort_splats_body(
-    n: int,
-    depths_: wp.array(dtype=float),
-    counts_: wp.array(dtype=int),
-    order_: wp.array(dtype=int),
-    spare_: wp.array(dtype=int),
-    first_pairs_: wp.array(dtype=int),
+    n: int, depths_: wp.array(dtype=float), counts_: wp.array(dtype=int),
+    order_: wp.array(dtype=int), spare_: wp.array(dtype=int), first_pairs_: wp.array(dtype=int),
     total_: wp.array(dtype=wp.int64),
-): ...
+): ...  # fmt: skip
 
 
 @wp.kernel
 def sort_splats(
-    first: int,
-    n: int,
-    depths: wp.array(dtype=float),
-    counts: wp.array(dtype=int),
-    order: wp.array(dtype=int),
-    spare: wp.array(dtype=int),
-    first_pairs: wp.array(dtype=int),
+    first: int, n: int, depths: wp.array(dtype=float), counts: wp.array(dtype=int),
+    order: wp.array(dtype=int), spare: wp.array(dtype=int), first_pairs: wp.array(dtype=int),
     total: wp.array(dtype=wp.int64),
-):
+):  # fmt: skip
     """Sort splats by depth and lay out their runs of pairs; one work item does it all."""
     _sort_splats_body(n, depths, counts, order, spare, first_pairs, total)
 
 
 @wp.func_native(_source("sort_pairs"))
 def _sort_pairs_body(
-    n_pairs: int,
-    n_tiles: int,
-    counts_: wp.array(dtype=int),
-    order_: wp.array(dtype=int),
-    pair_tiles_: wp.array(dtype=int),
-    offsets_: wp.array(dtype=int),
-    cursor_: wp.array(dtype=int),
-    ids_: wp.array(dtype=int),
-    places_: wp.array(dtype=int),
-): ...
+    n_pairs: int, n_tiles: int, counts_: wp.array(dtype=int), order_: wp.array(dtype=int),
+    pair_tiles_: wp.array(dtype=int), offsets_: wp.array(dtype=int), cursor_: wp.array(dtype=int),
+    ids_: wp.array(dtype=int), places_: wp.array(dtype=int),
+): ...  # fmt: skip
 
 
 @wp.kernel
 def sort_pairs(
-    first: int,
-    n_pairs: int,
-    n_tiles: int,
-    counts: wp.array(dtype=int),
-    order: wp.array(dtype=int),
-    pair_tiles: wp.array(dtype=int),
-    offsets: wp.array(dtype=int),
-    cursor: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
-    places: wp.array(dtype=int),
-):
+    first: int, n_pairs: int, n_tiles: int, counts: wp.array(dtype=int), order: wp.array(dtype=int),
+    pair_tiles: wp.array(dtype=int), offsets: wp.array(dtype=int), cursor: wp.array(dtype=int),
+    ids: wp.array(dtype=int), places: wp.array(dtype=int),
+):  # fmt: skip
     """Scatter the pairs to their tiles, where they stay in order; one work item does it all."""
     _sort_pairs_body(n_pairs, n_tiles, counts, order, pair_tiles, offsets, cursor, ids, places)
 
 
 class TileKernels:
-    """Kernels for splats of some channels, and how they are launched.
-
-    Attributes:
-        forward: Works on the tiles from ``first_tile`` on, like the next, and on the rows from
-            ``top_row`` to before ``end_row``; image-sized arrays hold those rows only.
-        backward: One item is a tile here, too.
-        sum_pairs: One item is a splat.
-    """
+    """Kernels for splats of some channels, and how they are launched."""
 
     def __init__(self, n_channels: int) -> None:
         common = f"constexpr int CHANNELS = {n_channels};\n" + SIMD_SOURCE + _source("common")
@@ -119,36 +90,19 @@ def tile_kernels(n_channels: int) -> TileKernels:
 def _forward_kernel(common: str) -> Any:
     @wp.func_native(common + _source("blend_forward"))
     def forward_body(
-        tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets_: wp.array(dtype=int),
-        ids_: wp.array(dtype=int),
-        splats_: wp.array2d(dtype=float),
-        background_: wp.array(dtype=float),
-        image_: wp.array3d(dtype=float),
-        transmittance_: wp.array2d(dtype=float),
-        last_: wp.array2d(dtype=int),
-    ): ...
+        tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets_: wp.array(dtype=int), ids_: wp.array(dtype=int), splats_: wp.array2d(dtype=float),
+        background_: wp.array(dtype=float), image_: wp.array3d(dtype=float),
+        transmittance_: wp.array2d(dtype=float), last_: wp.array2d(dtype=int),
+    ): ...  # fmt: skip
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def forward(
-        first: int,
-        first_tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets: wp.array(dtype=int),
-        ids: wp.array(dtype=int),
-        splats: wp.array2d(dtype=float),
-        background: wp.array(dtype=float),
-        image: wp.array3d(dtype=float),
-        transmittance: wp.array2d(dtype=float),
-        last: wp.array2d(dtype=int),
-    ):
+        first: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets: wp.array(dtype=int), ids: wp.array(dtype=int), splats: wp.array2d(dtype=float),
+        background: wp.array(dtype=float), image: wp.array3d(dtype=float),
+        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
+    ):  # fmt: skip
         forward_body(
             first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets, ids, splats,
             background, image, transmittance, last,
@@ -160,41 +114,21 @@ def _forward_kernel(common: str) -> Any:
 def _backward_kernel(common: str) -> Any:
     @wp.func_native(common + _source("blend_backward"))
     def backward_body(
-        first_tile: int,
-        tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets_: wp.array(dtype=int),
-        ids_: wp.array(dtype=int),
-        splats_: wp.array2d(dtype=float),
-        background_: wp.array(dtype=float),
-        transmittance_: wp.array2d(dtype=float),
-        last_: wp.array2d(dtype=int),
-        d_image_: wp.array3d(dtype=float),
-        d_transmittance_: wp.array2d(dtype=float),
-        pair_sums_: wp.array2d(dtype=float),
-    ): ...
+        first_tile: int, tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets_: wp.array(dtype=int), ids_: wp.array(dtype=int), splats_: wp.array2d(dtype=float),
+        background_: wp.array(dtype=float), transmittance_: wp.array2d(dtype=float),
+        last_: wp.array2d(dtype=int), d_image_: wp.array3d(dtype=float),
+        d_transmittance_: wp.array2d(dtype=float), pair_sums_: wp.array2d(dtype=float),
+    ): ...  # fmt: skip
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def backward(
-        first: int,
-        first_tile: int,
-        width: int,
-        top_row: int,
-        end_row: int,
-        tiles_x: int,
-        offsets: wp.array(dtype=int),
-        ids: wp.array(dtype=int),
-        splats: wp.array2d(dtype=float),
-        background: wp.array(dtype=float),
-        transmittance: wp.array2d(dtype=float),
-        last: wp.array2d(dtype=int),
-        d_image: wp.array3d(dtype=float),
-        d_transmittance: wp.array2d(dtype=float),
-        pair_sums: wp.array2d(dtype=float),
-    ):
+        first: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+        offsets: wp.array(dtype=int), ids: wp.array(dtype=int), splats: wp.array2d(dtype=float),
+        background: wp.array(dtype=float), transmittance: wp.array2d(dtype=float),
+        last: wp.array2d(dtype=int), d_image: wp.array3d(dtype=float),
+        d_transmittance: wp.array2d(dtype=float), pair_sums: wp.array2d(dtype=float),
+    ):  # fmt: skip
         backward_body(
             first_tile, first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets,
             ids, splats, background, transmittance, last, d_image, d_transmittance, pair_sums,
@@ -206,31 +140,19 @@ def _backward_kernel(common: str) -> Any:
 def _sum_kernel(header: str) -> Any:
     @wp.func_native(header + _source("sum_pairs"))
     def sum_pairs_body(
-        i: int,
-        first_tile: int,
-        end_tile: int,
-        offsets_: wp.array(dtype=int),
-        first_pairs_: wp.array(dtype=int),
-        counts_: wp.array(dtype=int),
-        places_: wp.array(dtype=int),
-        pair_sums_: wp.array2d(dtype=float),
-        d_means2d_: wp.array2d(dtype=float),
-        d_splats_: wp.array2d(dtype=float),
-    ): ...
+        i: int, first_tile: int, end_tile: int, offsets_: wp.array(dtype=int),
+        first_pairs_: wp.array(dtype=int), counts_: wp.array(dtype=int),
+        places_: wp.array(dtype=int), pair_sums_: wp.array2d(dtype=float),
+        d_means2d_: wp.array2d(dtype=float), d_splats_: wp.array2d(dtype=float),
+    ): ...  # fmt: skip
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def sum_pairs(
-        first: int,
-        first_tile: int,
-        end_tile: int,
-        offsets: wp.array(dtype=int),
-        first_pairs: wp.array(dtype=int),
-        counts: wp.array(dtype=int),
-        places: wp.array(dtype=int),
-        pair_sums: wp.array2d(dtype=float),
-        d_means2d: wp.array2d(dtype=float),
+        first: int, first_tile: int, end_tile: int, offsets: wp.array(dtype=int),
+        first_pairs: wp.array(dtype=int), counts: wp.array(dtype=int), places: wp.array(dtype=int),
+        pair_sums: wp.array2d(dtype=float), d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
-    ):
+    ):  # fmt: skip
         sum_pairs_body(
             first + wp.tid(), first_tile, end_tile, offsets, first_pairs, counts, places, pair_sums,
             d_means2d, d_splats,

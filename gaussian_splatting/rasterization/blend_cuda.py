@@ -78,13 +78,7 @@ Shade = wp.types.vector(length=1, dtype=wp.float32)
 
 
 class BlockKernels:
-    """Kernels for splats of some channels, and how they are launched.
-
-    Attributes:
-        forward: One warp for each tile, like the next.
-        backward: Arguments of both as those of the kernels in ``blend_cpu``.
-        sum_pairs: One warp for every 32 splats.
-    """
+    """Kernels for splats of some channels, and how they are launched."""
 
     def __init__(self, n_channels: int) -> None:
         self.forward = _forward_kernel(n_channels)
@@ -145,12 +139,7 @@ def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, 
 
 @wp.func
 def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
-    """The first five columns: gradients of centre and conic, from sums of dL/dsigma times offsets.
-
-    Args:
-        sums: Of dL/dsigma times dx, dy, dx^2, dx dy and dy^2, and columns that stay.
-        conic: Of the splat.
-    """
+    """Five columns: gradients of centre and conic, from sums of dL/dsigma times offsets."""
     result = sums
     result[0] = conic[0] * sums[0] + conic[1] * sums[1]
     result[1] = conic[1] * sums[0] + conic[2] * sums[1]
@@ -247,12 +236,7 @@ def _forward_kernel(n_channels: int) -> Any:
 
 
 def _loading_function(n_channels: int) -> wp.Function:
-    """Loads what the way back begins with.
-
-    Returns:
-        ``load(...)``, which returns for a lane's eight pixels: the light behind the last splat, the
-        gradient to what is behind it, its place, and the gradient to the channels.
-    """
+    """Loads what the way back begins with."""
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
 

@@ -56,12 +56,7 @@ class PairForecast:
 
 @dataclass
 class PairGuess:
-    """Room for the pairs of one view, and what it lacked.
-
-    Attributes:
-        capacity: Pairs that the lists have room for.
-        excess: Pairs of the view less the capacity, once its lists are made; a scalar.
-    """
+    """Room for the pairs of one view, and what it lacked."""
 
     forecast: PairForecast
     camera: Camera

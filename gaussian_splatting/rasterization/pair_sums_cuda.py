@@ -51,12 +51,7 @@ if (lane % 2 == 0 && column < WIDTH) pair_sums.data[row][column] = total;
 
 @functools.cache
 def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
-    """The types of a row and of a lane's part of it, and what adds up the parts and stores the row.
-
-    Returns:
-        A vector; a matrix of groups of 16 columns; ``store(pair_sums, row, part, any_part, lane)``,
-        which stores zeros if no lane has a part.
-    """
+    """The types of a row and of a lane's part of it, and what adds the parts up and stores them."""
     width = SPLAT_COLUMNS + n_channels
     n_groups = -(-width // SUM_COLUMNS)
     GROUPS = wp.constant(n_groups)
@@ -114,17 +109,11 @@ def sum_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
     def sum_pairs(
-        n_splats: int,
-        first_tile: int,
-        end_tile: int,
-        offsets: wp.array(dtype=int),
-        first_pairs: wp.array(dtype=int),
-        counts: wp.array(dtype=int),
-        places: wp.array(dtype=int),
-        pair_sums: wp.array(dtype=Sums),
-        d_means2d: wp.array2d(dtype=float),
+        n_splats: int, first_tile: int, end_tile: int, offsets: wp.array(dtype=int),
+        first_pairs: wp.array(dtype=int), counts: wp.array(dtype=int), places: wp.array(dtype=int),
+        pair_sums: wp.array(dtype=Sums), d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
-    ):
+    ):  # fmt: skip
         warp, lane = wp.tid()
         begin = offsets[first_tile]
         end = offsets[end_tile]

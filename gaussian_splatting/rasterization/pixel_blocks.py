@@ -58,16 +58,7 @@ def pixel_in_block(first: wp.vec2i, block: int) -> wp.vec2i:
 
 @wp.struct
 class Form:
-    """The quadratic form d^T conic d of a splat, as far as it is known for a lane's two columns.
-
-    Attributes:
-        dx: From the centre to the lane's pixels.
-        xx: Their part of the form.
-        xy: Its slope in dy there.
-        yy: Its curvature.
-        first_y: Row of the lane's pixel in the first block.
-        y: Of the centre.
-    """
+    """The quadratic form d^T conic d of a splat, as far as it is known for a lane's two columns."""
 
     dx: Offsets
     xx: Offsets
@@ -210,14 +201,7 @@ return values;
 
 @functools.cache
 def batch_functions(n_channels: int) -> SimpleNamespace:
-    """Warp functions for splats of ``n_channels`` channels, for kernels with warps as blocks.
-
-    Returns:
-        ``open() -> batches``: this warp's memory;
-        ``copy(batches, buffer, lane, own_id, splats)``: begin to copy the splats that the lanes
-        name into buffer 0 or 1; ``wait()``: until what all lanes copy is there;
-        ``read(batches, buffer, row)``: a row, with up to three more values at its end.
-    """
+    """Warp functions for splats of ``n_channels`` channels, for kernels with warps as blocks."""
     floats = SPLAT_HEADER + n_channels
     pitch = -(-floats // 4) * 4
     Row = wp.types.vector(length=floats, dtype=wp.float32)

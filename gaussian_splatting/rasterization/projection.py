@@ -75,8 +75,6 @@ class Projection:
         depths: View-axis depth of every Gaussian, culled ones too. (N,) world units
         tile_rects: First and past-the-last tile in x, then in y. (N, 4) int32
         tile_counts: Tiles among those that the splat reaches. (N,) int32
-        n_pairs: Sum of the counts, where the host knows it already.
-        guess: Room for the pairs, where that is known instead.
     """
 
     means2d: Tensor
@@ -182,30 +180,18 @@ def project(
     A Gaussian with a non-finite position, shape or opacity is culled.
 
     Args:
-        gaussians: N activated Gaussians; quaternions are taken as unit and not normalised.
-        camera: Any pinhole camera, principal point anywhere.
-        rgb: Carry the spherical-harmonics colour of the viewing direction, clamped at 0.
-        depth: Carry the depth of the centre along the view axis.
-        normal: Carry x and y of the camera-space normal, flipped towards the camera.
         plane_reach: Carry planes through the centres: that normal n whole, and n . centre, of
             Gaussians up to this depth in world units. Those farther away have none, all zeros.
         features: Free values to blend. (N, F) or None
         sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest`` holds.
             ``sh_rest`` may be bfloat16, and its gradient is then, too.
 
-    Returns:
-        The projection; gradients flow back to every attribute of ``gaussians`` and ``features``.
-
     Raises:
         ValueError: If nothing is to be blended, or ``sh_rest`` is too short for ``sh_degree``.
     """
     n_features = 0 if features is None else features.shape[1]
     layout = ChannelLayout.of(
-        rgb=rgb,
-        depth=depth,
-        normal=normal,
-        plane=plane_reach is not None,
-        n_features=n_features,
+        rgb=rgb, depth=depth, normal=normal, plane=plane_reach is not None, n_features=n_features
     )
     if layout.total == 0:
         raise ValueError("nothing to render: ask for rgb, depth, normal, plane or features")

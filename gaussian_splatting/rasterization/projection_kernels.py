@@ -127,21 +127,13 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
 
 @wp.func
 def project_one(
-    i: int,
-    view: View,
-    channels: Channels,
-    means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4),
-    scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float),
-    sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any),
-    features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float),
-    radii: wp.array(dtype=int),
-    depths: wp.array(dtype=float),
+    i: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
+    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
     tile_rects: wp.array(dtype=wp.vec4i),
-):
+):  # fmt: skip
     """Fill the row of one Gaussian; that of a culled one stays zero."""
     radii[i] = 0
     tile_rects[i] = wp.vec4i(0, 0, 0, 0)
@@ -216,21 +208,13 @@ def project_one(
 
 @wp.kernel
 def project_forward(
-    first: int,
-    view: View,
-    channels: Channels,
-    means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4),
-    scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float),
-    sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any),
-    features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float),
-    radii: wp.array(dtype=int),
-    depths: wp.array(dtype=float),
+    first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
+    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
     tile_rects: wp.array(dtype=wp.vec4i),
-):
+):  # fmt: skip
     """Rows of splats, which come in as zeros."""
     i = first + wp.tid()
     project_one(
@@ -251,15 +235,10 @@ def put_vector(target: wp.array2d(dtype=vec3bf), i: int, k: int, v: wp.vec3):  #
 
 @wp.func
 def color_gradient(
-    i: int,
-    offset: wp.vec3,
-    channels: Channels,
-    splats: wp.array2d(dtype=float),
-    d_splats: wp.array2d(dtype=float),
-    sh_rest: wp.array2d(dtype=Any),
-    d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=Any),
-) -> wp.vec3:
+    i: int, offset: wp.vec3, channels: Channels, splats: wp.array2d(dtype=float),
+    d_splats: wp.array2d(dtype=float), sh_rest: wp.array2d(dtype=Any),
+    d_sh_dc: wp.array2d(dtype=wp.vec3), d_sh_rest: wp.array2d(dtype=Any),
+) -> wp.vec3:  # fmt: skip
     """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
     d_color = wp.vec3()
     for k in range(3):
@@ -300,25 +279,14 @@ def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.ve
 
 @wp.kernel
 def project_backward(
-    first: int,
-    view: View,
-    channels: Channels,
-    means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4),
-    scales: wp.array(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any),
-    radii: wp.array(dtype=int),
-    splats: wp.array2d(dtype=float),
-    d_means2d: wp.array(dtype=wp.vec2),
-    d_splats: wp.array2d(dtype=float),
-    d_means: wp.array(dtype=wp.vec3),
-    d_quats: wp.array(dtype=wp.vec4),
-    d_scales: wp.array(dtype=wp.vec3),
-    d_opacities: wp.array(dtype=float),
-    d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=Any),
-    d_features: wp.array2d(dtype=float),
-):
+    first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any),
+    radii: wp.array(dtype=int), splats: wp.array2d(dtype=float), d_means2d: wp.array(dtype=wp.vec2),
+    d_splats: wp.array2d(dtype=float), d_means: wp.array(dtype=wp.vec3),
+    d_quats: wp.array(dtype=wp.vec4), d_scales: wp.array(dtype=wp.vec3),
+    d_opacities: wp.array(dtype=float), d_sh_dc: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=Any), d_features: wp.array2d(dtype=float),
+):  # fmt: skip
     """Adjoint of :func:`project_forward`; outputs come in as zeros and rows of culled ones stay so.
 
     As in the 3DGS rasterizer, a camera-space x (or y) clamped by the linearisation limits counts

@@ -11,9 +11,8 @@ tiles do. A pixel has the same bits whatever rows are blended with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,68 +24,25 @@ from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_li
 from gaussian_splatting.rasterization.view import TILE
 
 
-class Rasterizer(Protocol):
-    """Blends projected splats.
-
-    Attributes:
-        name: As the flag ``--rasterizer`` spells it.
-    """
-
-    name: str
-
-    def build_tile_lists(self, projection: Projection) -> Any:
-        """What blending needs to know of a view, found once; it has a ``height`` in pixels."""
-        ...
-
-    def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
-        """Blend some rows of the image, without a gradient to the arguments.
-
-        Args:
-            splats: As projected, C channels each. (N, 9 + C)
-            background: Value behind everything. (C,) float32
-        """
-        ...
-
-    def backpropagate_rows(
-        self,
-        splats: Tensor,
-        tiles: Any,
-        background: Tensor,
-        blended: BlendedRows,
-        d_pixels: Tensor,
-        d_transmittance: Tensor,
-        gradients: SplatGradients,
-    ) -> None:
-        """Add what some rows say to the gradients of splats.
-
-        Args:
-            splats: As given to :meth:`blend_rows`, like tiles and background.
-            background: Value behind everything. (C,)
-            blended: What it returned; ``pixels`` are not read and may be overwritten.
-            d_pixels: (R, W, C)
-            d_transmittance: (R, W)
-        """
-        ...
-
-
-class WarpRasterizer:
-    """The built-in one: any device, exact tile lists, the same bits on every run.
+class Rasterizer:
+    """The built-in one, which others derive from: any device, the same bits on every run.
 
     Args:
         blocks: Whether the kernels of GPUs blend, which a CPU can run slowly; None: on a GPU.
     """
 
     name = "warp"
+    """As the flag ``--rasterizer`` spells it."""
 
     def __init__(self, blocks: bool | None = None) -> None:
         self._blocks = blocks
 
     def build_tile_lists(self, projection: Projection) -> Any:
-        """See :func:`build_tile_lists`."""
+        """What blending needs to know of a view, found once; it has a ``height`` in pixels."""
         return build_tile_lists(projection)
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
-        """See :func:`blend_rows`."""
+        """Blend some rows of the image, without a gradient; see :func:`blend_rows`."""
         return blend_rows(splats, tiles, background, rows, blocks=self._blocks)
 
     def backpropagate_rows(
@@ -99,14 +55,14 @@ class WarpRasterizer:
         d_transmittance: Tensor,
         gradients: SplatGradients,
     ) -> None:
-        """See :func:`backpropagate_rows`."""
+        """Add what some rows say to ``gradients``; ``blended.pixels`` may be overwritten."""
         backpropagate_rows(
             splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
             blocks=self._blocks,
         )  # fmt: skip
 
 
-WARP = WarpRasterizer()
+WARP = Rasterizer()
 
 
 class _Blend(torch.autograd.Function):
@@ -149,25 +105,6 @@ def blend(
         rasterizer.build_tile_lists(projection),
         rasterizer,
     )
-
-
-class BlendKernels(Protocol):
-    """Kernels for splats of some number of channels; ``inputs`` are arguments without the first."""
-
-    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Blend tiles."""
-        ...
-
-    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Fill the rows of the pairs in some tiles with gradients."""
-        ...
-
-    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
-        """Add the rows of each splat's pairs to its gradients."""
-        ...
-
-
-MakeKernels = Callable[[int], BlendKernels]
 
 
 class Rows(NamedTuple):
@@ -216,12 +153,7 @@ class SplatGradients:
 
 
 def blend_rows(
-    splats: Tensor,
-    tiles: TileLists,
-    background: Tensor,
-    rows: Rows,
-    *,
-    blocks: bool | None = None,
+    splats: Tensor, tiles: TileLists, background: Tensor, rows: Rows, *, blocks: bool | None = None
 ) -> BlendedRows:
     """Blend splats front to back over a background, without a gradient.
 
@@ -241,8 +173,7 @@ def blend_rows(
         first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
         background, pixels, transmittance, last,
     ]  # fmt: skip
-    make_kernels = _choose_kernels(device, blocks)
-    make_kernels(n_channels).launch_forward(count, inputs, device)
+    _kernels(device, blocks, n_channels).launch_forward(count, inputs, device)
     return BlendedRows(pixels, transmittance, last, rows)
 
 
@@ -260,14 +191,12 @@ def backpropagate_rows(
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
     Args:
-        splats: As given to :func:`blend_rows`, like the following two.
         background: Value behind everything. (C,)
-        blended: What it returned; ``pixels`` are not read.
         d_pixels: (R, W, C)
         d_transmittance: (R, W)
     """
     device, n_channels = splats.device, background.shape[0]
-    kernels = _choose_kernels(device, blocks)(n_channels)
+    kernels = _kernels(device, blocks, n_channels)
     first, count = _tiles_of(blended.rows, tiles)
     pair_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
     inputs = [
@@ -283,13 +212,12 @@ def backpropagate_rows(
     kernels.launch_sums(splats.shape[0], inputs, device)
 
 
-def _choose_kernels(device: torch.device, blocks: bool | None) -> MakeKernels:
+def _kernels(device: torch.device, blocks: bool | None, n_channels: int) -> Any:
     on_blocks = device.type != "cpu" if blocks is None else blocks
-    return block_kernels if on_blocks else tile_kernels
+    return (block_kernels if on_blocks else tile_kernels)(n_channels)
 
 
 def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:
-    """First tile that rows touch, and the number of tiles."""
     top, bottom = rows.start // TILE, -(-rows.stop // TILE)
     return top * tiles.across, (bottom - top) * tiles.across
 

@@ -79,7 +79,6 @@ def channel_background(
 
     Args:
         color: Colour behind everything; black when None. (3,)
-        farthest_depth_behind: As in :func:`rasterize`.
     """
     layout, depths = projection.layout, projection.depths
     behind = torch.zeros(layout.total, device=depths.device)
@@ -111,18 +110,10 @@ def rasterize(
         only in iterations whose losses use them.
 
     Args:
-        gaussians: N activated Gaussians with unit quaternions. N may be 0.
         background: Colour behind everything; black when None. (3,)
-        normal: Render normals (smallest axis of each Gaussian, towards the camera).
         plane_reach: Render the planes through the centres, square to these normals, of Gaussians
             up to this depth in world units.
         features: Free per-Gaussian values to blend. (N, F)
-        sh_degree: Spherical-harmonics degree, 0 to 3.
-        farthest_depth_behind: Put the largest depth of any Gaussian, visible or not, behind the
-            depth image (as a constant) instead of 0.
-
-    Returns:
-        Named images and the per-Gaussian by-products.
     """
     projection = project(
         gaussians,
@@ -169,14 +160,9 @@ _MIN_PIXELS = 2_048
 
 @wp.kernel
 def find_medians(
-    first: int,
-    width: int,
-    across: int,
-    offsets: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
-    splats: wp.array2d(dtype=float),
-    depths: wp.array(dtype=float),
-):
+    first: int, width: int, across: int, offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
+    splats: wp.array2d(dtype=float), depths: wp.array(dtype=float),
+):  # fmt: skip
     """One pixel; its depth comes in as infinite."""
     pixel = first + wp.tid()
     row = pixel / width
@@ -200,9 +186,6 @@ def find_medians(
 @torch.no_grad()
 def median_depth(gaussians: Gaussians, camera: Camera) -> Tensor:
     """Depth along the view axis of the Gaussian that takes a pixel's light below one half.
-
-    Args:
-        gaussians: N activated Gaussians with unit quaternions.
 
     Returns:
         Infinite where more light than that goes through. (H, W) world units

@@ -43,16 +43,7 @@ class Ellipse:
     """Where a splat is visible, as far as rows of tiles need it; x is relative to the image.
 
     Attributes:
-        whole: 1 where all tiles of the rectangle count as reached.
-        x: Centre.
-        y: Centre.
         pad_x: How far a pixel at the rim may lie outside by rounding.
-        pad_y: The same.
-        slope: dx / dy of the line through the middles of the ellipse's horizontal chords.
-        half_square: Squared half length of the chord through the centre.
-        shrink: How much shorter its square is per dy^2.
-        reach_y: Half height.
-        widest: dy of the rightmost point; the leftmost is opposite.
     """
 
     whole: int
@@ -152,22 +143,13 @@ def count_tiles(
 
 @wp.kernel
 def project_and_count(
-    first: int,
-    view: View,
-    channels: Channels,
-    means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4),
-    scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float),
-    sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any),
-    features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float),
-    radii: wp.array(dtype=int),
-    depths: wp.array(dtype=float),
-    tile_rects: wp.array(dtype=wp.vec4i),
-    counts: wp.array(dtype=int),
-):
+    first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
+    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
+    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
+    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
+    tile_rects: wp.array(dtype=wp.vec4i), counts: wp.array(dtype=int),
+):  # fmt: skip
     """:func:`~.projection_kernels.project_forward` and :func:`count_tiles` in one, for GPUs."""
     i = first + wp.tid()
     project_one(
@@ -186,15 +168,10 @@ PROJECT_AND_COUNT = {
 
 @wp.kernel
 def list_tiles(
-    first: int,
-    tiles_x: int,
-    n_pairs: int,
-    splats: wp.array2d(dtype=float),
-    rects: wp.array(dtype=wp.vec4i),
-    first_pairs: wp.array(dtype=int),
-    pair_tiles: wp.array(dtype=int),
-    owners: wp.array(dtype=int),
-):
+    first: int, tiles_x: int, n_pairs: int, splats: wp.array2d(dtype=float),
+    rects: wp.array(dtype=wp.vec4i), first_pairs: wp.array(dtype=int),
+    pair_tiles: wp.array(dtype=int), owners: wp.array(dtype=int),
+):  # fmt: skip
     """Write the tiles of each splat, by row of tiles, from its first pair on.
 
     Its index goes to ``owners`` at the same places, unless that is empty. Pairs for which there is

@@ -34,7 +34,6 @@ class TileLists:
         first_pairs: Where each splat's run begins in ``places``. (N,) int32
         counts: How long it is. (N,) int32
         places: Places of a splat in ``ids``, ascending within its run. (M,) int32
-        across: Tiles in a row of tiles.
         width: Image width in pixels.
         height: Image height in pixels.
     """
@@ -54,9 +53,6 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
 
     Args:
         blocks: Sort as on a GPU, which a CPU can do as well; None: where the tensors are on one.
-
-    Raises:
-        UserError: There are more pairs than 32 bits can number.
     """
     # Native code learns the number for nothing.
     blocks = projection.splats.device.type != "cpu" if blocks is None else blocks

@@ -52,9 +52,6 @@ def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
 
     The image plus 0.3 half fields of view on every side. For a centred principal point this is
     the +-1.3 tan(FoV/2) of the 3DGS rasterizer.
-
-    Returns:
-        ``(x_min, x_max, y_min, y_max)``, dimensionless.
     """
     tan_x, tan_y = camera.tan_half_fov
     margin_x, margin_y = FRUSTUM_MARGIN * tan_x, FRUSTUM_MARGIN * tan_y

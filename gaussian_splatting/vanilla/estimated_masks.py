@@ -20,7 +20,7 @@ from PIL import Image
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import COUNTS
+from gaussian_splatting.data.images import COUNTS
 from gaussian_splatting.data.masks import (
     OVERVIEW_SIDE,
     object_mask_path,
@@ -30,7 +30,7 @@ from gaussian_splatting.data.masks import (
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.reference_layout import OBJECT_MASKS
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.identity import points_digest, scene_inputs
+from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
 from gaussian_splatting.vanilla.object_masks import object_shares, render_mask
 from sugar_utils.files import atomic_path, write_json_atomic
 

@@ -15,7 +15,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of, shows_object
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
@@ -29,16 +29,15 @@ from gaussian_splatting.data.reference_layout import (
     write_point_cloud,
 )
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
-from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
-from gaussian_splatting.engine.identity import (
-    Identity,
-    points_digest,
-    scene_inputs,
-)
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
-from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_directory import (
+    Identity,
+    RunDirectory,
+    points_digest,
+    scene_inputs,
+)
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import N_MARKS, DensificationConfig

@@ -12,20 +12,20 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.visual_hull import VisualHull
+from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.engine.guard import TOTAL, check_population
-from gaussian_splatting.engine.masking import (
-    Target,
-    color_terms_of,
-    exposed_strip,
-    target_of,
-)
-from gaussian_splatting.engine.memory_model import MemoryPlan
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
+from gaussian_splatting.engine.training_views import (
+    Target,
+    color_terms_of,
+    exposed_strip,
+    target_of,
+)
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (

@@ -11,14 +11,13 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of
+from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up_direction
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.upright import up_direction
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.view_findings import (
     depth_picture,
@@ -29,8 +28,8 @@ from gaussian_splatting.engine.reporting.view_findings import (
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.rasterization import RenderOutput
 from gaussian_splatting.viewing.page_server import (
+    RenderQueue,
     ViewerOptions,
-    Wishes,
     add_frustum,
     address,
     follow_browsers,
@@ -67,31 +66,6 @@ LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
 _GEOMETRY = ("depth", "normal")
 
 
-class LivePage(Protocol):
-    """The page, as the training sees it.
-
-    Attributes:
-        paused: Whether somebody asked the training to wait.
-        shows: A key of ``LIVE_PICTURES``.
-    """
-
-    wishes: Wishes
-    paused: bool
-    shows: str
-
-    def picture(self, client: int, picture: np.ndarray) -> None:
-        """Send a picture to a browser. (H, W, 3) uint8"""
-        ...
-
-    def tell(self, iteration: int, gaussians: int, terms: Mapping[str, float]) -> None:
-        """Say how far the training is."""
-        ...
-
-    def close(self) -> None:
-        """Stop serving."""
-        ...
-
-
 class LiveView:
     """What the training loop calls after every iteration; a context manager.
 
@@ -99,12 +73,11 @@ class LiveView:
         page: Where to show it; None shows nothing.
         may_pause: Whether the training may be made to wait; several processes may not, because the
             others would take the first for lost.
-        clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        page: LivePage | None,
+        page: TrainingPage | None,
         warn: Callable[[str], None],
         may_pause: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -125,12 +98,8 @@ class LiveView:
         terms: Mapping[str, Tensor],
         stopped: Callable[[], object],
     ) -> None:
-        """Show the model as it is now, if anybody looks and a picture is due.
-
-        Args:
-            stopped: Whether the run was asked to stop, which ends a pause.
-        """
-        if self._page is None or not len(self._page.wishes):
+        """Show the model as it is now, if anybody looks and a picture is due."""
+        if self._page is None or not len(self._page.requests):
             return
         try:
             self._serve(self._page, stage, iteration, terms, stopped)
@@ -143,7 +112,7 @@ class LiveView:
 
     def _serve(
         self,
-        page: LivePage,
+        page: TrainingPage,
         stage: Stage,
         iteration: int,
         terms: Mapping[str, Tensor],
@@ -155,26 +124,25 @@ class LiveView:
             page.tell(iteration, len(stage.model), figures)
             self._next_words = now + TELL_SECONDS
         if now >= self._next_renewal:
-            page.wishes.renew()
+            page.requests.renew()
             self._next_renewal = now + RENEW_SECONDS
         if now >= self._next_picture:
             took = self._render(page, stage)
             self._next_picture = self._clock() + took * (1 / SHARE - 1)
-        while self._may_pause and page.paused and len(page.wishes) and not stopped():
+        while self._may_pause and page.paused and len(page.requests) and not stopped():
             # Nobody waits for the next iteration, so there is time for all pictures.
             if not self._render(page, stage):
-                page.wishes.wait(_PAUSED_SECONDS)
+                page.requests.wait(_PAUSED_SECONDS)
 
-    def _render(self, page: LivePage, stage: Stage) -> float:
-        """Make the picture that is due; the seconds it took, 0 if none is."""
-        wish = page.wishes.due()
-        if wish is None:
+    def _render(self, page: TrainingPage, stage: Stage) -> float:
+        request = page.requests.due()
+        if request is None:
             return 0.0
         begun, shows = self._clock(), page.shows
-        output = stage.render(wish.camera, geometry=shows in _GEOMETRY)
-        page.picture(wish.client, LIVE_PICTURES[shows](output).cpu().numpy())
+        output = stage.render(request.camera, geometry=shows in _GEOMETRY)
+        page.picture(request.client, LIVE_PICTURES[shows](output).cpu().numpy())
         seconds = self._clock() - begun
-        page.wishes.made(wish, seconds)
+        page.requests.made(request, seconds)
         return seconds
 
     def _close(self) -> None:
@@ -194,17 +162,13 @@ _FRUSTUM_SHARE = 0.04
 
 
 class TrainingPage:
-    """A :class:`~gaussian_splatting.viewing.live_view.LivePage` served by viser.
-
-    Args:
-        may_pause: Whether to offer a pause.
-    """
+    """A page that shows the training, served by viser; ``shows`` is a key of ``LIVE_PICTURES``."""
 
     def __init__(
         self, server: viser.ViserServer, title: str, last: int, scene: Scene, may_pause: bool
     ) -> None:
         self._server, self._title, self._last = server, title, last
-        self.wishes = Wishes(LONGEST_SIDE)
+        self.requests = RenderQueue(LONGEST_SIDE)
         self.paused, self.shows = False, "image"
         cameras = scene.train_cameras
         turns = np.stack([camera.rotation for camera in cameras])
@@ -217,7 +181,7 @@ class TrainingPage:
             self._add_pause()
         self._add_choice()
         self._add_cameras(cameras)
-        follow_browsers(server, self.wishes)
+        follow_browsers(server, self.requests)
 
     def picture(self, client: int, picture: np.ndarray) -> None:
         """Send a picture to a browser. (H, W, 3) uint8"""
@@ -243,7 +207,7 @@ class TrainingPage:
         def _(_: object) -> None:
             self.paused = not self.paused
             button.label = "Go on" if self.paused else "Pause"
-            self.wishes.wake()
+            self.requests.wake()
 
     def _add_choice(self) -> None:
         choice = self._server.gui.add_dropdown("Show", tuple(LIVE_PICTURES))
@@ -251,7 +215,7 @@ class TrainingPage:
         @choice.on_update
         def _(_: object) -> None:
             self.shows = selected_option(choice)
-            self.wishes.renew()
+            self.requests.renew()
 
     def _add_cameras(self, cameras: Sequence[Camera]) -> None:
         size = _FRUSTUM_SHARE * max(camera_extent(cameras), 1e-3)

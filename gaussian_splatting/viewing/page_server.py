@@ -68,24 +68,12 @@ _FRUSTUM_COLOR = (90, 110, 140)
 
 
 def load_viser() -> ModuleType:
-    """The package.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """The package."""
     return load_package("the viewer", "viser", "viser")[0]
 
 
 def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser.ViserServer:
-    """Serve an empty page.
-
-    Args:
-        host: Name or address to listen on.
-        port: To listen on; no other is taken in its place.
-
-    Raises:
-        UserError: viser is not installed, or the port is taken.
-    """
+    """Serve an empty page."""
     module = load_viser()
     check_free(host, port, flag)
     # Its messages are for who writes programs with it.
@@ -98,12 +86,7 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
 
 @contextlib.contextmanager
 def _same_origin_only(host: str) -> Iterator[None]:
-    """Servers that start in this context answer requests of other origins with 403.
-
-    Browsers send the origin of the page that makes a request. It must be the ``Host`` of the
-    request. A server on a loopback address also requires a loopback name there, against DNS
-    rebinding.
-    """
+    """Servers that start in this context answer requests of other origins with 403."""
     server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
     serve = server.serve
 
@@ -131,11 +114,7 @@ def address(host: str, port: int) -> str:
 
 
 def check_free(host: str, port: int, flag: str) -> None:
-    """Check that a port can be had; viser would silently take the next one.
-
-    Raises:
-        UserError: It cannot.
-    """
+    """Check that a port can be had; viser would silently take the next one."""
     try:
         places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -154,13 +133,13 @@ def check_free(host: str, port: int, flag: str) -> None:
                 ) from error
 
 
-def follow_browsers(server: viser.ViserServer, wishes: Wishes) -> None:
+def follow_browsers(server: viser.ViserServer, requests: RenderQueue) -> None:
     """Keep note of where all browsers look, and of which are there."""
 
     def follow(number: int, camera: Any) -> None:
         view = view_of(camera)
         if view is not None:
-            wishes.looks(number, view)
+            requests.looks(number, view)
 
     @server.on_client_connect
     def _(client: Any) -> None:
@@ -169,7 +148,7 @@ def follow_browsers(server: viser.ViserServer, wishes: Wishes) -> None:
 
     @server.on_client_disconnect
     def _(client: Any) -> None:
-        wishes.leaves(client.client_id)
+        requests.leaves(client.client_id)
 
 
 def view_of(camera: Any) -> BrowserView | None:
@@ -286,7 +265,6 @@ class BrowserView:
         position: Of the camera, in world units. (3,)
         wxyz: Quaternion from the camera's axes (x right, y down, z forward) to the world's. (4,)
         fov: Vertical field of view in radians.
-        width: Of what shows the picture, in pixels.
     """
 
     position: np.ndarray
@@ -311,12 +289,8 @@ class BrowserView:
 
 
 @dataclass(frozen=True, eq=False)
-class Wish:
-    """A picture that a browser waits for.
-
-    Attributes:
-        longest_side: In pixels.
-    """
+class RenderRequest:
+    """A picture that a browser waits for."""
 
     client: int
     view: BrowserView
@@ -339,13 +313,8 @@ class _Client:
     shown_at: float = field(default=-math.inf)
 
 
-class Wishes:
-    """The pictures that browsers wait for; may be told and asked from any thread.
-
-    Args:
-        longest_side: Of pictures in full size, in pixels.
-        clock: Monotonic seconds.
-    """
+class RenderQueue:
+    """The pictures that browsers wait for; may be told and asked from any thread."""
 
     def __init__(
         self, longest_side: int = 1280, clock: Callable[[], float] = time.monotonic
@@ -384,7 +353,7 @@ class Wishes:
                 client.version += 1
         self._changed.set()
 
-    def due(self) -> Wish | None:
+    def due(self) -> RenderRequest | None:
         """The picture to make next, of the browser that has waited longest; None if none is due."""
         with self._lock:
             now = self._clock()
@@ -399,17 +368,17 @@ class Wishes:
                 return None
             _, number, side = min(waiting)
             client = self._clients[number]
-            return Wish(number, client.view, side, client.version)
+            return RenderRequest(number, client.view, side, client.version)
 
-    def made(self, wish: Wish, seconds: float) -> None:
+    def made(self, request: RenderRequest, seconds: float) -> None:
         """A picture was made and sent; its time decides the size of small ones."""
         with self._lock:
             # Time grows with the number of pixels, so a side with its root.
-            fitting = wish.longest_side * math.sqrt(MOVING_SECONDS / max(seconds, 1e-6))
+            fitting = request.longest_side * math.sqrt(MOVING_SECONDS / max(seconds, 1e-6))
             self._moving_side = int(min(max(fitting, SMALLEST_SIDE), self._longest_side))
-            client = self._clients.get(wish.client)
+            client = self._clients.get(request.client)
             if client is not None:
-                client.shown_version, client.shown_side = wish.version, wish.longest_side
+                client.shown_version, client.shown_side = request.version, request.longest_side
                 client.shown_at = self._clock()
 
     def wait(self, seconds: float) -> None:

@@ -13,29 +13,34 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.moved_cloud import moved_cloud
-from sugar_extractors.export.any_gaussians import (
-    has_gaussians,
-    read_any_gaussians,
-    read_as_written,
-    read_bound_gaussians,
+from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.model import cloud_from_state
+from sugar_extractors.export.compact_files import (
+    fidelity,
+    holds_gltf_gaussians,
+    read_gltf_gaussians,
+    read_splat,
+    read_spz,
+    write_gltf_gaussians,
+    write_splat,
+    write_spz,
 )
-from sugar_extractors.export.compact_files import fidelity, write_splat, write_spz
 from sugar_extractors.export.export_options import GAUSSIANS, PRINTED, ExportOptions
-from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.mesh_formats import (
     MILLIMETRES,
     Z_UP,
     closed_body,
+    shape_of,
+    simplified,
     write_3mf,
     write_stl,
     write_usdz,
 )
 from sugar_extractors.export.reposing import read_edited, reposed, write_binding
-from sugar_extractors.export.simplified_mesh import shape_of, simplified
 from sugar_extractors.results import capture_of, scene_of
-from sugar_extractors.texture.placed_export import moved_points, placement
+from sugar_extractors.texture.placed_export import moved_cloud, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
     TexturedMesh,
@@ -44,12 +49,77 @@ from sugar_extractors.texture.textured_mesh_io import (
     write_glb,
     write_mesh_files,
 )
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, open_edge_share
-from sugar_trainers.capture import SugarSize
+from sugar_scene.mesh.triangle_mesh import open_edge_share
+from sugar_scene.mesh_bound import FACES, BoundCloud, bound_cloud_from_state
+from sugar_trainers.capture import SugarSize, model_file
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.memory import format_bytes
+
+
+def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+    """Read a cloud of Gaussians in a capture's axes: :func:`read_as_written`, turned if need be."""
+    cloud = read_as_written(path, notify)
+    return moved_cloud(cloud, GLB_AXES) if path.suffix.lower() in (".spz", ".glb") else cloud
+
+
+def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+    """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
+
+    Args:
+        path: A PLY of Gaussians; an SPZ or ``.splat`` file; a GLB with
+            Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
+            checkpoint, whose last iteration is taken.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".ply":
+        return read_gaussian_ply(path, notify)
+    if suffix == ".glb":
+        return read_gltf_gaussians(path)
+    if suffix in (".spz", ".splat"):
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; check the path")
+        return read_spz(path) if suffix == ".spz" else read_splat(path)
+    if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
+        return load_reference_checkpoint(path, None, notify).read_cloud(notify)
+    state, file = _state_of(path)
+    try:
+        bound = FACES in state
+        return bound_cloud_from_state(state).freed() if bound else cloud_from_state(state)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def has_gaussians(path: Path) -> bool:
+    """Whether a file or folder holds Gaussians, as opposed to a mesh or another thing."""
+    suffix = path.suffix.lower()
+    if suffix == ".ply":
+        return holds_gaussians(path)
+    known = suffix in (".spz", ".splat", ".pt") or path.is_dir()
+    return known or holds_gltf_gaussians(path)
+
+
+def read_bound_gaussians(path: Path) -> BoundCloud:
+    """Read mesh and bound Gaussians of a refined model."""
+    if path.is_file() and path.suffix.lower() != ".pt":
+        raise UserError(
+            f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "
+            "refinement, or the folder of its run"
+        )
+    state, file = _state_of(path)
+    try:
+        return bound_cloud_from_state(state)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def _state_of(path: Path) -> tuple[dict, Path]:
+    file = model_file(path, "the path")
+    state = load_payload(file).get("state_dict")
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: lacks state_dict: not a checkpoint of any stage")
+    return state, file
 
 
 def _write_ply(path: Path, cloud: GaussianCloud) -> np.ndarray:
@@ -66,14 +136,7 @@ _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray]] = {
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
-    """Write what was asked for, and say what it is like.
-
-    Returns:
-        The file.
-
-    Raises:
-        UserError: For anything the user can fix; nothing is replaced unasked or half-written.
-    """
+    """Write what was asked for, and say what it is like."""
     console = console or Console()
     if not options.result.exists():
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
@@ -138,7 +201,6 @@ def _gaussians(
 
 
 def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Console) -> np.ndarray:
-    """Returns the matrix from the capture to the file, whose format may want axes of its own."""
     if options.result.suffix.lower() != ".obj":
         raise UserError(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
@@ -151,7 +213,8 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
         mesh = simplified(mesh, options.max_triangles, options.texture_size)
     path = options.target
     files = mesh_files(path, glb=False)[::-1] if options.to == "obj" else [path]
-    _WRITE_MESH[options.to]({f: temporary[f] for f in files}, mesh, matrix, upright, console)
+    targets = {f: temporary[f] for f in files}
+    _write_mesh(options.to, targets, mesh, matrix, upright, console)
     side = mesh.texture.shape[1]
     console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return _axes(options.to, upright) @ matrix
@@ -169,58 +232,26 @@ def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
     return replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
 
 
-def _write_glb(
-    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
-
-
-def _write_obj(
-    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    write_mesh_files(targets, _moved(mesh, matrix))
-
-
-MeshWriter = Callable[[TemporaryPaths, TexturedMesh, np.ndarray, bool, Console], None]
-
-
-def _printed(write: Callable[[Path, TriangleMesh], None]) -> MeshWriter:
-    """Writes the closed body of a mesh, and tells its size."""
-
-    def write_body(
-        targets: TemporaryPaths,
-        mesh: TexturedMesh,
-        matrix: np.ndarray,
-        upright: bool,
-        console: Console,
-    ) -> None:
-        body = closed_body(shape_of(_moved(mesh, _axes(PRINTED[0], upright) @ matrix)))
+def _write_mesh(
+    to: str, targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool,
+    console: Console,
+) -> None:  # fmt: skip
+    if to in PRINTED:
+        body = closed_body(shape_of(_moved(mesh, _axes(to, upright) @ matrix)))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
         gaps = open_edge_share(body)
         opened = f"{gaps:.2%} of its edges are open: mend it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        write(*targets.values(), body)
-
-    return write_body
-
-
-def _write_usdz(
-    targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool, console: Console
-) -> None:
-    write_usdz(*targets.values(), _moved(mesh, _axes("usdz", upright) @ matrix))
-
-
-_WRITE_MESH: dict[str, MeshWriter] = {
-    "glb": _write_glb,
-    "obj": _write_obj,
-    "usdz": _write_usdz,
-    "stl": _printed(write_stl),
-    "3mf": _printed(write_3mf),
-}
+        (write_stl if to == "stl" else write_3mf)(*targets.values(), body)
+    elif to == "usdz":
+        write_usdz(*targets.values(), _moved(mesh, _axes(to, upright) @ matrix))
+    elif to == "glb":
+        write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
+    else:
+        write_mesh_files(targets, _moved(mesh, matrix))
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
-    """From the world of the capture to that of the file. (4, 4) float64"""
     if not options.placement.needs_cameras:
         return placement([], np.zeros((0, 3)), points, options.placement)
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)

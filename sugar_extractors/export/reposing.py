@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.moved_cloud import sh_rotation
-from sugar_extractors.quality.mesh_pictures import read_any_mesh
+from sugar_extractors.quality.mesh_report import read_any_mesh
+from sugar_extractors.texture.placed_export import sh_rotation
 from sugar_scene.mesh_bound import BoundCloud, face_frames, triangle_layout
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
@@ -32,9 +32,6 @@ def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
 
     Args:
         vertices: Edited, in the order of the model's. (V, 3) world units
-
-    Returns:
-        The model with its corners there; the unedited mesh gives the same model.
     """
     old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
     log_scales, rotations = _stretched(cloud, old, new)
@@ -49,18 +46,7 @@ def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
 
 
 def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Sizes and rotations within the plane of triangles that were stretched.
-
-    The covariance C of a Gaussian within the plane becomes A C A^T, where A takes the old triangle
-    to the new one; its axes are those of the new Gaussian.
-
-    Args:
-        old: Corners. (F, 3, 3) float64
-        new: Corners. (F, 3, 3) float64
-
-    Returns:
-        ``log_scales`` (G, 2) and ``rotations`` (G, 2) as in :class:`BoundCloud`.
-    """
+    """Sizes and rotations within the plane of triangles that were stretched."""
     before, after = _plane_edges(old), _plane_edges(new)
     one = torch.eye(2, dtype=before.dtype, device=before.device)
     flat = torch.linalg.det(before).abs() < _FLAT * before.square().sum(dim=(1, 2))
@@ -107,11 +93,7 @@ def _turned_colors(sh_rest: Tensor, turns: Tensor, per_triangle: int) -> Tensor:
 
 
 def read_edited(path: Path, cloud: BoundCloud) -> Tensor:
-    """Vertices of an edited mesh, in the order of the model's. (V, 3)
-
-    Raises:
-        UserError: It is not a mesh, or not one of the same triangles.
-    """
+    """Vertices of an edited mesh, in the order of the model's. (V, 3)"""
     mesh = read_any_mesh(path)
     if mesh.n_vertices != cloud.vertices.shape[0] or mesh.n_faces != cloud.faces.shape[0]:
         raise UserError(
@@ -136,9 +118,6 @@ def write_binding(path: Path, cloud: BoundCloud) -> None:
     axis from the direction of corner 2 to corner 1 towards normal x that direction; ``scale``
     (G, 3) float32, deviations along normal and both axes, world units. ``faces`` (F, 3) int32 and
     ``vertices`` (V, 3) float32 are the mesh itself.
-
-    Raises:
-        UserError: The file cannot be written.
     """
     per_triangle, n_faces = cloud.per_triangle, cloud.faces.shape[0]
     weights = np.array(triangle_layout(per_triangle).barycentric, np.float32)

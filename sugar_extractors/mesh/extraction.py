@@ -14,31 +14,33 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, middle_of
+from gaussian_splatting.data.masks import VisualHull, hull_of, shows_object
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.visual_hull import VisualHull, hull_of, shows_object
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.identity import Identity, scene_inputs
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.mesh.level_sets import LevelSetModel, build_model
+from gaussian_splatting.engine.run_directory import Identity, scene_inputs
+from sugar_extractors.mesh.level_sets import (
+    Box,
+    LevelSetModel,
+    SurfaceSamples,
+    build_model,
+    collect_surface_samples,
+)
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import (
+    MIN_POINTS,
     MeshingBackend,
+    PoissonConfig,
     PycolmapBackend,
     SolverConfig,
     choose_backend,
-)
-from sugar_extractors.mesh.observed_region import ObservedRegion, observed_region
-from sugar_extractors.mesh.plane_views import plane_renderer
-from sugar_extractors.mesh.poisson import (
-    MIN_POINTS,
-    PoissonConfig,
     finish_mesh,
     reconstruct_region,
 )
-from sugar_extractors.mesh.regions import left_out, region_boxes, require_extent, span
-from sugar_extractors.mesh.surface_samples import Box, SurfaceSamples, collect_surface_samples
+from sugar_extractors.mesh.observed_region import ObservedRegion, observed_region
+from sugar_extractors.mesh.plane_views import plane_renderer
 from sugar_extractors.mesh.tsdf import Renderer, carved_renderer, fuse_region, view_renderer
 from sugar_extractors.results import alone_with, is_finished, publish
 from sugar_scene.mesh.triangle_mesh import (
@@ -59,6 +61,49 @@ from sugar_utils.flags import require_box
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
 
+def require_extent(options: MeshOptions, scene: Scene) -> None:
+    """Refuse a scene without a size, unless the user gives a box."""
+    if scene.extent <= 0 and options.bboxmin is None:
+        raise UserError(
+            f"all training cameras of {options.scene_path} stand in one place, so the scene "
+            "has no size; give the foreground with --bboxmin and --bboxmax"
+        )
+
+
+def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
+    """Foreground and background box."""
+    center = middle_of(scene.train_cameras)
+    at = np.zeros(3) if options.center_bbox is False else center
+    if options.bboxmin is not None:
+        foreground = Box(options.bboxmin, options.bboxmax)
+        if options.center_bbox:
+            foreground = foreground.shifted(center)
+    else:
+        foreground = Box.cube(at, options.foreground_factor * scene.extent)
+    return foreground, Box.cube(at, options.background_factor * scene.extent)
+
+
+def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str:
+    """What to say of a region with few points; an empty box that the user drew is an error.
+
+    Args:
+        points: All surface points. (P, 3) world units
+    """
+    if name == "foreground" and options.bboxmin is not None:
+        moved = ", the box was moved by --center_bbox True" if options.center_bbox else ""
+        raise UserError(
+            f"the box of --bboxmin and --bboxmax holds {n} of {len(points):,} surface "
+            f"points; they lie in {span(points)} (world coordinates{moved})"
+        )
+    return f"{name}: only {n} of {len(points):,} surface points, left out"
+
+
+def span(points: np.ndarray) -> str:
+    """Box of the middle 98 % of points on each axis. (P, 3)"""
+    low, high = np.quantile(points[:: max(1, len(points) // 100_000)], (0.01, 0.99), axis=0)
+    return str(Box(tuple(map(float, low)), tuple(map(float, high))))
+
+
 def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
     """Extract meshes of all levels and decimation targets.
 
@@ -67,13 +112,6 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
 
     Args:
         console: Where to report; a new one on the standard output if None.
-
-    Returns:
-        The mesh files: levels in the outer, targets in the inner loop.
-
-    Raises:
-        UserError: For anything the user can fix: no surface, a wrong box, a damaged model,
-            meshes of other settings in the way.
     """
     console = console or Console()
     _check(options)
@@ -175,10 +213,6 @@ class _Extraction:
         return self._hull.contains(torch.from_numpy(points).to(device)).cpu().numpy()
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
-        """The meshes without the triangles that lie outside of the masks' hull.
-
-        Poisson closes a surface in front of nothing, and fusion continues it behind edges.
-        """
         if self._hull is None:
             return list(meshes)
         kept = []
@@ -232,7 +266,6 @@ class _Extraction:
             return reconstruct_region(samples, poisson, backend, watch)
 
     def _peak(self) -> int:
-        """Most bytes so far: on a GPU there, else of this process and the solver's together."""
         usage = memory_usage(self._options.compute.device)
         return max(usage.peak, self._largest_solver) if usage.kind == "RSS" else usage.peak
 

@@ -10,28 +10,29 @@ through pixel centres, and normals point out of the object.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.masks import VisualHull
+from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_scene.fields.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
 from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
 from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
 from sugar_utils.neighbors import nearest_neighbors
+from sugar_utils.random import generator
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import rotation_matrix
 
-MARCH_OPTIONS = {
-    "enable_backward": False,
-    "cpu_compiler_flags": "-march=native -ffp-contract=fast",
-}
+MARCH_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 wp.set_module_options(MARCH_OPTIONS)
 
 MIN_OPACITY = 0.5
@@ -49,7 +50,6 @@ class LevelSetModel:
     """Opaque Gaussians, ready to be searched for level sets.
 
     Attributes:
-        gaussians: The N survivors; colours of degree 0 only.
         neighbors: Neighbours of each, itself first. (N, K) int32
         packed: Rows of ``field_device.pack_rows``. (N, 16)
         corners: Corners of the diamonds. (4 N, 3) world units
@@ -89,18 +89,7 @@ def build_model(
     density_factor: float = 1.0,
     knn_batch_size: int | None = None,
 ) -> LevelSetModel:
-    """Drop Gaussians that are not opaque and prepare the rest.
-
-    Args:
-        min_opacity: Gaussians survive with a larger opacity than this.
-        n_neighbors: Neighbours that the density is summed over.
-        diamond_extent: Half diagonals of the diamonds in standard deviations.
-        density_factor: Factor of the opacities in the density.
-        knn_batch_size: Points per launch of the neighbour search, as of ``nearest_neighbors``.
-
-    Returns:
-        The model; it may be empty.
-    """
+    """Drop Gaussians that are not opaque and prepare the rest."""
     opaque = cloud.opacity_logits.detach().sigmoid().squeeze(-1) > min_opacity
     gaussians = cloud.select(opaque).activate()
     gaussians = Gaussians(*(t.float().contiguous() for t in gaussians.tensors()))
@@ -144,9 +133,6 @@ def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
     The corners of a diamond slide along their lines of sight onto the plane through the centre
     that is orthogonal to the line of sight of the centre. A diamond so close that a corner has
     more than 90 degrees to the centre has no such corner; its triangles are left out.
-
-    Returns:
-        Hits; the Gaussian is ``face // 2``.
     """
     moved = torch.empty_like(model.corners)
     launch(
@@ -162,10 +148,7 @@ def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
 
 @wp.func
 def density_gradient(
-    point: wp.vec3,
-    gaussian: int,
-    neighbors: wp.array2d(dtype=int),
-    packed: wp.array2d(dtype=float),
+    point: wp.vec3, gaussian: int, neighbors: wp.array2d(dtype=int), packed: wp.array2d(dtype=float)
 ) -> wp.vec3:
     """Sum of o_j Sigma_j^-1 (x - mean_j): minus the gradient of the density."""
     total = wp.vec3(0.0, 0.0, 0.0)
@@ -185,21 +168,13 @@ def march_kernel(n_samples: int) -> Any:
 
     @wp.kernel(module="unique", module_options=MARCH_OPTIONS)
     def march(
-        first: int,
-        view: View,
-        reach: float,
-        coordinates: wp.array(dtype=wp.vec2),
-        depths: wp.array(dtype=float),
-        hit_gaussians: wp.array(dtype=int),
-        neighbors: wp.array2d(dtype=int),
-        packed: wp.array2d(dtype=float),
-        quats: wp.array(dtype=wp.vec4),
-        scales: wp.array(dtype=wp.vec3),
-        levels: wp.array(dtype=float),
-        points: wp.array2d(dtype=wp.vec3),
-        normals: wp.array2d(dtype=wp.vec3),
-        valid: wp.array2d(dtype=wp.bool),
-    ):
+        first: int, view: View, reach: float, coordinates: wp.array(dtype=wp.vec2),
+        depths: wp.array(dtype=float), hit_gaussians: wp.array(dtype=int),
+        neighbors: wp.array2d(dtype=int), packed: wp.array2d(dtype=float),
+        quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
+        levels: wp.array(dtype=float), points: wp.array2d(dtype=wp.vec3),
+        normals: wp.array2d(dtype=wp.vec3), valid: wp.array2d(dtype=wp.bool),
+    ):  # fmt: skip
         i = first + wp.tid()
         gaussian = hit_gaussians[i]
         pixel = coordinates[i]
@@ -270,13 +245,6 @@ def march_rays(
         coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
         depths: Depth of the hits along the view axis. (S,) world units
         hit_gaussians: Gaussian hit by each ray. (S,)
-        levels: L densities, between 0 and 1.
-        n_samples: Densities per ray.
-        reach: How far before and behind the hit they lie, in standard deviations of the Gaussian
-            along the line of sight.
-
-    Returns:
-        Points and outward normals.
     """
     n, device = coordinates.shape[0], coordinates.device
     shape = (len(levels), n)
@@ -303,3 +271,142 @@ def march_rays(
 def pixel_centers(pixels: Tensor, width: int) -> Tensor:
     """Image coordinates of the centres of row-major pixel indices. (S,) -> (S, 2) pixels"""
     return torch.stack([pixels % width, pixels // width], dim=-1).float() + 0.5
+
+
+CANDIDATES_PER_POINT = 2
+
+
+@dataclass(frozen=True)
+class SurfaceSamples:
+    """Coloured points with normals; P of them, on the CPU.
+
+    Attributes:
+        points: (P, 3) float32 world units.
+        normals: Unit, outward. (P, 3) float32
+        colors: (P, 3) uint8.
+    """
+
+    points: np.ndarray
+    normals: np.ndarray
+    colors: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def select(self, rows: np.ndarray) -> SurfaceSamples:
+        """Rows by mask or index, copied."""
+        return SurfaceSamples(self.points[rows], self.normals[rows], self.colors[rows])
+
+
+@dataclass(frozen=True)
+class Box:
+    """An axis-aligned box, corners in world units; its faces do not belong to it."""
+
+    low: tuple[float, float, float]
+    high: tuple[float, float, float]
+
+    @classmethod
+    def cube(cls, center: np.ndarray, half: float) -> Box:
+        """The cube of the given centre and half side."""
+        return cls(tuple(map(float, center - half)), tuple(map(float, center + half)))
+
+    def shifted(self, offset: np.ndarray) -> Box:
+        """The box moved by ``offset``. (3,)"""
+        return Box(
+            tuple(map(float, np.add(self.low, offset))),
+            tuple(map(float, np.add(self.high, offset))),
+        )
+
+    def contains(self, points: np.ndarray) -> np.ndarray:
+        """Which points lie strictly inside. (P, 3) -> (P,) bool"""
+        low, high = np.float32(self.low), np.float32(self.high)
+        return ((points > low) & (points < high)).all(axis=1)
+
+    def __str__(self) -> str:
+        corners = (",".join(f"{v:.4g}" for v in corner) for corner in (self.low, self.high))
+        return "({}) to ({})".format(*corners)
+
+
+class _Store:
+    """Arrays of a fixed capacity that fill up view by view."""
+
+    def __init__(self, capacity: int) -> None:
+        self._arrays = (
+            np.empty((capacity, 3), np.float32),
+            np.empty((capacity, 3), np.float32),
+            np.empty((capacity, 3), np.uint8),
+        )
+        self._n = 0
+
+    def append(self, *parts: Tensor) -> None:
+        n = parts[0].shape[0]
+        for array, part in zip(self._arrays, parts, strict=True):
+            array[self._n : self._n + n] = part.cpu().numpy()
+        self._n += n
+
+    def samples(self) -> SurfaceSamples:
+        return SurfaceSamples(*(array[: self._n] for array in self._arrays))
+
+
+def collect_surface_samples(
+    model: LevelSetModel,
+    cameras: Sequence[Camera],
+    levels: Sequence[float],
+    *,
+    target: int,
+    n_samples: int,
+    reach: float,
+    seed: int,
+    candidates_per_point: int = CANDIDATES_PER_POINT,
+    hull: VisualHull | None = None,
+    on_view: Callable[[int, int], None] = lambda done, found: None,
+) -> list[SurfaceSamples]:
+    """Sample the level sets from all views.
+
+    Every view gives at most ``target // views + 1`` points per level, taken at random from
+    ``candidates_per_point`` times as many random pixels. The arrays are allocated once for the
+    target; nothing else grows with the number of views.
+
+    Args:
+        hull: Points outside of it are dropped; None keeps all.
+    """
+    per_view = target // len(cameras) + 1
+    stores = [_Store(per_view * len(cameras)) for _ in levels]
+    n_found = 0
+    for view, camera in enumerate(cameras):
+        hits = diamond_hits(model, camera)
+        pixels = hits.covered.flatten().nonzero()[:, 0]
+        pixels = _random_rows(pixels, candidates_per_point * per_view, seed, "pixels", view)
+        found = march_rays(
+            model,
+            camera,
+            pixel_centers(pixels, camera.width),
+            hits.depth.flatten()[pixels],
+            hits.face.flatten()[pixels] // 2,
+            levels,
+            n_samples=n_samples,
+            reach=reach,
+        )
+        image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
+        colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
+        for index, (level, store) in enumerate(zip(levels, stores, strict=True)):
+            # A gradient of zero has no direction; it is as rare as it is useless to Poisson.
+            good = found.valid[index] & (found.normals[index] != 0).any(dim=-1)
+            good &= found.points[index].isfinite().all(dim=-1)
+            if hull is not None:
+                good &= hull.contains(found.points[index])
+            # By the level itself: a mesh must not depend on which others are made beside it.
+            labels = ("points", view, repr(float(level)))
+            rows = _random_rows(good.nonzero()[:, 0], per_view, seed, *labels)
+            store.append(found.points[index, rows], found.normals[index, rows], colors[rows])
+            n_found += rows.shape[0]
+        on_view(view + 1, n_found)
+    return [store.samples() for store in stores]
+
+
+def _random_rows(rows: Tensor, n: int, seed: int, *labels: str | int) -> Tensor:
+    """At most ``n`` of the rows, without replacement and in ascending order."""
+    if rows.shape[0] <= n:
+        return rows
+    chosen = torch.randperm(rows.shape[0], generator=generator(seed, *labels), device="cpu")[:n]
+    return rows[chosen.sort().values.to(rows.device)]

@@ -11,15 +11,14 @@ from typing import Any, Literal
 
 from gaussian_splatting.shared_flags import Preset, preset
 from sugar_extractors.mesh.level_sets import (
+    CANDIDATES_PER_POINT,
     DIAMOND_EXTENT,
     MIN_OPACITY,
     N_NEIGHBORS,
     RAY_REACH,
     RAY_SAMPLES,
 )
-from sugar_extractors.mesh.meshing_backends import BACKENDS
-from sugar_extractors.mesh.poisson import PoissonConfig
-from sugar_extractors.mesh.surface_samples import CANDIDATES_PER_POINT
+from sugar_extractors.mesh.meshing_backends import BACKENDS, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name

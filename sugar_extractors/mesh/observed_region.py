@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gaussian_splatting.data.observations import Observations
-from sugar_extractors.mesh.surface_samples import Box
+from sugar_extractors.mesh.level_sets import Box
 
 MIN_VIEWS = 3
 """Photographs that observe a point that counts: two agree by chance now and then."""
@@ -49,8 +49,6 @@ def observed_region(
 
     Args:
         observations: Points and how many photographs observe each; None where nobody knows.
-        box: Points outside of it do not count.
-        margin: How far the region reaches beyond the points. World units
 
     Returns:
         None where there are too few points, or all in one plane.

@@ -48,7 +48,6 @@ def plane_renderer(
     """What renders depth and colour of a view for the fusion.
 
     Args:
-        gaussians: All of them, with colours of degree 0 at least.
         extent: Camera extent in world units.
     """
     reach = REACH * extent
@@ -91,7 +90,6 @@ def confirmed_depth(
 
     Args:
         depth: 0 where unknown. (H, W) world units
-        neighbors: Views and their depth maps.
 
     Returns:
         (H, W) bool

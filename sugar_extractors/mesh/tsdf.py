@@ -24,17 +24,17 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.visual_hull import VisualHull
+from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_extractors.mesh.level_sets import (
+    Box,
     LevelSetModel,
     diamond_hits,
     march_rays,
     pixel_centers,
 )
 from sugar_extractors.mesh.observed_region import ObservedRegion
-from sugar_extractors.mesh.surface_samples import Box
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     keep_vertices,
@@ -82,11 +82,8 @@ class TsdfConfig:
     least 1/2048 of the box.
 
     Attributes:
-        pixels_per_voxel: See above.
-        min_alpha: Pixels that the Gaussians cover less have no depth.
         min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
             views are sparse, and never is it more than half of the views.
-        min_component: Connected parts of fewer triangles, before decimation, are noise.
         max_voxels: Ceiling of the voxels stored; where it is met, voxels are made larger.
     """
 
@@ -136,7 +133,6 @@ class FusedRegion:
     """Result of one region.
 
     Attributes:
-        mesh: The surface; empty if there is none in the box.
         voxel_size: Side of a voxel, world units.
     """
 
@@ -218,12 +214,8 @@ def fuse_region(
     """Fuse all views within a box and extract the surface.
 
     Args:
-        render: Makes depth and colour of a view; called twice for each.
         hole: Part of it whose surface is left out; None for nothing.
         region: Surface outside of it is left out; None for nothing.
-
-    Returns:
-        The surface, outward side counter-clockwise.
     """
     with torch.no_grad():
         voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
@@ -273,7 +265,6 @@ def _inside(points: Tensor, box: Box) -> Tensor:
 def _automatic_voxel(
     render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
 ) -> float | None:
-    """Median side of a pixel on the surface within the box, over a few views."""
     step = max(1, len(cameras) // _N_FOOTPRINT_VIEWS)
     footprints = []
     for camera in cameras[::step]:
@@ -344,18 +335,11 @@ def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig)
 
 @wp.kernel
 def integrate(
-    first: int,
-    view: View,
-    origin: wp.vec3,
-    voxel: float,
-    truncation: float,
-    blocks: wp.array(dtype=wp.vec3i),
-    depth: wp.array2d(dtype=float),
-    color: wp.array2d(dtype=wp.vec3),
-    distances: wp.array(dtype=float),
-    weights: wp.array(dtype=float),
-    colors: wp.array(dtype=wp.vec3),
-):
+    first: int, view: View, origin: wp.vec3, voxel: float, truncation: float,
+    blocks: wp.array(dtype=wp.vec3i), depth: wp.array2d(dtype=float),
+    color: wp.array2d(dtype=wp.vec3), distances: wp.array(dtype=float),
+    weights: wp.array(dtype=float), colors: wp.array(dtype=wp.vec3),
+):  # fmt: skip
     """Average one view into the field; a work item is one voxel corner."""
     i = first + wp.tid()
     side = _BLOCK_SIDE
@@ -442,7 +426,6 @@ class SparseField:
     last axis runs fastest.
 
     Attributes:
-        origin: World units.
         voxel: Side of a voxel, world units.
         table: Block number by place; -1 where none is stored. (X, Y, Z) int32
         distances: Positive outside. (B S^3,)
@@ -465,11 +448,7 @@ class SparseField:
 
 
 def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh:
-    """Zero level set; cells with a corner of less than the weight asked for are left open.
-
-    Returns:
-        Welded mesh, counter-clockwise seen from where the distance is positive.
-    """
+    """Zero level set; cells with a corner of less than the weight asked for are left open."""
     table = field.table.cpu().numpy()
     values = (field.distances.cpu().numpy(), field.weights.cpu().numpy() >= min_weight)
     colors = field.colors.cpu().numpy()
@@ -511,11 +490,7 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
 def _chunk_cells(
     table: np.ndarray, places: np.ndarray, distances: np.ndarray, is_known: np.ndarray, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of some blocks that the surface passes through.
-
-    Returns:
-        Grid coordinates of their low corners (C, 3), and the rows of their corners (C, 8).
-    """
+    """Cells of some blocks that the surface passes through."""
     # Corners 0 to side: the last layer belongs to the next blocks.
     local = np.stack(np.meshgrid(*[np.arange(side + 1)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     step, inner = local // side, local % side
@@ -543,7 +518,6 @@ def _chunk_cells(
 
 
 def _triangle_edges(corner_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cell of each triangle (T,), and the cell edges its corners lie on (T, 3)."""
     case = ((corner_values < 0) << np.arange(8)).sum(axis=1)
     first, n = _RANGES[case] // 3, (_RANGES[case + 1] - _RANGES[case]) // 3
     cell_of = np.repeat(np.arange(len(case)), n)

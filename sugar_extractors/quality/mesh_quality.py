@@ -61,7 +61,6 @@ class Reference:
     """What a mesh is compared with.
 
     Attributes:
-        surface: The true object, and the ground where there is one. World units
         visible_points: Points of the object that the photographs show. (N, 3) world units
         visible_normals: Their unit normals. (N, 3)
         low: Low corner of the box inside which a mesh is judged. (3,) world units
@@ -79,20 +78,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class MeshQuality:
-    """Figures of one mesh; distances in fractions of the object's longest side.
-
-    Attributes:
-        accuracy: Mean distance from the mesh to the true surface.
-        completeness: Mean distance from the visible true surface to the mesh.
-        precisions: Share of the mesh nearer to the truth than each of ``THRESHOLDS``.
-        recalls: Share of the visible truth nearer to the mesh than each of them.
-        normal_agreement: Mean |cos| between normals of nearest places, both ways.
-        non_manifold_edge_share: Share of edges with more than two faces.
-        open_edge_share: Share of edges with a single face.
-        components: Connected parts.
-        triangles: Triangles of the whole mesh.
-        object_triangles: Those with a corner inside the box.
-    """
+    """Figures of one mesh; distances in fractions of the object's longest side."""
 
     accuracy: float
     completeness: float
@@ -143,14 +129,7 @@ class MeshQuality:
 
 
 def read_reference(scene_dir: Path) -> Reference:
-    """Read the ground truth of a rendered scene.
-
-    Args:
-        scene_dir: Folder with ``gt_object.ply``, ``gt_visible.ply`` and ``gt.json``.
-
-    Raises:
-        UserError: There is none, or it is damaged.
-    """
+    """Read the ground truth of a rendered scene."""
     scene_dir = Path(scene_dir)
     for name in (OBJECT_FILE, VISIBLE_FILE, FACTS_FILE):
         if not (scene_dir / name).is_file():
@@ -191,7 +170,6 @@ def make_reference(
         visible_normals: (N, 3)
         box: Low and high corner of the object. (2, 3)
         ground: Box of a flat ground, None without one. (2, 3)
-        axis: Axis that points up (or down).
         sign: 1 when it points up, -1 when down.
     """
     size = float((box[1] - box[0]).max())
@@ -215,14 +193,7 @@ def compare_surfaces(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> MeshQuality:
-    """Measure a mesh by the rules at the top of this file.
-
-    Args:
-        mesh: In the reference's world.
-
-    Raises:
-        UserError: The mesh has nothing where the object is.
-    """
+    """Measure a mesh by the rules at the top of this file."""
     origin, size = (reference.low + reference.high) / 2, reference.size
     unit_low, unit_high = ((side - origin) / size for side in (reference.low, reference.high))
     # The object is brought to size 1 at the origin, where float32 resolves it best.
@@ -315,7 +286,6 @@ def _with_ground(
     axis: int,
     height: float,
 ) -> TriangleMesh:
-    """The object and the rectangle of ground around it."""
     low, high = np.maximum(reach[0], ground[0]), np.minimum(reach[1], ground[1])
     u, v = (k for k in range(3) if k != axis)
     corners = np.empty((4, 3))
@@ -401,9 +371,6 @@ def sample_surface(
     Args:
         vertices: (V, 3)
         faces: (F, 3) rows of the vertices.
-
-    Returns:
-        The samples; none where the mesh has no area.
     """
     a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
     weighted = np.cross(b - a, c - a)

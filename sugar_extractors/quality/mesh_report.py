@@ -3,49 +3,292 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import normalize
+
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.reporting.evaluation import plain_background, to_uint8
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
+from sugar_extractors.export.mesh_formats import simplified
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.quality.mesh_pictures import (
-    pick_views,
-    preview_glb,
-    read_any_mesh,
-    shaded_views,
-    textured_views,
+from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.texture.textured_mesh_io import (
+    TexturedMesh,
+    glb_chunks,
+    read_textured_mesh,
+    render_textured,
 )
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
+from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply, with_vertex_normals
+from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_triangles
+from sugar_scene.mesh_bound import bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.html import (
-    PICTURE_WIDTH,
-    Page,
-    Picture,
-    duration_text,
-    flattened,
-    write_page,
-)
+from sugar_utils.files import require_regular_file
+from sugar_utils.html import PICTURE_WIDTH, Page, Picture, duration_text, flattened, write_page
 from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import ResultNote, read_checked
+
+N_VIEWS = 4
+CLAY = (0.80, 0.80, 0.79)
+INSIDE = (0.72, 0.52, 0.42)
+"""Colour of a surface seen from its back: it shows holes and faces that are turned round."""
+
+BACKGROUND = (0.93, 0.94, 0.95)
+_AMBIENT, _HEADLIGHT, _KEY = 0.14, 0.26, 0.64
+_KEY_DIRECTION = (-0.5, -0.7, -0.5)
+"""Towards the key light in camera axes: from the upper left, behind the viewer."""
+
+_SAMPLES_PER_SIDE = 2
+
+
+def shaded_views(
+    mesh: TriangleMesh,
+    cameras: Sequence[Camera],
+    width: int,
+    *,
+    smooth: bool = False,
+    colored: bool = False,
+    device: torch.device | str = "cpu",
+) -> list[np.ndarray]:
+    """Picture a mesh as clay: Lambertian, lit from behind the viewer.
+
+    Flat shading is the default because it hides nothing: smooth normals make a rough mesh look
+    better than it is.
+
+    Args:
+        mesh: World units; may be empty.
+
+    Returns:
+        One (h, w, 3) uint8 picture per camera.
+    """
+    views = [_scaled(camera, _SAMPLES_PER_SIDE * width) for camera in cameras]
+    if mesh.n_faces == 0:
+        paper = torch.tensor(BACKGROUND, device="cpu")
+        return [_averaged(paper.expand(view.height, view.width, 3)) for view in views]
+    vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
+    faces = torch.tensor(mesh.faces, device=device)
+    normals = _face_normals(vertices, faces)
+    if colored:
+        corner_values = torch.tensor(mesh.colors, device=device).float()[faces] / 255.0
+    elif smooth:
+        at_vertices = torch.tensor(with_vertex_normals(mesh).normals, device=device).float()
+        corner_values = at_vertices[faces]
+    else:
+        corner_values = normals[:, None].expand(-1, 3, -1)
+    pictures = []
+    for view in views:
+        hits = rasterize_triangles(vertices, faces, view)
+        values = _interpolated(corner_values, hits)
+        if not colored:
+            values = _clay(values, _facing(vertices[faces[:, 0]], normals, hits, view), view)
+        background = values.new_tensor(BACKGROUND)
+        image = torch.where(hits.covered[..., None], values, background)
+        pictures.append(_averaged(image))
+    return pictures
+
+
+def textured_views(
+    mesh: TexturedMesh, cameras: Sequence[Camera], width: int, white_background: bool = False
+) -> list[np.ndarray]:
+    """Picture a textured mesh as it is, without light, on black or white.
+
+    Returns:
+        One (h, w, 3) uint8 picture per camera.
+    """
+    background = plain_background(white_background, mesh.vertices.device)
+    pictures = (
+        render_textured(mesh, at_most(camera, width), background, supersampling=_SAMPLES_PER_SIDE)
+        for camera in cameras
+    )
+    return [to_uint8(picture).cpu().numpy() for picture in pictures]
+
+
+def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
+    """Views that differ as much as possible in position and direction.
+
+    The first is the one farthest from the mean view; each further one is farthest from all
+    before it.
+    """
+    if len(cameras) <= n:
+        return list(cameras)
+    centers = np.stack([camera.center for camera in cameras])
+    centers = centers - centers.mean(axis=0)
+    spread = np.linalg.norm(centers, axis=1).max()
+    forward = np.stack([camera.rotation[2] for camera in cameras])
+    place = np.concatenate([centers / (spread if spread > 0 else 1.0), forward], axis=1)
+    distance = np.linalg.norm(place - place.mean(axis=0), axis=1)
+    picked: list[int] = []
+    while len(picked) < n:
+        picked.append(int(distance.argmax()))
+        to_last = np.linalg.norm(place - place[picked[-1]], axis=1)
+        distance = to_last if len(picked) == 1 else np.minimum(distance, to_last)
+        # Views from one place have no distance; none is picked twice all the same.
+        distance[picked] = -1.0
+    return [cameras[row] for row in picked]
+
+
+def at_most(camera: Camera, width: int) -> Camera:
+    """The same view, made smaller where it is wider than ``width`` pixels."""
+    if camera.width <= width:
+        return camera
+    return camera.resized(width, max(1, round(camera.height * width / camera.width)))
+
+
+def _scaled(camera: Camera, longer_side: int) -> Camera:
+    scale = longer_side / max(camera.width, camera.height)
+    # Whole blocks of samples, for the averaging.
+    sides = (
+        _SAMPLES_PER_SIDE * max(1, round(side * scale / _SAMPLES_PER_SIDE))
+        for side in (camera.width, camera.height)
+    )
+    return camera.resized(*sides)
+
+
+def _face_normals(vertices: Tensor, faces: Tensor) -> Tensor:
+    """Unit normals; zero for a face without area. (F, 3)"""
+    a, b, c = vertices[faces].double().unbind(1)
+    return normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
+
+
+def _interpolated(corner_values: Tensor, hits: TriangleHits) -> Tensor:
+    """Values at the hits; zero elsewhere. (F, 3, C) -> (H, W, C)"""
+    values = corner_values.new_zeros(*hits.face.shape, corner_values.shape[-1])
+    rows = hits.face[hits.covered].long()
+    weights = hits.barycentrics[hits.covered]
+    values[hits.covered] = (corner_values[rows] * weights[..., None]).sum(1)
+    return values
+
+
+def _facing(places: Tensor, normals: Tensor, hits: TriangleHits, camera: Camera) -> Tensor:
+    """Whether the front is seen; places and normals are those of the faces. (H, W) bool"""
+    center = torch.tensor(camera.center, dtype=torch.float32, device=places.device)
+    front = (normals * (center - places)).sum(1) > 0
+    seen = torch.ones_like(hits.covered)
+    seen[hits.covered] = front[hits.face[hits.covered].long()]
+    return seen
+
+
+def _clay(normals: Tensor, front: Tensor, camera: Camera) -> Tensor:
+    """Shaded colours. (H, W, 3) -> (H, W, 3)"""
+    rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=normals.device)
+    seen = torch.where(front[..., None], normals, -normals)
+    seen = normalize(seen @ rotation.T, dim=-1)
+    key = normalize(seen.new_tensor(_KEY_DIRECTION), dim=0)
+    light = _AMBIENT + _HEADLIGHT * (-seen[..., 2]).clamp_min(0)
+    light = light + _KEY * (seen @ key).clamp_min(0)
+    color = torch.where(front[..., None], seen.new_tensor(CLAY), seen.new_tensor(INSIDE))
+    # The light is linear, the picture is not.
+    return (color**2.2 * light[..., None]).clamp(0, 1) ** (1 / 2.2)
+
+
+def _averaged(image: Tensor) -> np.ndarray:
+    """Mean of each block of samples, as 8-bit. (H, W, 3) -> (h, w, 3)"""
+    planes = image.permute(2, 0, 1)[None]
+    small = torch.nn.functional.avg_pool2d(planes, _SAMPLES_PER_SIDE)[0].permute(1, 2, 0)
+    return (small.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+
+
+MAX_TRIANGLES = 30_000
+TEXTURE_SIDE = 1_024
+_JPEG_QUALITY = 85
+
+
+def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
+    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``."""
+    small = simplified(mesh, MAX_TRIANGLES, TEXTURE_SIDE)
+    vertices = small.vertices.double().cpu().numpy()
+    upright = PlacementOptions(orient="up")
+    matrix = placement(cameras, np.zeros((0, 3)), vertices, upright)
+    moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
+    parts = glb_chunks(
+        replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu()),
+        jpeg_bytes(small.texture),
+        Path("preview"),
+        y_up=True,
+        variants=True,
+    )
+    return b"".join(parts)
+
+
+def jpeg_bytes(texture: Tensor) -> bytes:
+    """A picture as JPEG. (H, W, 3) uint8"""
+    buffer = io.BytesIO()
+    Image.fromarray(texture.cpu().numpy()).save(buffer, "jpeg", quality=_JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+_GREY = 128
+MESH_SUFFIXES = (".ply", ".pt", ".obj")
+
+
+def read_any_mesh(path: Path) -> TriangleMesh:
+    """Read vertices and faces; colours are the file's own in a PLY, else grey."""
+    path, suffix = Path(path), Path(path).suffix.lower()
+    if suffix not in MESH_SUFFIXES:
+        raise UserError(f"{path}: not a mesh; pass one of {', '.join(MESH_SUFFIXES)}")
+    if not path.exists():
+        raise UserError(f"{path}: no such mesh file; check the path")
+    require_regular_file(path)
+    if suffix == ".ply":
+        return read_mesh_ply(path)
+    return _refined_mesh(path) if suffix == ".pt" else _obj_mesh(path)
+
+
+def _refined_mesh(path: Path) -> TriangleMesh:
+    payload = load_payload(path)
+    try:
+        cloud = bound_cloud_from_state(payload["state_dict"])
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return _grey(path, cloud.vertices.double().numpy(), cloud.faces.numpy())
+
+
+def _obj_mesh(path: Path) -> TriangleMesh:
+    """Positions and faces of an OBJ; its texture is not read."""
+    vertices, faces = [], []
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("v "):
+                    vertices.append([float(word) for word in line.split()[1:4]])
+                elif line.startswith("f "):
+                    a, b, c = (int(word.split("/", 1)[0]) for word in line.split()[1:])
+                    faces.append((a, b, c))
+        points = np.array(vertices, dtype=np.float64).reshape(-1, 3)
+        rows = np.array(faces, dtype=np.int64).reshape(-1, 3)
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"{path}: damaged, or not an OBJ of triangles ({error})") from error
+    # Rows count from 1, or backwards from the last vertex.
+    rows = np.where(rows > 0, rows - 1, rows + len(points))
+    if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):
+        raise UserError(f"{path}: a face refers to a vertex that is not there; write it again")
+    return _grey(path, points, rows)
+
+
+def _grey(path: Path, vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
+    if not np.isfinite(vertices).all():
+        raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
+    return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))
+
 
 _INSIDE_NOTE = "Brown is a surface seen from its inner side."
 
 
 def extract_and_report(options: MeshOptions, console: Console | None = None) -> list[Path]:
-    """Extract meshes and write ``report.html`` beside them.
-
-    Returns:
-        The mesh files, as :func:`extract_coarse_mesh` does.
-
-    Raises:
-        UserError: If a mesh cannot be made; never because of the report.
-    """
+    """Extract meshes and write ``report.html`` beside them."""
     console = console or Console()
     paths = extract_coarse_mesh(options, console)
     _report(options, paths, console)
@@ -53,14 +296,7 @@ def extract_and_report(options: MeshOptions, console: Console | None = None) -> 
 
 
 def texture_and_report(options: TextureOptions, console: Console | None = None) -> Path:
-    """Bake a textured mesh and write ``report.html`` beside it.
-
-    Returns:
-        The OBJ file.
-
-    Raises:
-        UserError: If the mesh cannot be made; never because of the report.
-    """
+    """Bake a textured mesh and write ``report.html`` beside it."""
     console = console or Console()
     path = extract_textured_mesh(options, console)
     _report(options, [path], console)
@@ -86,10 +322,6 @@ def write_mesh_report(
     notify: Callable[[str], None],
 ) -> Path | None:
     """Write ``report.html`` about some meshes.
-
-    Args:
-        mesh_paths: Meshes, each with its ``.json`` beside it (left out where there is none).
-        cameras: Views to picture them from; four that differ are taken.
 
     Returns:
         The file, or None.
@@ -138,7 +370,6 @@ def _add_mesh(page: Page, path: Path, views: Sequence[Camera], cameras: Sequence
 
 
 def _fact(name: str, value: object) -> tuple[str, object]:
-    """Name and value of a figure, with its unit."""
     if name.endswith("_bytes") and isinstance(value, int):
         return name.removesuffix("_bytes").replace("_", " ") + " memory", format_bytes(value)
     if name.endswith("seconds") and isinstance(value, int | float):

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, middle_of
+from gaussian_splatting.data.cameras import Camera, middle_of, up_direction, upright_rotation
 from gaussian_splatting.data.images import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.upright import up_direction, upright_rotation
-from gaussian_splatting.moved_cloud import moved_cloud
+from gaussian_splatting.engine.poses import rotation_generators
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
     mesh_files,
@@ -32,8 +32,57 @@ from sugar_extractors.texture.textured_mesh_io import (
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
+from sugar_utils.quaternions import quaternions_of, rotation_matrices
 from sugar_utils.schemas import FAR
 from sugar_utils.settings import flag
+
+
+def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
+    """The cloud after a similarity: a camera that moves along sees the same picture.
+
+    Computed in float64; results have the types of the cloud.
+
+    Args:
+        matrix: Scale times rotation, and a shift, for columns (x, y, z, 1). (4, 4)
+    """
+    scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
+    rotation = matrix[:3, :3] / scale
+    linear, shift = _like(matrix[:3, :3], cloud.means), _like(matrix[:3, 3], cloud.means)
+    turn, bands = _like(rotation, cloud.means), sh_rotation(rotation).to(cloud.means.device)
+    n_bands = cloud.sh_rest.shape[1]
+    own = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
+    moved = {
+        "means": cloud.means.double() @ linear.T + shift,
+        "log_scales": cloud.log_scales.double() + np.log(scale),
+        "quats": quaternions_of(turn @ own),
+        "sh_rest": bands[:n_bands, :n_bands] @ cloud.sh_rest.double(),
+    }
+    return replace(cloud, **{name: t.to(getattr(cloud, name).dtype) for name, t in moved.items()})
+
+
+def _like(array: np.ndarray, tensor: Tensor) -> Tensor:
+    return torch.as_tensor(array, dtype=torch.float64, device=tensor.device)
+
+
+def sh_rotation(rotation: np.ndarray) -> Tensor:
+    """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
+
+    The bands do not mix: each turns in a space of its own, of 3, 5 and 7 dimensions.
+
+    Args:
+        rotation: One or several. (..., 3, 3)
+
+    Returns:
+        To be multiplied with columns of coefficients. (..., 15, 15) float64 on the CPU
+    """
+    # A tenth of a program's start, and few programs move Gaussians.
+    from scipy.spatial.transform import Rotation
+
+    flat = Rotation.from_matrix(rotation.reshape(-1, 3, 3)).as_rotvec()
+    generators = rotation_generators().reshape(3, -1)
+    total = torch.as_tensor(flat, device="cpu") @ generators
+    return torch.linalg.matrix_exp(total.reshape(*rotation.shape[:-2], 15, 15))
+
 
 ORIENTATIONS = ("none", "up")
 _LOWEST = 0.01
@@ -97,15 +146,7 @@ def write_placed(
     glb: bool,
     notify: Callable[[str], None],
 ) -> None:
-    """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for.
-
-    Args:
-        obj_path: The mesh in the world of the capture.
-        glb: Whether to write the one-file form, too.
-
-    Raises:
-        UserError: A photograph is unknown, the distance is nothing, or a file cannot be written.
-    """
+    """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
     mesh = read_textured_mesh(obj_path)
     cameras = scene.calibrated_cameras
     vertices = mesh.vertices.numpy().astype(np.float64)
@@ -156,10 +197,6 @@ def placement(
 
     Returns:
         (4, 4) float64, to be multiplied with columns (x, y, z, 1).
-
-    Raises:
-        UserError: A photograph is unknown, the known distance is nothing in the capture, or the
-            copy would be larger than files can hold.
     """
     matrix = np.eye(4)
     if options.orient == "up":
@@ -177,11 +214,7 @@ def placement(
 
 
 def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
-    """How many times larger the copy is.
-
-    Raises:
-        UserError: As :func:`placement`.
-    """
+    """How many times larger the copy is."""
     if options.scale_factor is not None:
         return options.scale_factor
     if options.known_distance is None:
@@ -214,18 +247,13 @@ def _metres(text: str) -> float:
 
 
 def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
-    """Check that the photographs that give the scale exist.
-
-    Raises:
-        UserError: One does not.
-    """
+    """Check that the photographs that give the scale exist."""
     for text in (options.known_distance or ())[:2]:
         if point_of(text) is None:
             _photograph_of(text, names)
 
 
 def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
-    """A point ``x,y,z``, or where a photograph was taken. (3,)"""
     point = point_of(text)
     if point is not None:
         return point

@@ -42,9 +42,7 @@ class Atlas:
     """The texture coordinates of a mesh.
 
     Attributes:
-        kind: ``squares`` or ``xatlas``.
         corners: Texture coordinates of the corners of each face, in texels. (F, 3, 2) float32
-        square_size: Texels per side of the square of two faces; unused by ``xatlas``.
     """
 
     kind: str
@@ -127,14 +125,8 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
     """Lay out the faces of a mesh in a texture.
 
     Args:
-        kind: ``squares`` or ``xatlas``.
         vertices: (V, 3) world units
         faces: (F, 3) integers, F at least 1.
-        square_size: Texels per side of the square of two faces. With ``xatlas`` the texture gets
-            about as many texels as with ``squares``.
-
-    Raises:
-        UserError: The texture would be too large, or xatlas is not installed.
     """
     if kind not in ATLASES:
         raise UserError(f"--texture_atlas {kind} is unknown; choose from {', '.join(ATLASES)}")
@@ -157,11 +149,7 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
 
 
 def check_square_size(square_size: int) -> None:
-    """Refuse squares that are too small to hold two triangles.
-
-    Raises:
-        UserError: Below ``MIN_SQUARE_SIZE``.
-    """
+    """Refuse squares that are too small to hold two triangles."""
     if square_size < MIN_SQUARE_SIZE:
         raise UserError(
             f"--square_size {square_size} leaves no room for two triangles and their margins; "
@@ -175,11 +163,7 @@ def squares_per_axis(n_faces: int) -> int:
 
 
 def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "cpu") -> Atlas:
-    """SuGaR's layout: square k at column k // n and row k % n holds the faces 2 k and 2 k + 1.
-
-    Args:
-        square_size: Texels per side of a square, at least ``MIN_SQUARE_SIZE``.
-    """
+    """SuGaR's layout: square k at column k // n and row k % n holds the faces 2 k and 2 k + 1."""
     size, per_axis = square_size, squares_per_axis(n_faces)
     lower = [[size - 2, 1], [2, 1], [size - 2, size - 3]]
     upper = [[1, size - 1], [1, 3], [size - 3, size - 1]]
@@ -192,11 +176,7 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
 
 
 def load_xatlas() -> Any:
-    """The library.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """The library."""
     try:
         import xatlas
     except ImportError as error:
@@ -213,9 +193,6 @@ def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
     Args:
         vertices: (V, 3) world units
         faces: (F, 3) integers
-
-    Raises:
-        UserError: The library is not installed, or it cannot unfold the mesh.
     """
     xatlas = load_xatlas()
     packing = xatlas.PackOptions()

@@ -59,9 +59,6 @@ class BakingConfig:
     Attributes:
         depth_tolerance: How far a pixel's depth may be from the plane of the triangle, in widths
             of a pixel at that depth.
-        cosine_power: Views weigh by this power of the cosine between ray and normal.
-        budget_bytes: Memory for the rows of the texture that are worked on at once. Below the
-            whole texture's need the views are rendered again for every band of rows.
     """
 
     depth_tolerance: float = 2.0
@@ -75,10 +72,6 @@ class BakedTexture:
 
     Attributes:
         texture: Row 0 is at v = 1, as in a picture file. (side, side, 3) uint8
-        seen_texels: Texels of faces that some view shows.
-        face_texels: Texels of faces, seen or not.
-        seen_faces: Faces of which some view shows a texel.
-        n_bands: In how many parts the texture was worked on.
     """
 
     texture: Tensor
@@ -117,14 +110,9 @@ def area(a: wp.vec2, b: wp.vec2) -> float:
 
 @wp.func
 def sample_surface(
-    view: View,
-    point: wp.vec3,
-    normal: wp.vec3,
-    offset: float,
-    tolerance: float,
-    image: wp.array2d(dtype=wp.vec3),
-    depths: wp.array2d(dtype=float),
-) -> wp.vec4:
+    view: View, point: wp.vec3, normal: wp.vec3, offset: float, tolerance: float,
+    image: wp.array2d(dtype=wp.vec3), depths: wp.array2d(dtype=float),
+) -> wp.vec4:  # fmt: skip
     """Bilinear colour at a camera-space point from pixels that show its plane, and their weight."""
     sum = wp.vec4(0.0, 0.0, 0.0, 0.0)
     if not (point[2] > 0.0):
@@ -153,15 +141,10 @@ def sample_surface(
 
 @wp.kernel
 def find_shown(
-    first: int,
-    view: View,
-    tolerance: float,
-    corners: wp.array(dtype=wp.vec2),
-    vertices: wp.array(dtype=wp.vec3),
-    faces: wp.array(dtype=wp.vec3i),
-    depths: wp.array2d(dtype=float),
-    shown: wp.array(dtype=wp.uint8),
-):
+    first: int, view: View, tolerance: float, corners: wp.array(dtype=wp.vec2),
+    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
+    depths: wp.array2d(dtype=float), shown: wp.array(dtype=wp.uint8),
+):  # fmt: skip
     """Faces of which some texel may find a colour: none of the others does.
 
     Texels look at pixels around points of the triangle's plane that are nearer than REACH texels to
@@ -222,21 +205,12 @@ def find_shown(
 
 @wp.kernel
 def gather_view(
-    first: int,
-    view: View,
-    first_row: int,
-    side: int,
-    tolerance: float,
-    cosine_power: float,
-    texel_faces: wp.array(dtype=int),
-    corners: wp.array(dtype=wp.vec2),
-    vertices: wp.array(dtype=wp.vec3),
-    faces: wp.array(dtype=wp.vec3i),
-    image: wp.array2d(dtype=wp.vec3),
-    depths: wp.array2d(dtype=float),
-    shown: wp.array(dtype=wp.uint8),
-    sums: wp.array(dtype=wp.vec4),
-):
+    first: int, view: View, first_row: int, side: int, tolerance: float, cosine_power: float,
+    texel_faces: wp.array(dtype=int), corners: wp.array(dtype=wp.vec2),
+    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
+    image: wp.array2d(dtype=wp.vec3), depths: wp.array2d(dtype=float),
+    shown: wp.array(dtype=wp.uint8), sums: wp.array(dtype=wp.vec4),
+):  # fmt: skip
     """Add what one view shows of each texel to its sums."""
     i = first + wp.tid()
     f = texel_faces[i]
@@ -308,13 +282,7 @@ def bake_texture(
     Args:
         vertices: (V, 3) world units
         faces: (F, 3) integers
-        cameras: Views to gather from, each with its own size and intrinsics.
-        source: Their pictures, on the device of the vertices; see :data:`ViewSource`.
         face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
-        on_view: Told after each view how many are done and to be done.
-
-    Returns:
-        The texture on the device of the vertices; every texel has a colour.
     """
     config = config or BakingConfig()
     bands = _bands(atlas.side, config.budget_bytes)
@@ -417,7 +385,6 @@ def _chunks(n_rows: int, side: int) -> list[slice]:
 
 
 def _add_to_faces(face_sums: Tensor, texel_faces: Tensor, colors: Tensor, seen: Tensor) -> None:
-    """Sum colours and numbers of seen texels by face; whole numbers, so the order is free."""
     rows, values = texel_faces[seen].long(), colors[seen].long()
     for channel in range(3):
         face_sums[channel].scatter_add_(0, rows, values[:, channel])
@@ -432,11 +399,7 @@ def _face_means(face_sums: Tensor, face_colors: Tensor) -> Tensor:
 
 
 def _fill_unseen(
-    texture: Tensor,
-    seen: Tensor,
-    atlas: Atlas,
-    bands: Sequence[tuple[int, int]],
-    means: Tensor,
+    texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[tuple[int, int]], means: Tensor
 ) -> int:
     """Colour the texels that no view shows; returns the number of texels of faces."""
     between = means.double().mean(dim=0).round().to(torch.uint8)

@@ -76,16 +76,6 @@ def write_textured_mesh(
 
     Nothing is replaced before everything is written, and the OBJ comes last: it never refers to a
     picture that is not there.
-
-    Args:
-        glb: Whether to write the one-file form, too.
-        y_up: Whether the mesh stands upright already, as :func:`glb_chunks` wants to know.
-
-    Returns:
-        The files, the OBJ last.
-
-    Raises:
-        UserError: They cannot be written; older files of these names are as they were.
     """
     paths = mesh_files(obj_path, glb)
     with ExitStack() as stack:
@@ -98,12 +88,7 @@ def write_textured_mesh(
 def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: bool = False) -> None:
     """Write the files of a textured mesh under other names than they will have.
 
-    Args:
-        targets: For each of :func:`mesh_files` where to write it.
-        y_up: As in :func:`glb_chunks`.
-
     Raises:
-        UserError: The GLB would be larger than the format can hold.
         OSError: A file cannot be written.
     """
     names = {path.suffix: path for path in targets}
@@ -118,14 +103,7 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
 
 
 def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
-    """Write the one-file form alone, complete or not at all.
-
-    Args:
-        y_up: As in :func:`glb_chunks`.
-
-    Raises:
-        UserError: It would be larger than the format can hold, or cannot be written.
-    """
+    """Write the one-file form alone, complete or not at all."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         _write_chunks(file, glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
 
@@ -168,14 +146,6 @@ def glb_chunks(
     (x, y, z) becomes (x, -y, -z), a half turn about x. The OBJ keeps the axes of the capture.
     Corners are not shared, because every face has its own place in the picture. The material is
     ``KHR_materials_unlit`` and double-sided, so that viewers show the colours of the photographs.
-
-    Args:
-        y_up: Whether the mesh has the axes of glTF already, and is not turned.
-        variants: Whether viewers can also show it as ``clay``, grey and lit, by
-            ``KHR_materials_variants``.
-
-    Raises:
-        UserError: Past the 4 GiB that the format can hold.
     """
     if not y_up:
         mesh = replace(mesh, vertices=_upright(mesh.vertices))
@@ -294,9 +264,6 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     """Read an OBJ of triangles with texture coordinates, and its picture.
 
     The picture is the one that the material file names.
-
-    Raises:
-        UserError: A file is missing or damaged, or the mesh has no texture.
     """
     path = Path(path)
     try:
@@ -357,7 +324,6 @@ def render_textured(
 
     Args:
         background: Colour behind the mesh; black when None. (3,)
-        supersampling: Rays per pixel along each axis; their mean is the pixel.
 
     Returns:
         (H, W, 3) in [0, 1], on the device of the mesh.

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.compositing import eroded
-from gaussian_splatting.data.images import ImageStore, shared_or_own_store
+from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
 from gaussian_splatting.data.reference_layout import (
     EXPOSURE_FILE,
     ReferenceCheckpoint,
@@ -29,9 +28,9 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.identity import Identity, scene_inputs
-from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.evaluation import render_view
+from gaussian_splatting.engine.run_directory import Identity, scene_inputs
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import saved_exposures, unexposed
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
@@ -55,19 +54,17 @@ from sugar_extractors.texture.texture_baking import (
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.fields.reference_fields import density_at
 from sugar_scene.mesh.triangle_mesh import edge_keys
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
-from sugar_scene.trainable_bound import bound_cloud_from_state
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console
 from sugar_utils.device import upload
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
-from sugar_utils.text import printable
 
 DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
@@ -83,8 +80,6 @@ def interior_faces(faces: Tensor, iterations: int) -> Tensor:
 
     Args:
         faces: (F, 3) integers
-        iterations: Rings to take off. A face goes when one of its edges belongs to no other face
-            that is still there.
 
     Returns:
         (F,) bool
@@ -111,8 +106,6 @@ def kept_faces(
 
     Args:
         faces: (F, 3) integers
-        iterations: Rings of border faces to take off.
-        threshold: Faces of a larger density stay.
 
     Returns:
         (F,) bool
@@ -159,11 +152,7 @@ _alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
 
 @dataclass(frozen=True, kw_only=True)
 class TextureOptions(CaptureOptions):
-    """A texture run; the topology of the mesh comes from the refined model itself.
-
-    Attributes:
-        placement: How a copy for other programs is turned and scaled.
-    """
+    """A texture run; the topology of the mesh comes from the refined model itself."""
 
     refined_model_path: Path = _alone(
         MISSING, ".pt of a refinement, or its folder; needed", short="-m", parse=Path,
@@ -251,14 +240,6 @@ def extract_textured_mesh(
 
     Args:
         console: Where to report; a new one on the standard output if None.
-        images: Photographs that are decoded already; only the source ``photos`` reads them.
-
-    Returns:
-        The OBJ file.
-
-    Raises:
-        UserError: For anything the user can fix: a damaged or wrong model, missing views or
-            photographs, a mesh of other settings in the way, a full disk.
     """
     console = console or Console()
     if options.texture_source not in SOURCES:
@@ -322,11 +303,7 @@ def _check_name(path: Path) -> None:
 
 
 def refined_file(path: Path) -> Path:
-    """The refined ``.pt`` itself, or the last one of a run's folder.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The refined ``.pt`` itself, or the last one of a run's folder."""
     return model_file(path, "--refined_model_path")
 
 
@@ -383,10 +360,7 @@ def photo_source(
 def _exposures(
     options: TextureOptions, model: Path, checkpoint: ReferenceCheckpoint, console: Console
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Exposures of the refinement, else of the checkpoint, by name; and the digest of their file.
-
-    None for renders, whose colours are the model's.
-    """
+    """Exposures of the refinement, else of the checkpoint; and the digest of their file."""
     if options.texture_source != "photos":
         return {}, {}
     found = saved_exposures((load_payload(model).get("resume") or {}).get("stage", {}))

@@ -28,7 +28,7 @@ from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.colmap_files import write_model
+from gaussian_splatting.data.colmap import write_model
 from gaussian_splatting.data.images import IMAGE_SUFFIXES
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
@@ -64,24 +64,9 @@ _ELEVATIONS = (8.0, 66.0)
 
 @dataclass(frozen=True)
 class DemoScene:
-    """Where the demo scene lies, and how large its object is.
-
-    Attributes:
-        gt_mesh_path: Triangles of the knot and the ground disc.
-        gt_object_path: Triangles of the knot alone.
-        gt_visible_path: Surface samples with normals that at least three views see.
-        object_size: Longest side of the knot, world units.
-        reused: Whether the folder held this very scene already.
-    """
+    """Where the demo scene lies, and whether it was there already."""
 
     root: Path
-    images_path: Path
-    model_path: Path
-    gt_mesh_path: Path
-    gt_object_path: Path
-    gt_visible_path: Path
-    gt_path: Path
-    object_size: float
     reused: bool
 
 
@@ -118,20 +103,6 @@ def make_demo_scene(
     """Render the demo scene into a folder, unless it is there already.
 
     On one device the same parameters give the same bytes.
-
-    Args:
-        root: Scene folder; created if need be. It must not hold another capture.
-        n_views: Number of photographs, at least 3.
-        width: Width of the photographs in pixels.
-        height: Height in pixels.
-        seed: Chooses paint, camera positions and the noise of the points.
-
-    Returns:
-        The scene.
-
-    Raises:
-        UserError: The parameters are impossible, the folder holds something else, or it cannot
-            be written to.
     """
     root = Path(root)
     parameters = {
@@ -148,7 +119,7 @@ def make_demo_scene(
         )
     if _is_complete(root, parameters):
         notify(f"using the demo scene in {root}")
-        return _described(root, reused=True)
+        return DemoScene(root, reused=True)
     notify(f"making the demo scene in {root}: {n_views} views of {width} x {height} pixels")
     _clear(root)
     try:
@@ -160,21 +131,7 @@ def make_demo_scene(
             "free some space or choose another folder"
         ) from error
     write_json_atomic(root / _MARKER, {"parameters": parameters, "files": files})
-    return _described(root, reused=False)
-
-
-def _described(root: Path, *, reused: bool) -> DemoScene:
-    return DemoScene(
-        root=root,
-        images_path=root / "images",
-        model_path=root / "sparse" / "0",
-        gt_mesh_path=root / "gt_mesh.ply",
-        gt_object_path=root / "gt_object.ply",
-        gt_visible_path=root / "gt_visible.ply",
-        gt_path=root / "gt.json",
-        object_size=1.0,
-        reused=reused,
-    )
+    return DemoScene(root, reused=False)
 
 
 def _view_name(view: int) -> str:
@@ -202,11 +159,7 @@ def _is_complete(root: Path, parameters: dict[str, int]) -> bool:
 
 
 def _clear(root: Path) -> None:
-    """Remove an older or half-written demo scene, and nothing that is not one.
-
-    Raises:
-        UserError: There is another capture in the folder.
-    """
+    """Remove an older or half-written demo scene, and nothing that is not one."""
     images = root / "images"
     ours = sorted(images.glob("view_*.png"))
     model = [root / "sparse" / "0" / f"{part}.bin" for part in _MODEL_PARTS]
@@ -257,7 +210,6 @@ def _build(root: Path, parameters: dict[str, int], device: torch.device) -> None
 
 
 def _cameras(parameters: dict[str, int]) -> list[Camera]:
-    """Cameras on a golden-angle spiral up a hemisphere, all looking near the knot's middle."""
     n_views, width, height = (parameters[key] for key in ("n_views", "width", "height"))
     draws = torch.rand(
         n_views + 1,
@@ -307,7 +259,6 @@ def _visible_samples(
     eyes: np.ndarray,
     seed: int,
 ) -> _Samples:
-    """Points spread evenly over the surfaces, those that enough views see."""
     up = np.tile([0.0, 0.0, 1.0], (len(geometry.disc_points), 1))
     parts = [
         _spread(geometry.points, geometry.normals, geometry.faces, _N_KNOT_SAMPLES, seed, "knot"),
@@ -395,7 +346,6 @@ def _write_model(
 
 
 def _observed_colors(points: _Samples, pictures: np.ndarray) -> np.ndarray:
-    """Mean over a point's views of the picture where it is seen, bilinear. (P, 3) uint8"""
     total = np.zeros((len(points.points), 3))
     for view, picture in enumerate(pictures):
         seen = points.visible[view]
@@ -457,12 +407,7 @@ FLAGS = "-r dn_consistency --schedule_scale 0.08 -v 20000 -f 7500"
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:
-    """Make the scene and run every stage on it; its true geometry is known, so it is measured.
-
-    Args:
-        args: Flags of ``train.py``; the output folder, the last stage, the seed and the treatment
-            of earlier runs are taken from them.
-    """
+    """Make the scene and run every stage on it; its true geometry is known, so it is measured."""
     # A GPU draws the same scene with other roundings, so the scene comes from the CPU everywhere.
     root = args.output_dir / "demo_scene"
     plan = demo_plan(args, root)

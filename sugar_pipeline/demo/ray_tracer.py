@@ -42,7 +42,6 @@ class DemoGeometry:
 
     Attributes:
         points: Vertices of the knot, row by row along the rope. (N_ALONG * N_AROUND, 3)
-        normals: Exact unit normals of the smooth surface at the vertices.
         faces: Triangles, counter-clockwise from outside. (F, 3) int32
         disc_points: Vertices of the disc, the centre first. (D, 3)
         disc_faces: Its triangles, counter-clockwise from above. int32
@@ -272,15 +271,10 @@ def between(grid: wp.array2d(dtype=wp.vec3), x: float, y: float) -> wp.vec3:
 
 @wp.kernel
 def bake_texels(
-    first: int,
-    mesh: wp.uint64,
-    seed: int,
-    is_disc: int,
-    points: wp.array2d(dtype=wp.vec3),
-    normals: wp.array2d(dtype=wp.vec3),
-    fill: wp.array2d(dtype=wp.vec3),
+    first: int, mesh: wp.uint64, seed: int, is_disc: int, points: wp.array2d(dtype=wp.vec3),
+    normals: wp.array2d(dtype=wp.vec3), fill: wp.array2d(dtype=wp.vec3),
     texels: wp.array2d(dtype=wp.vec3),
-):
+):  # fmt: skip
     """Paint and light one texel of a chart, whose vertices form a grid. Linear RGB."""
     index = first + wp.tid()
     row = index // texels.shape[1]
@@ -351,16 +345,10 @@ def encode(x: float) -> wp.uint8:
 
 @wp.kernel
 def trace_pictures(
-    first: int,
-    mesh: wp.uint64,
-    knot: wp.array2d(dtype=wp.vec3),
-    disc: wp.array2d(dtype=wp.vec3),
-    eyes: wp.array(dtype=wp.vec3),
-    rotations: wp.array(dtype=wp.mat33),
-    lens: wp.vec3,
-    samples: int,
+    first: int, mesh: wp.uint64, knot: wp.array2d(dtype=wp.vec3), disc: wp.array2d(dtype=wp.vec3),
+    eyes: wp.array(dtype=wp.vec3), rotations: wp.array(dtype=wp.mat33), lens: wp.vec3, samples: int,
     pictures: wp.array4d(dtype=wp.uint8),
-):
+):  # fmt: skip
     """One pixel: the mean of samples x samples rays, as sRGB. ``lens`` is (f, cx, cy)."""
     index = first + wp.tid()
     column = index % pictures.shape[2]
@@ -402,11 +390,7 @@ def trace_visibility(
 
 
 class DemoRenderer:
-    """Pictures of the demo scene from any pinhole camera, on the CPU or a GPU.
-
-    Args:
-        detail: Factor on the number of texels along each side.
-    """
+    """Pictures of the demo scene from any pinhole camera, on the CPU or a GPU."""
 
     def __init__(
         self, geometry: DemoGeometry, seed: int, detail: float, device: torch.device
@@ -459,8 +443,6 @@ class DemoRenderer:
         Args:
             eyes: Camera centres, world units. (V, 3)
             rotations: World to camera, axes x right, y down, z forward. (V, 3, 3)
-            lens: Focal length, principal point x and y, in pixels.
-            samples: Rays per side of a pixel.
 
         Returns:
             sRGB. (V, height, width, 3) uint8

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from gaussian_splatting.compute import Compute, DeviceFlags, compute_options
 from gaussian_splatting.shared_flags import white_background
-from sugar_pipeline.filming.film_files import VIDEO_SUFFIX
-from sugar_pipeline.filming.shown_models import SHOWS
+from sugar_pipeline.filming.shown_models import SHOWS, VIDEO_SUFFIX
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.errors import UserError

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as something to look at: colours, depth, normals or clay from any camera."""
+"""Results as something to look at: colours, depth, normals or clay from any camera, as files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import av
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
@@ -22,9 +24,9 @@ from gaussian_splatting.engine.reporting.view_findings import (
     normal_picture,
 )
 from gaussian_splatting.rasterization.render import median_depth
-from sugar_extractors.export.any_gaussians import has_gaussians, read_any_gaussians
-from sugar_extractors.export.simplified_mesh import shape_of
-from sugar_extractors.quality.mesh_pictures import read_any_mesh, shaded_views
+from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
+from sugar_extractors.export.mesh_formats import shape_of
+from sugar_extractors.quality.mesh_report import read_any_mesh, shaded_views
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
@@ -34,6 +36,7 @@ from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import face_normals
 from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
 
 Result = GaussianCloud | TexturedMesh | TriangleMesh
 """What a file of the stages holds that can be looked at."""
@@ -69,15 +72,7 @@ class ShownModel:
 def open_model(
     path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
 ) -> ShownModel:
-    """Read a result to look at it.
-
-    Args:
-        path: As for :func:`read_result`.
-        white: Whether the background is white.
-
-    Raises:
-        UserError: As :func:`read_result`.
-    """
+    """Read a result to look at it."""
     return model_of(path.name, read_result(path, notify), white, device)
 
 
@@ -86,9 +81,6 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
 
     Args:
         path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-
-    Raises:
-        UserError: It is missing, damaged, or none of these.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; check the path of the result")
@@ -192,11 +184,7 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
 
 
 def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None:
-    """Check that each model has what is to be shown of it.
-
-    Raises:
-        UserError: One has not.
-    """
+    """Check that each model has what is to be shown of it."""
     bare = [model.name for model in models if model.mesh is None]
     if "clay" in shows and bare:
         raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")
@@ -204,10 +192,6 @@ def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None
 
 def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
     """A picture of a model.
-
-    Args:
-        show: One of ``SHOWS``.
-        far: Depth that is drawn white, as is where there is nothing. World units
 
     Returns:
         (H, W, 3) uint8
@@ -233,3 +217,85 @@ def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
 
 def _longer_side(camera: Camera) -> int:
     return max(camera.width, camera.height)
+
+
+VIDEO_SUFFIX = ".mp4"
+_QUALITY = "18"
+"""Constant rate factor of H.264: what the eye does not tell from the original."""
+
+_BITS_PER_PIXEL = 4
+_SIDES = (2, 16_384)
+"""Least and most pixels a side that libx264 takes."""
+
+
+def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:
+    """Write an MP4, complete or not at all: H.264 where this build of PyAV has it.
+
+    Args:
+        pictures: (H, W, 3) uint8 each. The first one's size is that of the video, less a row or
+            column where a side is odd, which the format does not know; others are fitted into it.
+    """
+    try:
+        _encode(path, pictures, frames_per_second)
+    except av.FFmpegError as error:
+        if isinstance(error, OSError):
+            raise
+        raise UserError(
+            f"{path}: the codec failed ({error}); name a folder as --output for PNG files"
+        ) from error
+
+
+def _encode(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    stream = None
+    with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+        for picture in pictures:
+            if stream is None:
+                _check_size(path, *picture.shape[:2])
+                stream = container.add_stream(codec, rate=frames_per_second)
+                stream.height, stream.width = (side // 2 * 2 for side in picture.shape[:2])
+                stream.pix_fmt = "yuv420p"
+                if codec == "libx264":
+                    stream.options = {"crf": _QUALITY}
+                else:
+                    size = stream.width * stream.height
+                    stream.bit_rate = _BITS_PER_PIXEL * size * frames_per_second
+            frame = _fitted(picture, stream.width, stream.height)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        if stream is None:
+            raise UserError(f"{path}: no pictures to make a video of")
+        container.mux(stream.encode())
+
+
+def _check_size(path: Path, height: int, width: int) -> None:
+    if not _SIDES[0] <= min(height, width) <= max(height, width) <= _SIDES[1]:
+        raise UserError(
+            f"{path}: a video has {_SIDES[0]} to {_SIDES[1]:,} pixels a side, not {width:,} x "
+            f"{height:,}; show fewer results and maps side by side, set the size by "
+            "--resolution_factor, or name a folder as --output for PNG files"
+        )
+
+
+def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
+    """A picture cut by at most a pixel a side, or else made to fit and put on black."""
+    excess = picture.shape[0] - height, picture.shape[1] - width
+    if all(0 <= more <= 1 for more in excess):
+        return np.ascontiguousarray(picture[:height, :width])
+    image = Image.fromarray(picture)
+    scale = min(width / image.width, height / image.height)
+    small = image.resize([max(1, round(side * scale)) for side in image.size])
+    paper = Image.new("RGB", (width, height))
+    paper.paste(small, ((width - small.width) // 2, (height - small.height) // 2))
+    return np.asarray(paper)
+
+
+def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.ndarray]) -> None:
+    """Write PNG files, each complete or not at all.
+
+    Args:
+        pictures: (H, W, 3) uint8 each, as many.
+    """
+    for name, picture in zip(names, pictures, strict=True):
+        file = name.replace("/", "_").replace("\\", "_")
+        with atomic_path(folder / f"{file}.png") as temporary:
+            Image.fromarray(picture).save(temporary, format="PNG")

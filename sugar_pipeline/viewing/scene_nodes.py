@@ -18,7 +18,7 @@ from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.engine.training_views import at_scale
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing.page_server import add_frustum
-from sugar_extractors.quality.mesh_pictures import jpeg_bytes
+from sugar_extractors.quality.mesh_report import jpeg_bytes
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
 from sugar_pipeline.filming.shown_models import DEPTHS, SHOWS, Result, ShownModel, far_depth, shown
 from sugar_scene.geometry import covariances
@@ -41,14 +41,7 @@ _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
 
 def add_result(server: viser.ViserServer, name: str, result: Result | bytes) -> Any:
-    """Put a result into the scene.
-
-    Args:
-        result: Gaussians, a mesh, or the content of a GLB file.
-
-    Returns:
-        Its node.
-    """
+    """Put a result into the scene."""
     if isinstance(result, bytes):
         return server.scene.add_glb(name, result, wxyz=GLB_TURN, **_NO_SHADOW)
     if isinstance(result, GaussianCloud):
@@ -140,11 +133,7 @@ _KEPT_PHOTOGRAPHS = 8
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture.
-
-    Attributes:
-        picture: One of ``PICTURES``.
-    """
+    """One picture."""
 
     model: str
     picture: str = SHOWS[0]
@@ -152,12 +141,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What the page shows of our own renderer.
-
-    Attributes:
-        layout: One of ``LAYOUTS``.
-        split: Where the slider stands, of the width.
-    """
+    """What the page shows of our own renderer."""
 
     left: Shown
     right: Shown
@@ -176,11 +160,7 @@ class Arrangement:
 
 
 class OwnPictures:
-    """Renders what is arranged.
-
-    Args:
-        white: Whether the background is white.
-    """
+    """Renders what is arranged."""
 
     def __init__(
         self, models: dict[str, ShownModel], cameras: Sequence[Camera], white: bool
@@ -273,12 +253,7 @@ def nearest_camera(cameras: Sequence[Camera], view: Camera) -> Camera:
 
 
 def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> Camera:
-    """The middle of a view that fits into a picture, as a view of a part of that picture.
-
-    Args:
-        width: Of the part.
-        whole: Width and height of the picture that the view has to fit into.
-    """
+    """The middle of a view that fits into a picture, as a view of a part of that picture."""
     scale = min(whole[0] / camera.width, whole[1] / camera.height)
     sx = (width - camera.width * scale) / 2
     sy = (height - camera.height * scale) / 2

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,15 +14,14 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import write_camera_list
 from gaussian_splatting.viewing.page_server import view_of
-from sugar_pipeline.filming.camera_paths import between, looking
+from sugar_pipeline.filming.film_run import between, looking
 from sugar_pipeline.filming.shown_models import ShownModel
 from sugar_utils.errors import UserError
 
 if TYPE_CHECKING:
     import viser
 
-Task = Callable[[], None]
-Post = Callable[[Task], None]
+Post = Callable[[Callable[[], None]], None]
 """Has something done by the thread that renders."""
 
 _BOX_COLOR, _MEASURE_COLOR, _PATH_COLOR = (255, 180, 40), (255, 60, 60), (60, 160, 255)
@@ -34,7 +34,6 @@ class BoxPanel:
 
     Args:
         corners: Of the first box. (3,) each
-        changed: Called when the box is another one, or is switched on or off.
     """
 
     def __init__(
@@ -205,23 +204,13 @@ class PathPanel:
         """Write the path, and offer it to the browser for download."""
         try:
             frames = min(max(int(self._frames.value), 2), _MOST_FRAMES)
-            write_path(self._file, self.views, frames)
+            write_camera_list(self._file, between(self.views, frames))
         except UserError as error:
             self.words.content = str(error)
             return
         self.words.content = f"`python render.py RESULT -s SCENE --path {self._file}`"
         if client is not None:
             client.send_file_download(self._file.name, self._file.read_bytes())
-
-
-def write_path(file: Path, views: list[Camera], frames: int) -> None:
-    """Write a smooth path through views in the layout of ``cameras.json``.
-
-    Raises:
-        UserError: There are fewer than two views, or the file cannot be written.
-    """
-    path = between(views, frames)
-    write_camera_list(file, path)
 
 
 _PROBE_PIXELS = 3
@@ -237,7 +226,6 @@ def hit(model: ShownModel, origin: np.ndarray, direction: np.ndarray) -> np.ndar
     """Where a line of sight first meets a model.
 
     Args:
-        model: Gaussians count where they hide at least half of what is behind.
         origin: Of the line, in world units. (3,)
         direction: Of any length. (3,)
 
@@ -292,18 +280,8 @@ def box_flags(one: np.ndarray, other: np.ndarray) -> str:
 
 def box_edges(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The edges of the box between two corners. (12, 2, 3)"""
-    corners = np.stack([one, other])
-    edges = []
-    for axis in range(3):
-        across = [a for a in range(3) if a != axis]
-        for first in (0, 1):
-            for second in (0, 1):
-                start, end = corners[0].copy(), corners[0].copy()
-                start[across[0]] = end[across[0]] = corners[first][across[0]]
-                start[across[1]] = end[across[1]] = corners[second][across[1]]
-                start[axis], end[axis] = corners[0][axis], corners[1][axis]
-                edges.append((start, end))
-    return np.array(edges)
+    corners = np.array(list(itertools.product(*zip(one, other, strict=True))))
+    return np.array([corners[[i, i | bit]] for bit in (1, 2, 4) for i in range(8) if not i & bit])
 
 
 def inside(points: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.viewing.page_server import (
-    Wishes,
+    RenderQueue,
     follow_browsers,
     look_through,
     selected_option,
@@ -45,11 +45,10 @@ _IDLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class Layer:
     """A result on the page.
 
     Attributes:
-        result: What the browser draws; the content of a GLB file for those.
         model: What our renderer draws; None of a GLB file.
         points: That say where it is. (P, 3) world units
         cut: The same, cut to a box of two corners; None where nothing of it is in there.
@@ -59,11 +58,11 @@ class Exhibit:
     result: Result | bytes
     model: ShownModel | None
     points: np.ndarray
-    cut: Callable[[np.ndarray, np.ndarray], Exhibit | None]
+    cut: Callable[[np.ndarray, np.ndarray], Layer | None]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SceneContext:
     """Where the results stand.
 
     Attributes:
@@ -71,8 +70,6 @@ class Surroundings:
         extent: Size of all, in world units.
         box: Corners of a first box. (3,) each
         metres_per_unit: None where the scale is unknown.
-        white: Whether the background is white.
-        picture_size: Longest side of our renderer's pictures.
     """
 
     scene: Scene | None
@@ -85,23 +82,19 @@ class Surroundings:
 
 
 class ViewPage:
-    """The page; all rendering is done by who calls :meth:`work`.
-
-    Args:
-        exhibits: What to show, the last one shown first; at least one.
-    """
+    """The page; all rendering is done by who calls :meth:`work`."""
 
     def __init__(
         self,
         server: viser.ViserServer,
-        exhibits: Sequence[Exhibit],
-        around: Surroundings,
+        layers: Sequence[Layer],
+        around: SceneContext,
         notify: Callable[[str], None],
     ) -> None:
         self._server, self._around, self._notify = server, around, notify
-        self._exhibits = {one.title: one for one in exhibits}
-        self._whole = dict(self._exhibits)
-        self.wishes = Wishes(around.picture_size)
+        self._layers = {one.title: one for one in layers}
+        self._whole = dict(self._layers)
+        self.requests = RenderQueue(around.picture_size)
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         scene = around.scene
         self._cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
@@ -109,7 +102,7 @@ class ViewPage:
         self._pending = list(range(len(self._cameras)))
         self._nodes = {
             title: add_result(server, f"/results/{number}", one.result)
-            for number, (title, one) in enumerate(self._exhibits.items())
+            for number, (title, one) in enumerate(self._layers.items())
         }
         self._rendered = self._pictures()
         self._switches = self._add_switches()
@@ -120,12 +113,12 @@ class ViewPage:
         )
         PathPanel(server, around.path_file)
         self._changed()
-        follow_browsers(server, self.wishes)
+        follow_browsers(server, self.requests)
 
     def post(self, task: Callable[[], None]) -> None:
         """Have something done by the thread that renders."""
         self._tasks.put(task)
-        self.wishes.wake()
+        self.requests.wake()
 
     def work(self) -> None:
         """Do what is due: what was clicked on, a picture, a photograph in its frustum; or wait."""
@@ -136,22 +129,22 @@ class ViewPage:
         if task is not None:
             task()
         elif not (self._show_picture() or self._show_photograph()):
-            self.wishes.wait(_IDLE_SECONDS)
+            self.requests.wait(_IDLE_SECONDS)
 
     def _show_picture(self) -> bool:
-        wish = self.wishes.due() if self._own.arrangement is not None else None
-        if wish is None:
+        request = self.requests.due() if self._own.arrangement is not None else None
+        if request is None:
             return False
         begun = time.monotonic()
-        picture, name = self._rendered.make(self._own.arrangement, wish.camera)
-        show_picture(self._server, wish.client, picture)
+        picture, name = self._rendered.make(self._own.arrangement, request.camera)
+        show_picture(self._server, request.client, picture)
         self._own.tell(name)
-        self.wishes.made(wish, time.monotonic() - begun)
+        self.requests.made(request, time.monotonic() - begun)
         return True
 
     def _show_photograph(self) -> bool:
         """Put the next photograph into its frustum, once somebody looks."""
-        if not (self._pending and len(self.wishes) and self._cameras_shown()):
+        if not (self._pending and len(self.requests) and self._cameras_shown()):
             return False
         number = self._pending.pop(0)
         camera = self._cameras[number]
@@ -166,12 +159,11 @@ class ViewPage:
         return bool(self._frusta) and self._switches["cameras"].value
 
     def _add_switches(self) -> dict[str, Any]:
-        """Check boxes for all that the browser draws."""
         server, around = self._server, self._around
         switches: dict[str, Any] = {}
-        last = list(self._exhibits)[-1]
+        last = list(self._layers)[-1]
         with server.gui.add_folder("Shown by the browser"):
-            for title in self._exhibits:
+            for title in self._layers:
                 switches[title] = server.gui.add_checkbox(title, title == last)
             self._frusta = add_cameras(server, "/cameras", self._cameras, around.extent)
             for frustum, camera in zip(self._frusta, self._cameras, strict=True):
@@ -200,10 +192,10 @@ class ViewPage:
         if not own:
             for client in self._server.get_clients():
                 show_picture(self._server, client, None)
-        self.wishes.renew()
+        self.requests.renew()
 
     def _pictures(self) -> OwnPictures:
-        models = {title: one.model for title, one in self._exhibits.items() if one.model}
+        models = {title: one.model for title, one in self._layers.items() if one.model}
         return OwnPictures(models, self._photographed, self._around.white)
 
     def _cut(self) -> None:
@@ -215,7 +207,7 @@ class ViewPage:
             if one is None:
                 outside.append(title)
                 one = whole
-            self._exhibits[title] = one
+            self._layers[title] = one
             self._nodes[title] = add_result(self._server, f"/results/{number}", one.result)
         self._rendered = self._pictures()
         self._box.tell(outside)
@@ -228,7 +220,7 @@ class ViewPage:
             titles = [one.model for one in arranged.pictures]
         else:
             titles = [title for title in self._nodes if self._switches[title].value]
-        models = [self._exhibits[title].model for title in titles]
+        models = [self._layers[title].model for title in titles]
         points = [hit(model, origin, direction) for model in models if model is not None]
         found = [point for point in points if point is not None]
         return min(found, key=lambda point: np.linalg.norm(point - origin), default=None)

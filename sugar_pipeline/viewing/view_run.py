@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, up_direction
 from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.upright import up_direction
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from gaussian_splatting.viewing.page_server import (
     address,
@@ -25,15 +24,15 @@ from gaussian_splatting.viewing.page_server import (
     open_server,
     stand_at,
 )
-from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
+from sugar_extractors.export.compact_files import holds_gltf_gaussians
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.filming.camera_paths import looked_at, looking
+from sugar_pipeline.filming.film_run import looked_at, looking
 from sugar_pipeline.filming.shown_models import Result, model_of, read_result
 from sugar_pipeline.viewing.tool_panels import box_around, inside
 from sugar_pipeline.viewing.view_options import ViewOptions
-from sugar_pipeline.viewing.view_page import Exhibit, Surroundings, ViewPage
+from sugar_pipeline.viewing.view_page import Layer, SceneContext, ViewPage
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -42,18 +41,9 @@ _UP_WITHOUT_CAMERAS = np.array([0.0, -1.0, 0.0])
 
 
 def view(
-    options: ViewOptions,
-    console: Console | None = None,
-    until: Callable[[], bool] = lambda: False,
+    options: ViewOptions, console: Console | None = None, until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Serve the page.
-
-    Args:
-        until: Asked between two pieces of work whether to stop; Ctrl-C stops otherwise.
-
-    Raises:
-        UserError: For anything the user can fix.
-    """
+    """Serve the page."""
     console = console or Console()
     load_viser()
     check_free(options.host, options.port, "--port")
@@ -61,13 +51,13 @@ def view(
         console.info(options.compute.device_reason)
     found = find_results(options.results, console.info)
     scene = _scene(options, found, console)
-    exhibits = [_exhibit(one, options, console) for one in found]
-    around = surroundings(exhibits, scene, options)
+    layers = [_layer(one, options, console) for one in found]
+    around = scene_context(layers, scene, options)
     place = address(options.host, options.port)
     with closing(open_server(options.host, options.port, "SuGaR")) as server:
-        camera, up, distance = first_view(exhibits, scene)
+        camera, up, distance = first_view(layers, scene)
         stand_at(server, camera, up, distance)
-        page = ViewPage(server, exhibits, around, console.warn)
+        page = ViewPage(server, layers, around, console.warn)
         console.info(f"viewer: {place} (Ctrl-C ends it)")
         if not options.no_open:
             webbrowser.open(place)
@@ -76,7 +66,6 @@ def view(
 
 
 def _scene(options: ViewOptions, found: Sequence[FoundResult], console: Console) -> Scene | None:
-    """The capture that was named, or that the records name."""
     paths = [one.path for one in found]
     capture = capture_of(paths, options.scene_path, options.checkpoint_path)
     if capture.scene is None:
@@ -87,35 +76,31 @@ def _scene(options: ViewOptions, found: Sequence[FoundResult], console: Console)
     return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
 
 
-def _exhibit(one: FoundResult, options: ViewOptions, console: Console) -> Exhibit:
+def _layer(one: FoundResult, options: ViewOptions, console: Console) -> Layer:
     console.info(f"{one.title}: {one.path}")
     if one.path.suffix.lower() == ".glb" and not holds_gltf_gaussians(one.path):
-        return exhibit_of_glb(one.title, one.path)
+        return layer_of_glb(one.title, one.path)
     result = read_result(one.path, console.info)
-    return exhibit_of(one.title, result, options.white_background, options.compute.device)
+    return layer_of(one.title, result, options.white_background, options.compute.device)
 
 
-def exhibit_of_glb(title: str, path: Path) -> Exhibit:
-    """A GLB file, which the browser alone can draw, and which no box cuts.
-
-    Raises:
-        UserError: It is no GLB file.
-    """
+def layer_of_glb(title: str, path: Path) -> Layer:
+    """A GLB file, which the browser alone can draw, and which no box cuts."""
     content = path.read_bytes()
     if not content.startswith(b"glTF"):
         raise UserError(f"{path}: is no GLB file; write it again, or pass the .obj")
-    whole = Exhibit(title, content, None, np.zeros((0, 3)), lambda one, other: whole)
+    whole = Layer(title, content, None, np.zeros((0, 3)), lambda one, other: whole)
     return whole
 
 
-def exhibit_of(title: str, result: Result, white: bool, device: torch.device) -> Exhibit:
+def layer_of(title: str, result: Result, white: bool, device: torch.device) -> Layer:
     """A result on the page."""
 
-    def cut(one: np.ndarray, other: np.ndarray) -> Exhibit | None:
+    def cut(one: np.ndarray, other: np.ndarray) -> Layer | None:
         inside_of = cut_result(result, one, other)
-        return None if inside_of is None else exhibit_of(title, inside_of, white, device)
+        return None if inside_of is None else layer_of(title, inside_of, white, device)
 
-    return Exhibit(title, result, model_of(title, result, white, device), places_of(result), cut)
+    return Layer(title, result, model_of(title, result, white, device), places_of(result), cut)
 
 
 def places_of(result: Result) -> np.ndarray:
@@ -140,21 +125,17 @@ def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result | N
     return mesh if mesh.n_faces else None
 
 
-def surroundings(
-    exhibits: Sequence[Exhibit], scene: Scene | None, options: ViewOptions
-) -> Surroundings:
-    """Where the results stand.
-
-    Raises:
-        UserError: A photograph that gives the scale is unknown.
-    """
+def scene_context(
+    layers: Sequence[Layer], scene: Scene | None, options: ViewOptions
+) -> SceneContext:
+    """Where the results stand."""
     cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
-    low, high = box_around(exhibits[-1].points)
+    low, high = box_around(layers[-1].points)
     scaled = options.scale_factor is not None or options.known_distance is not None
     if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = scene.extent if scene is not None and scene.extent > 0 else None
-    return Surroundings(
+    return SceneContext(
         scene=scene,
         extent=extent or float(np.linalg.norm(high - low)),
         box=(low, high),
@@ -165,9 +146,7 @@ def surroundings(
     )
 
 
-def first_view(
-    exhibits: Sequence[Exhibit], scene: Scene | None
-) -> tuple[Camera, np.ndarray, float]:
+def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np.ndarray, float]:
     """Where the browser looks from at first.
 
     Returns:
@@ -179,7 +158,7 @@ def first_view(
         first = cameras[0]
         away = float((looked_at(cameras) - first.center) @ first.rotation[2])
         return first, up, away if away > 0 else max(scene.extent, 1e-3)
-    low, high = box_around(exhibits[-1].points)
+    low, high = box_around(layers[-1].points)
     distance = 1.5 * max(float(np.linalg.norm(high - low)), 1e-3)
     target = (low + high) / 2
     place = target + distance * np.array([0.0, -0.3, -1.0]) / np.hypot(0.3, 1.0)
@@ -207,14 +186,7 @@ class FoundResult:
 
 
 def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[FoundResult]:
-    """What is to be shown of files and folders; of several in a folder the newest of each stage.
-
-    Returns:
-        Their titles differ.
-
-    Raises:
-        UserError: One does not exist, or holds nothing that can be shown.
-    """
+    """What is to be shown of files and folders; of several in a folder the newest of each stage."""
     found: list[FoundResult] = []
     for path in paths:
         if not path.exists():
@@ -234,7 +206,6 @@ def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[F
 
 
 def _newest(folder: Path, notify: Callable[[str], None]) -> list[FoundResult]:
-    """The last of each stage in a folder."""
     own = _stage_of(folder)
     if own is not None:
         return [FoundResult(own, folder)]
@@ -263,7 +234,6 @@ def _results_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _stage_of(path: Path) -> str | None:
-    """The stage that made a file or a run's folder; None if it is another file or folder."""
     if path.is_dir():
         if (path / "point_cloud").is_dir():
             return VANILLA

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import warp as wp
 
-from sugar_scene.fields.field_adjoint import PAIR_SIZE, PairSums, sample_gradients_kernel
-from sugar_scene.fields.field_device import PACK_SIZE
+from sugar_scene.fields.field_device import PACK_SIZE, PAIR_SIZE, PairSums, sample_gradients_kernel
 from sugar_scene.fields.reference_fields import MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_scene.geometry import MIN_SCALE
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE
@@ -39,43 +38,26 @@ def _source(name: str) -> str:
 
 @wp.func_native(_source("evaluate_owner"))
 def _evaluate_owner(
-    i: int,
-    begin: int,
-    end: int,
-    n_neighbors: int,
-    density_factor: float,
-    quats_: wp.array2d(dtype=float),
-    scales_: wp.array2d(dtype=float),
-    packed_: wp.array2d(dtype=float),
-    neighbors_: wp.array2d(dtype=int),
-    noise_: wp.array2d(dtype=float),
-    points_: wp.array2d(dtype=float),
-    density_: wp.array(dtype=float),
-    beta_: wp.array(dtype=float),
-    plane_distance_: wp.array(dtype=float),
-    normal_error_: wp.array(dtype=float),
+    i: int, begin: int, end: int, n_neighbors: int, density_factor: float,
+    quats_: wp.array2d(dtype=float), scales_: wp.array2d(dtype=float),
+    packed_: wp.array2d(dtype=float), neighbors_: wp.array2d(dtype=int),
+    noise_: wp.array2d(dtype=float), points_: wp.array2d(dtype=float),
+    density_: wp.array(dtype=float), beta_: wp.array(dtype=float),
+    plane_distance_: wp.array(dtype=float), normal_error_: wp.array(dtype=float),
     residual_: wp.array2d(dtype=float),
-): ...
+): ...  # fmt: skip
 
 
 @wp.kernel
 def evaluate_owners(
-    first: int,
-    owners: wp.array(dtype=int),
-    starts: wp.array(dtype=int),
-    quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float),
-    packed: wp.array2d(dtype=float),
-    neighbors: wp.array2d(dtype=int),
-    noise: wp.array2d(dtype=float),
-    density_factor: float,
-    points: wp.array2d(dtype=float),
-    density: wp.array(dtype=float),
-    beta: wp.array(dtype=float),
-    plane_distance: wp.array(dtype=float),
-    normal_error: wp.array(dtype=float),
+    first: int, owners: wp.array(dtype=int), starts: wp.array(dtype=int),
+    quats: wp.array2d(dtype=float), scales: wp.array2d(dtype=float),
+    packed: wp.array2d(dtype=float), neighbors: wp.array2d(dtype=int),
+    noise: wp.array2d(dtype=float), density_factor: float, points: wp.array2d(dtype=float),
+    density: wp.array(dtype=float), beta: wp.array(dtype=float),
+    plane_distance: wp.array(dtype=float), normal_error: wp.array(dtype=float),
     residual: wp.array2d(dtype=float),
-):
+):  # fmt: skip
     """Fields at all samples of one Gaussian; each output is that of ``evaluate_samples``."""
     owner = first + wp.tid()
     _evaluate_owner(
@@ -87,24 +69,13 @@ def evaluate_owners(
 
 @wp.func_native(_source("add_up_pairs"))
 def _add_up_pairs(
-    owner: int,
-    i: int,
-    begin: int,
-    end: int,
-    n_neighbors: int,
-    spread: wp.mat33,
-    normal: wp.vec3,
-    beta_share: float,
-    density_factor: float,
-    quats_: wp.array2d(dtype=float),
-    scales_: wp.array2d(dtype=float),
-    packed_: wp.array2d(dtype=float),
-    neighbors_: wp.array2d(dtype=int),
-    noise_: wp.array2d(dtype=float),
-    residual_: wp.array2d(dtype=float),
-    field_grads_: wp.array2d(dtype=float),
+    owner: int, i: int, begin: int, end: int, n_neighbors: int, spread: wp.mat33, normal: wp.vec3,
+    beta_share: float, density_factor: float, quats_: wp.array2d(dtype=float),
+    scales_: wp.array2d(dtype=float), packed_: wp.array2d(dtype=float),
+    neighbors_: wp.array2d(dtype=int), noise_: wp.array2d(dtype=float),
+    residual_: wp.array2d(dtype=float), field_grads_: wp.array2d(dtype=float),
     pair_rows_: wp.array3d(dtype=float),
-) -> PairSums: ...
+) -> PairSums: ...  # fmt: skip
 
 
 add_up_samples_native = sample_gradients_kernel(_add_up_pairs)

@@ -10,11 +10,23 @@ sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import warp as wp
 
 from sugar_scene.fields.reference_fields import MIN_NORMAL_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_scene.geometry import MIN_SCALE
-from sugar_utils.warp_math import column, four_of, pick, rotation_matrix, smallest_axis
+from sugar_utils.warp_math import (
+    add_at,
+    add_to_column,
+    column,
+    four_of,
+    pick,
+    rotation_gradient,
+    rotation_matrix,
+    smallest_axis,
+)
 
 OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 
@@ -65,19 +77,7 @@ def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
 
 @wp.struct
 class Neighbor:
-    """What a packed row says.
-
-    Attributes:
-        mean: Of the Gaussian.
-        opacity: The same.
-        first: Row of the whitening A^T = diag(1/s) R^T, like the next two.
-        second: Row of it.
-        third: Row of it.
-        direction: That of the smallest axis.
-        smallest: Smallest scale.
-        axis: Which one that is.
-        normal_factor: See :func:`pack_rows`.
-    """
+    """What a packed row says."""
 
     mean: wp.vec3
     opacity: float
@@ -149,21 +149,13 @@ def pack_rows(
 
 @wp.kernel
 def evaluate_samples(
-    first: int,
-    indices: wp.array(dtype=int),
-    quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float),
-    packed: wp.array2d(dtype=float),
-    neighbors: wp.array2d(dtype=int),
-    noise: wp.array2d(dtype=float),
-    density_factor: float,
-    points: wp.array2d(dtype=float),
-    density: wp.array(dtype=float),
-    beta: wp.array(dtype=float),
-    plane_distance: wp.array(dtype=float),
-    normal_error: wp.array(dtype=float),
+    first: int, indices: wp.array(dtype=int), quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float), packed: wp.array2d(dtype=float),
+    neighbors: wp.array2d(dtype=int), noise: wp.array2d(dtype=float), density_factor: float,
+    points: wp.array2d(dtype=float), density: wp.array(dtype=float), beta: wp.array(dtype=float),
+    plane_distance: wp.array(dtype=float), normal_error: wp.array(dtype=float),
     residual: wp.array2d(dtype=float),
-):
+):  # fmt: skip
     s = first + wp.tid()
     i = indices[s]
     rotation = rotation_matrix(quat_of(quats, i))
@@ -202,3 +194,272 @@ def evaluate_samples(
     beta[s] = smallest / float(neighbors.shape[1])
     plane_distance[s] = wp.dot(x - own_mean, normal)
     normal_error[s] = wp.dot(error, error)
+
+
+PAIR_SIZE = 11
+"""Gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1."""
+
+PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
+"""What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s))."""
+
+
+@wp.func
+def _scale_gradient(scales: wp.vec3, yy_moment: wp.mat33) -> wp.vec3:
+    """Gradient of the scales from the moment <c y y^T>, since dy_a / ds_a = -y_a / s_a."""
+    grad = wp.vec3()
+    for a in range(3):
+        if scales[a] >= wp.static(MIN_SCALE):
+            grad[a] = -yy_moment[a, a] / scales[a]
+    return grad
+
+
+@wp.func
+def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) -> wp.mat33:
+    """Gradient of the rotation's entries: y_a = R_a . d / s_a with d = sum_b R_b s_b y_b."""
+    clamped = wp.max(scales, wp.vec3(wp.static(MIN_SCALE)))
+    grad = wp.mat33()
+    for a in range(3):
+        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) / clamped[a]
+        for r in range(3):
+            grad[r, a] = entries[r]
+    return grad
+
+
+@wp.func
+def _store(
+    pair_rows: wp.array3d(dtype=float), owner: int, k: int, mean: wp.vec3, rotation: wp.vec4,
+    scale: wp.vec3, opacity: float,
+):  # fmt: skip
+    for c in range(3):
+        pair_rows[owner, k, c] = mean[c]
+        pair_rows[owner, k, 7 + c] = scale[c]
+    for c in range(4):
+        pair_rows[owner, k, 3 + c] = rotation[c]
+    pair_rows[owner, k, 10] = opacity
+
+
+@wp.func
+def _sum_over_samples(
+    begin: int, end: int, noise: wp.array2d(dtype=float), residual: wp.array2d(dtype=float),
+    field_grads: wp.array2d(dtype=float), has_point_grads: int,
+    point_grads: wp.array2d(dtype=float),
+):  # fmt: skip
+    """What does not depend on neighbours: gradients of the points, plane, beta and own normal."""
+    point_sum = wp.vec3()
+    point_moment = wp.mat33()
+    plane_moment = wp.vec3()
+    beta_grad = float(0.0)
+    normal_grad = wp.vec3()
+    for s in range(begin, end):
+        draw = vec3_of(noise, s)
+        plane_moment += draw * field_grads[s, 2]
+        normal_grad += vec3_of(residual, s) * (2.0 * field_grads[s, 3])
+        beta_grad += field_grads[s, 1]
+        if has_point_grads == 1:
+            point_grad = vec3_of(point_grads, s)
+            point_sum += point_grad
+            point_moment += wp.outer(point_grad, draw)
+    return point_sum, point_moment, plane_moment, beta_grad, normal_grad
+
+
+@wp.func
+def _sum_over_pair(
+    begin: int, end: int, own_mean: wp.vec3, spread: wp.mat33, j: int,
+    packed: wp.array2d(dtype=float), noise: wp.array2d(dtype=float),
+    residual: wp.array2d(dtype=float), density_factor: float, field_grads: wp.array2d(dtype=float),
+):  # fmt: skip
+    """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
+    neighbor = neighbor_of(packed, j)
+    strength = density_factor * neighbor.opacity
+    y_moment = wp.vec3()
+    yy_moment = wp.mat33()
+    y_noise_moment = wp.mat33()
+    gauss_sum = float(0.0)
+    normal_grad = wp.vec3()
+    touched = int(0)
+    for s in range(begin, end):
+        draw = vec3_of(noise, s)
+        y = whitened(neighbor, own_mean + spread * draw)
+        square = wp.dot(y, y)
+        if square < wp.static(NEGLIGIBLE_SQUARE):
+            touched = 1
+            gauss = wp.exp(-0.5 * square)
+            gradients = four_of(field_grads, s, 0)
+            error = four_of(residual, s, 0)
+            density_grad = gradients[0]
+            gauss_sum += density_grad * gauss
+            cy = y * (-density_grad * strength * gauss)
+            y_moment += cy
+            yy_moment += wp.outer(cy, y)
+            y_noise_moment += wp.outer(cy, draw)
+            along = wp.abs(pick(y, neighbor.axis))
+            weight = strength * gauss * along * neighbor.normal_factor * error[3]
+            normal_grad += wp.vec3(error[0], error[1], error[2]) * (-2.0 * gradients[3] * weight)
+    return y_moment, yy_moment, y_noise_moment, gauss_sum, normal_grad, touched
+
+
+@wp.func
+def _add_up_pairs(
+    owner: int, i: int, begin: int, end: int, n_neighbors: int, spread: wp.mat33, normal: wp.vec3,
+    beta_share: float, density_factor: float, quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float), packed: wp.array2d(dtype=float),
+    neighbors: wp.array2d(dtype=int), noise: wp.array2d(dtype=float),
+    residual: wp.array2d(dtype=float), field_grads: wp.array2d(dtype=float),
+    pair_rows: wp.array3d(dtype=float),
+) -> PairSums:  # fmt: skip
+    """Fill the pair_rows of all neighbours; return what reaches i."""
+    mean_grad = wp.vec3()
+    noise_moment = wp.mat33()
+    for k in range(n_neighbors):
+        j = neighbors[i, k]
+        y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
+            _sum_over_pair(
+                begin,
+                end,
+                vec3_of(packed, i),
+                spread,
+                j,
+                packed,
+                noise,
+                residual,
+                density_factor,
+                field_grads,
+            )
+        )
+        neighbor = neighbor_of(packed, j)
+        axis = neighbor.axis
+        x_grad = wp.vec3()
+        quat_grad = wp.vec4()
+        scale_grad = wp.vec3()
+        if touched == 1:
+            unwhitening = wp.matrix_from_cols(neighbor.first, neighbor.second, neighbor.third)
+            x_grad = unwhitening * y_moment
+            mean_grad += x_grad
+            noise_moment += unwhitening * y_noise_moment
+            neighbor_rotation = rotation_matrix(quat_of(quats, j))
+            neighbor_scales = vec3_of(scales, j)
+            scale_grad = _scale_gradient(neighbor_scales, yy_moment)
+            entry_grad = _rotation_entries(neighbor_rotation, neighbor_scales, yy_moment)
+            sign = sign_of(wp.dot(column(neighbor_rotation, axis), normal))
+            entry_grad = add_to_column(entry_grad, axis, neighbor_normal_grad * sign)
+            quat_grad = rotation_gradient(quat_of(quats, j), entry_grad)
+        scale_grad = add_at(scale_grad, axis, beta_share)
+        _store(pair_rows, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
+    sums = PairSums()
+    for c in range(3):
+        sums[0, c] = mean_grad[c]
+        for r in range(3):
+            sums[1 + r, c] = noise_moment[r, c]
+    return sums
+
+
+@wp.func
+def _own_rotation_entries(
+    moment: wp.mat33, own_scales: wp.vec3, own_axis: int, normal_grad: wp.vec3
+) -> wp.mat33:
+    """Gradient of the rotation's entries through x = mean + R (1.5 s * noise) and the normal."""
+    grad = wp.mat33()
+    for r in range(3):
+        for a in range(3):
+            grad[r, a] = moment[r, a] * own_scales[a]
+    return add_to_column(grad, own_axis, normal_grad)
+
+
+@functools.cache
+def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
+    """Make the kernel of the samples' gradients."""
+
+    @wp.kernel(module="unique", module_options=OPTIONS)
+    def add_up_samples(
+        first: int, owners: wp.array(dtype=int), starts: wp.array(dtype=int),
+        quats: wp.array2d(dtype=float), scales: wp.array2d(dtype=float),
+        packed: wp.array2d(dtype=float), neighbors: wp.array2d(dtype=int),
+        noise: wp.array2d(dtype=float), residual: wp.array2d(dtype=float), density_factor: float,
+        has_point_grads: int, point_grads: wp.array2d(dtype=float),
+        field_grads: wp.array2d(dtype=float), pair_rows: wp.array3d(dtype=float),
+    ):  # fmt: skip
+        """Gradients of a Gaussian's samples; field_grads: density, beta, plane, normal."""
+        owner = first + wp.tid()
+        i = owners[owner]
+        begin = starts[owner]
+        end = starts[owner + 1]
+        n_neighbors = neighbors.shape[1]
+        rotation = rotation_matrix(quat_of(quats, i))
+        own_scales = vec3_of(scales, i) * wp.static(SAMPLE_SPREAD)
+        spread = rotation * wp.diag(own_scales)
+        own_axis = int(packed[i, 14])
+        normal = column(rotation, own_axis)
+
+        mean_grad, noise_moment, plane_moment, beta_grad, normal_grad = _sum_over_samples(
+            begin, end, noise, residual, field_grads, has_point_grads, point_grads
+        )
+        # The tangent plane is anchored at the mean, so shifting the mean alone changes nothing.
+        noise_moment += wp.outer(normal, plane_moment)
+        normal_grad += spread * plane_moment
+
+        pairs = pair_sums(
+            owner,
+            i,
+            begin,
+            end,
+            n_neighbors,
+            spread,
+            normal,
+            beta_grad / float(n_neighbors),
+            density_factor,
+            quats,
+            scales,
+            packed,
+            neighbors,
+            noise,
+            residual,
+            field_grads,
+            pair_rows,
+        )
+        for c in range(3):
+            mean_grad[c] += pairs[0, c]
+            for r in range(3):
+                noise_moment[r, c] += pairs[1 + r, c]
+
+        entries = _own_rotation_entries(noise_moment, own_scales, own_axis, normal_grad)
+        own_scale_grad = wp.vec3()
+        for a in range(3):
+            along = wp.dot(column(rotation, a), column(noise_moment, a))
+            own_scale_grad[a] = along * wp.static(SAMPLE_SPREAD)
+        quat_grad = rotation_gradient(quat_of(quats, i), entries)
+        _store(pair_rows, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
+
+    return add_up_samples
+
+
+@wp.kernel
+def add_up_pairs(
+    first: int, targets: wp.array(dtype=int), order: wp.array(dtype=wp.int64),
+    pair_rows: wp.array2d(dtype=float), mean_grads: wp.array2d(dtype=float),
+    quat_grads: wp.array2d(dtype=float), scale_grads: wp.array2d(dtype=float),
+    opacity_grads: wp.array(dtype=float),
+):  # fmt: skip
+    """The first entry of each run of equal targets adds the whole run to its row."""
+    entry = first + wp.tid()
+    row = targets[entry]
+    if entry > 0 and targets[wp.max(entry - 1, 0)] == row:
+        return
+    mean = vec3_of(mean_grads, row)
+    quat = wp.vec4(quat_grads[row, 0], quat_grads[row, 1], quat_grads[row, 2], quat_grads[row, 3])
+    scale = vec3_of(scale_grads, row)
+    opacity = opacity_grads[row]
+    while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
+        pair = int(order[entry])
+        mean += vec3_of(pair_rows, pair)
+        quat += wp.vec4(
+            pair_rows[pair, 3], pair_rows[pair, 4], pair_rows[pair, 5], pair_rows[pair, 6]
+        )
+        scale += wp.vec3(pair_rows[pair, 7], pair_rows[pair, 8], pair_rows[pair, 9])
+        opacity += pair_rows[pair, 10]
+        entry += 1
+    for c in range(3):
+        mean_grads[row, c] = mean[c]
+        scale_grads[row, c] = scale[c]
+    for c in range(4):
+        quat_grads[row, c] = quat[c]
+    opacity_grads[row] = opacity

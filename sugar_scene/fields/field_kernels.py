@@ -20,9 +20,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_scene.fields.field_adjoint import PAIR_SIZE, add_up_pairs, sample_gradients_kernel
 from sugar_scene.fields.field_cpu import add_up_samples_native, evaluate_owners
-from sugar_scene.fields.field_device import PACK_SIZE, evaluate_samples, pack_rows
+from sugar_scene.fields.field_device import (
+    PACK_SIZE,
+    PAIR_SIZE,
+    add_up_pairs,
+    evaluate_samples,
+    pack_rows,
+    sample_gradients_kernel,
+)
 from sugar_scene.fields.reference_fields import FieldSamples
 from sugar_utils.warp_launch import launch
 
@@ -58,14 +64,10 @@ def evaluate_fields(
         indices: Gaussian of each sample, sorted: samples of one Gaussian must be adjacent to
             share work. Unsorted indices are slow, not wrong. (S,) integers
         noise: Standard normal draws. (S, 3)
-        density_factor: Factor f of all opacities.
         n_owners: At most so many Gaussians have samples; on a GPU the host waits to count them if
             None.
         native: Whether to run the bodies for vector registers of the CPU instead of the kernels
             of all devices; the device decides if None.
-
-    Returns:
-        Fields at the S samples, differentiable once with respect to the first four arguments.
     """
     if native is None:
         native = means.device.type == "cpu"
@@ -152,10 +154,7 @@ def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple
 
 
 def _runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
-    """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)
-
-    With ``n_owners`` there are so many runs, the last ones perhaps empty, and nobody waits.
-    """
+    """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)"""
     n_samples = indices.shape[0]
     if n_owners is not None:
         begins = torch.ones(n_samples, dtype=torch.bool, device=indices.device)

@@ -15,11 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sugar_scene.geometry import (
-    inverse_square_roots,
-    smallest_axis_normals,
-    smallest_scales,
-)
+from sugar_scene.geometry import inverse_square_roots, smallest_axis_normals, smallest_scales
 from sugar_utils.quaternions import rotation_matrices
 
 SAMPLE_SPREAD = 1.5
@@ -134,7 +130,6 @@ def sdf_from_density(density: Tensor, beta: Tensor, threshold: float = 1.0) -> T
     Args:
         density: Unclamped densities. (S,)
         beta: Scale of the field. (S,) world units
-        threshold: Density of the surface, at most 1.
 
     Returns:
         (S,) world units, between 0 and 8.58 beta for a threshold of 1.
@@ -172,9 +167,6 @@ def evaluate_fields_reference(
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) integers
         indices: Gaussian of each sample. (S,) int64
         noise: Standard normal draws. (S, 3)
-
-    Returns:
-        Fields at the S samples, differentiable with respect to the first four arguments.
     """
     rows = neighbors[indices].long()  # (S, K)
     normals = smallest_axis_normals(quats, scales)

@@ -170,9 +170,6 @@ class PairsOfTriangles:
 
         Args:
             vertices: (V, 3) float32, world units; gradients reach them.
-
-        Returns:
-            Scalar; 0 for a mesh without shared edges.
         """
         return _Bending.apply(vertices, self)
 

@@ -149,14 +149,7 @@ def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh
 
 @dataclass(frozen=True)
 class Topology:
-    """What a mesh is besides its shape.
-
-    Attributes:
-        open_edge_share: Share of edges with a single face: 0 for a watertight mesh.
-        non_manifold_edge_share: Share of edges with more than two faces.
-        components: Connected parts.
-        holes: Connected groups of open edges; an outer border counts as one.
-    """
+    """What a mesh is besides its shape."""
 
     open_edge_share: float
     non_manifold_edge_share: float
@@ -245,9 +238,6 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
 
     Where holes touch in a vertex a walk may go around both. Edges that no walk comes back from,
     as they are beside faces of opposite senses, are in none.
-
-    Returns:
-        Vertices of each walk, each once per visit.
     """
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
     is_open = counts[inverse.reshape(-1)] == 1
@@ -272,11 +262,7 @@ def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> Triangl
     """The mesh with each hole covered by triangles between its border and its middle.
 
     Args:
-        mesh: Any; a closed one comes back as it is.
         longest: Holes with more edges stay open; None fills all.
-
-    Returns:
-        The same vertices and faces, then those of the covers; without normals.
     """
     most = mesh.n_faces * 3 if longest is None else longest
     loops = [loop for loop in border_loops(mesh) if 3 <= len(loop) <= most]
@@ -303,11 +289,7 @@ _FACE_LISTS = ("vertex_indices", "vertex_index")
 
 
 def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
-    """Write a mesh, complete or not at all; missing normals are computed.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write a mesh, complete or not at all; missing normals are computed."""
     if mesh.normals is None:
         mesh = with_vertex_normals(mesh)
     vertices = np.empty(mesh.n_vertices, dtype=_VERTEX)
@@ -341,9 +323,6 @@ def read_mesh_ply(path: Path) -> TriangleMesh:
     """Read a mesh; colours are grey and normals None where the file has none.
 
     Polygons are split into fans.
-
-    Raises:
-        UserError: The file is missing, damaged, too large for the memory, or holds no mesh.
     """
     path = require_regular_file(path, missing_ok=True)
     try:

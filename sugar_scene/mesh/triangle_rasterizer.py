@@ -96,14 +96,9 @@ def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: floa
 
 @wp.kernel
 def bound_faces(
-    first: int,
-    view: View,
-    near: float,
-    vertices: wp.array(dtype=wp.vec3),
-    faces: wp.array(dtype=wp.vec3i),
-    rects: wp.array(dtype=wp.vec4i),
-    counts: wp.array(dtype=int),
-):
+    first: int, view: View, near: float, vertices: wp.array(dtype=wp.vec3),
+    faces: wp.array(dtype=wp.vec3i), rects: wp.array(dtype=wp.vec4i), counts: wp.array(dtype=int),
+):  # fmt: skip
     """Pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles of each face."""
     i = first + wp.tid()
     rects[i] = wp.vec4i(0, 0, 0, 0)
@@ -155,18 +150,10 @@ def tiles_of_pairs(
 
 @wp.kernel
 def hit_faces(
-    first: int,
-    view: View,
-    near: float,
-    cell: int,
-    offsets: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
-    vertices: wp.array(dtype=wp.vec3),
-    faces: wp.array(dtype=wp.vec3i),
-    rects: wp.array(dtype=wp.vec4i),
-    hits: wp.array2d(dtype=int),
-    depths: wp.array2d(dtype=float),
-):
+    first: int, view: View, near: float, cell: int, offsets: wp.array(dtype=int),
+    ids: wp.array(dtype=int), vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
+    rects: wp.array(dtype=wp.vec4i), hits: wp.array2d(dtype=int), depths: wp.array2d(dtype=float),
+):  # fmt: skip
     """Work off a tile's faces within one square cell of the tile."""
     item = first + wp.tid()
     per_side = _TILE_SIDE / cell
@@ -249,10 +236,6 @@ def rasterize_triangles(
     Args:
         vertices: (V, 3) float32 world units, CPU or CUDA.
         faces: Rows of the vertices. (F, 3) integers
-        near: Hits not farther than this along the view axis do not count. World units
-
-    Returns:
-        The hits, without gradients.
     """
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera, near=near)
 

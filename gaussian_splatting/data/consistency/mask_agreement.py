@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.data.compositing import COUNTS, dilated, eroded
+from gaussian_splatting.data.images import COUNTS, dilated, eroded
 from gaussian_splatting.data.masks import overview
 
 SIDE = 256

@@ -9,16 +9,19 @@ number of threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.masking import is_counted
-from gaussian_splatting.engine.reporting import evaluation as image_metrics
+from gaussian_splatting.engine.poses import fitted_pose
+from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.optim.learned_exposure import fit_gain_and_offset
@@ -32,9 +35,7 @@ class ViewScore:
     """Scores of one view.
 
     Attributes:
-        l1: Mean absolute difference, colours in [0, 1].
         counted_psnr: PSNR of the pixels that its mask counts; None without a mask.
-        counted_ssim: SSIM of these.
         fitted_psnr: PSNR in dB after a gain and an offset per channel, by least squares; None
             where it was not asked for.
     """
@@ -50,11 +51,7 @@ class ViewScore:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Scores of all views.
-
-    Attributes:
-        per_view: In the order of the cameras.
-    """
+    """Scores of all views."""
 
     per_view: tuple[ViewScore, ...]
 
@@ -108,14 +105,8 @@ def evaluate(
             (H, W, 4) with a mask, as of :meth:`ImageStore.shown`
         quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is
             0.006 dB and one of 40 dB is 0.06 dB above that of the saved image.
-        fitted: Also measure after a gain and an offset per view and channel, which take out that
-            the exposure of a held-out photograph is not known.
-
-    Returns:
-        Scores per view and their means.
 
     Raises:
-        UserError: A render and its photograph differ in size.
         ValueError: There are no cameras.
     """
     scores = []
@@ -128,17 +119,17 @@ def evaluate(
                 f"camera {camera.name}: the render is {_size(image)} but the photograph "
                 f"{_size(target)}; check that images and cameras belong together"
             )
-        rounded = image_metrics.to_uint8 if quantise else image_metrics.to_unit
+        rounded = to_uint8 if quantise else to_unit
         as_photographed = rounded(_fitted(image, target)) if fitted else None
         image = rounded(image)
         scores.append(
             ViewScore(
                 name=camera.name,
-                l1=image_metrics.l1(image, target),
-                psnr=image_metrics.psnr(image, target),
-                ssim=image_metrics.ssim(image, target),
+                l1=l1(image, target),
+                psnr=psnr(image, target),
+                ssim=ssim(image, target),
                 **_counted_scores(image, photograph, camera),
-                fitted_psnr=image_metrics.psnr(as_photographed, target) if fitted else None,
+                fitted_psnr=psnr(as_photographed, target) if fitted else None,
             )
         )
     if not scores:
@@ -147,25 +138,23 @@ def evaluate(
 
 
 def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[str, float]:
-    """Scores of the pixels that a mask counts; empty where it counts none, or there is none."""
     counted = is_counted(photograph)
     if counted is None or not bool(counted.any()):
         return {}
     target, weights = photograph[..., :3], counted.double()
     if camera.mask is not None and camera.mask.mode == "ignore":
         # Equal where nothing is known, so that windows do not look at it.
-        target = torch.where(counted[..., None], target, image_metrics.to_uint8(image))
-        image = torch.where(counted[..., None], image_metrics.to_unit(image), target / 255)
+        target = torch.where(counted[..., None], target, to_uint8(image))
+        image = torch.where(counted[..., None], to_unit(image), target / 255)
     return {
-        "counted_psnr": image_metrics.psnr(image, target, weights),
-        "counted_ssim": image_metrics.ssim(image, target, weights),
+        "counted_psnr": psnr(image, target, weights),
+        "counted_ssim": ssim(image, target, weights),
     }
 
 
 def _fitted(image: Tensor, target: Tensor) -> Tensor:
-    """The image with the gain and offset of its photograph."""
-    image = image_metrics.to_unit(image)
-    gain, offset = fit_gain_and_offset(image, image_metrics.to_unit(target))
+    image = to_unit(image)
+    gain, offset = fit_gain_and_offset(image, to_unit(target))
     return (image.double() * gain + offset).to(image.dtype)
 
 
@@ -249,10 +238,7 @@ def _unit_pair(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean(values: Tensor, weights: Tensor | None = None) -> float:
-    """Mean whose order of summation is fixed: within rows first, then over rows.
-
-    Of (H, W, 3), where each pixel may have a weight. (H, W)
-    """
+    """Mean whose order of summation is fixed: within rows first, then over rows."""
     if weights is not None:
         total = 3 * float(weights.sum(dim=1, dtype=torch.float64).sum())
         values = values * weights[..., None]
@@ -285,3 +271,73 @@ def render_view(
         sh_degree=sh_degree,
         rasterizer=rasterizer,
     )
+
+
+SIDE = 240
+"""Longest side in pixels at which views are compared."""
+
+MIN_GAP, SPREAD = 7.0, 5.0
+"""Decibels below the median, and the same in standard deviations, from which a view is suspect."""
+
+CURED_SHARE = 0.5
+"""Share of its gap to the median that a suspect view must gain by another pose to be kept."""
+
+MAX_SHARE = 0.2
+"""If more views are suspect, the model is at fault and not they."""
+
+MIN_VIEWS = 8
+
+
+@torch.no_grad()
+def contradicting_views(
+    stage: Stage,
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+    white_background: bool,
+) -> dict[str, str]:
+    """Views whose colour residual is far above the others, by name, with the reason."""
+    if len(cameras) < MIN_VIEWS:
+        return {}
+    if stage.poses is not None:
+        cameras = [stage.poses.moved(camera) for camera in cameras]
+    views = [smaller(camera, load_image(camera)) for camera in cameras]
+    found = np.array([_decibels(stage, view, image) for view, image in views])
+    middle = float(np.median(found))
+    spread = 1.4826 * float(np.median(np.abs(found - middle)))
+    limit = middle - max(MIN_GAP, SPREAD * spread)
+    suspects = np.flatnonzero(found < limit)
+    if len(suspects) > MAX_SHARE * len(cameras):
+        return {}
+    contradicting = {}
+    for row in suspects:
+        view, image = views[row]
+        gaussians = stage.model.cloud.activate()
+        background = plain_background(white_background, stage.model.device)
+        moved = fitted_pose(gaussians, view, image, stage.extent, background, exposed=True)
+        gained = _decibels(stage, moved, image) - found[row]
+        if gained < CURED_SHARE * (middle - found[row]):
+            contradicting[view.name] = (
+                f"the model cannot reproduce it, {found[row]:.1f} dB instead of {middle:.1f} dB"
+            )
+    return contradicting
+
+
+def smaller(camera: Camera, image: Tensor) -> tuple[Camera, Tensor]:
+    """A view and its image, at most ``SIDE`` pixels long. (H, W, C) uint8"""
+    small = camera.reduced(SIDE)
+    values = image.permute(2, 0, 1)[None].float()
+    values = functional.interpolate(values, (small.height, small.width), mode="area")[0]
+    return small, values.permute(1, 2, 0).round().to(torch.uint8)
+
+
+def _decibels(stage: Stage, camera: Camera, image: Tensor) -> float:
+    """PSNR after gain and offset of what counts in a view; that of equal images is 100."""
+    render = stage.render(camera, geometry=False).image.clamp(0, 1)
+    target = image[..., :3].to(render) / 255
+    gain, offset = fit_gain_and_offset(render, target)
+    counted = is_counted(image)
+    weights = None if counted is None else counted.to(render.device).double()
+    if weights is not None and not bool(weights.any()):
+        return 0.0
+    fitted = (render.double() * gain + offset).to(render.dtype)
+    return min(psnr(fitted, target, weights), 100.0)

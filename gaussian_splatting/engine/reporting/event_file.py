@@ -37,7 +37,6 @@ class DirectSummaryWriter(SummaryWriter):
         super().__init__(str(directory), purge_step=purge_step)
 
     def _get_file_writer(self) -> FileWriter:
-        """The one file, opened by the first call."""
         if self.file_writer is None:
             self.file_writer = _DirectFileWriter(Path(self.log_dir))
             self.all_writers = {self.log_dir: self.file_writer}

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.compositing import outlined
-from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.images import ImageStore, outlined
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import SHOWN_VALUES
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
@@ -32,17 +31,7 @@ N_PICTURED_VIEWS = 3
 
 
 class Reporter:
-    """Collects and shows the figures of one run; a context manager.
-
-    Args:
-        first_iteration: Where this process begins: events that an earlier one wrote from there
-            on are hidden.
-        scene: Metrics are of its test cameras; pictures too, or of training cameras where nothing
-            is held out.
-
-    Attributes:
-        health: Figures of the last evaluation that tell whether the run failed.
-    """
+    """Collects and shows the figures of one run; a context manager."""
 
     def __init__(
         self,

@@ -13,9 +13,17 @@ from typing import Any
 
 from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED, WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
-from sugar_utils.charts import Chart, Point, Series
 from sugar_utils.errors import UserError
-from sugar_utils.html import Page, Picture, duration_text, flattened, write_page
+from sugar_utils.html import (
+    Chart,
+    Page,
+    Picture,
+    Point,
+    Series,
+    duration_text,
+    flattened,
+    write_page,
+)
 from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import RunRecord, read_checked
 
@@ -31,9 +39,6 @@ Curves = Mapping[str, list[Point]]
 
 def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
     """Write ``report.html`` into a run's folder.
-
-    Args:
-        run_directory: Folder with a ``run.json``.
 
     Returns:
         The file, or None.
@@ -54,9 +59,6 @@ def add_run_section(
     """Append settings, times, memory, curves, pictures and files of one run.
 
     What the folder lacks is left out: a run without event files has no curves.
-
-    Args:
-        figures: Further figures to show among the run's own; those of the run win.
     """
     record = _record(run_directory, page)
     curves = read_curves(run_directory / "tensorboard")
@@ -120,10 +122,7 @@ def last_value(curves: Curves, name: str) -> float | None:
 
 
 def _small_records(path: Path) -> bytes:
-    """The records of an event file that may hold scalars, up to the first incomplete one.
-
-    A record is its length (uint64), a checksum of the length, the data and their checksum.
-    """
+    """The records of an event file that may hold scalars, up to the first incomplete one."""
     kept, size = [], path.stat().st_size
     with path.open("rb") as file:
         while True:
@@ -180,7 +179,6 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
 
 
 def _add_worst(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
-    """The photographs that fit worst: names, figures, and small pictures."""
     figures = record.get("figures")
     worst = figures.get("worst photographs") if isinstance(figures, dict) else None
     if not isinstance(worst, dict) or not worst:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
+from sugar_utils.errors import printable
 from sugar_utils.random import generator
-from sugar_utils.text import printable
 
 MAX_HISTOGRAM_VALUES = 100_000
 Activation = Callable[[Tensor], Tensor]
@@ -58,11 +58,7 @@ class RunLogger:
         return self._writer is not None
 
     def scalars(self, values: Mapping[str, float | Tensor], iteration: int) -> None:
-        """Add one point to each curve; tensors on a device are read with one copy.
-
-        Args:
-            values: Numbers or scalar tensors by curve name, for example ``"Loss/l1"``.
-        """
+        """Add one point to each curve; tensors on a device are read with one copy."""
         if not self.enabled:
             return
         for name, value in _read_off(values).items():
@@ -78,9 +74,6 @@ class RunLogger:
 
         At most ``MAX_HISTOGRAM_VALUES`` are drawn from a tensor, the same ones whenever the run is
         repeated. Values that are not finite are left out, and so are tensors without others.
-
-        Args:
-            activations: Functions that make values of entries, applied to what was drawn.
         """
         if not self.enabled:
             return

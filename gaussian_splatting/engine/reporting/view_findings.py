@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
-from gaussian_splatting.engine.masking import is_counted
 from gaussian_splatting.engine.reporting.evaluation import (
     EvaluationResult,
     ViewScore,
@@ -25,7 +24,9 @@ from gaussian_splatting.engine.reporting.evaluation import (
     to_uint8,
 )
 from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import RenderOutput
+from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 
 FITTED = "PSNR after gain and offset"
@@ -49,7 +50,6 @@ class Findings:
 
     Attributes:
         held_out: Scores of the held-out views; None where nothing is held out.
-        training: Scores of a few training views, the same ones every time.
         fog: Share of held-out pixels in front of every point that their photograph observes; None
             where no points are known.
         exposure_stops: Least and largest gain of a training photograph, in stops; None where
@@ -60,8 +60,6 @@ class Findings:
             there are none of these.
         mask_iou: Intersection over union of the rendered opacity with the object masks of the
             measured views; None without such masks.
-        counted_psnr: PSNR of the measured views, of the pixels that count.
-        constant_psnr: The same of images of one colour, the best one for each view.
     """
 
     held_out: EvaluationResult | None
@@ -205,8 +203,6 @@ def find(
 
     Args:
         load_image: Returns the photograph of a camera. (H, W, 3) uint8
-        observations: Points that the photographs observe, as far as they are known.
-        dropped_cameras: Held-out views that contradict the rest, measured apart.
     """
     foggy: list[float] = []
     overlap: list[float] = []
@@ -373,12 +369,7 @@ def thumbnail(picture: Tensor) -> Tensor:
 
 
 def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
-    """Write the pictures of several views, one row each, as one PNG.
-
-    Args:
-        path: File to write, atomically.
-        views: Pictures as :func:`view_pictures` returns them; views may differ in size.
-    """
+    """Write the pictures of several views, one row each, as one PNG."""
     rows = [torch.cat(list(pictures.values()), dim=1) for pictures in views]
     width = max(row.shape[1] for row in rows)
     padded = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[1])) for row in rows]
@@ -388,8 +379,6 @@ def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
 
 FOG_MARGIN = 0.1
 """Share of the nearest observed point's depth that a pixel must be in front of it."""
-
-"""Accumulated opacity from which a pixel has a depth."""
 
 
 def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
@@ -403,3 +392,64 @@ def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
     solid = alpha > SOLID
     in_front = depth < (1.0 - FOG_MARGIN) * nearest * alpha
     return float((solid & in_front).to(torch.float64).mean())
+
+
+MIN_GAIN = -2.0
+"""Decibels that a model must have beyond one constant colour for each image. Objects of nearly one
+colour behind imprecise masks come close to it, and failures lie far below."""
+
+MIN_MASK_IOU = 0.6
+"""Least intersection over union of rendered opacity, or of a mesh, with the masks."""
+
+MAX_GAP = 12.0
+"""Decibels by which training views may be better than held-out ones."""
+
+MIN_COVERED = 0.02
+"""Least share of the images that a mesh covers where there are no masks."""
+
+_POSES = "python train.py --doctor -s SCENE checks them"
+
+
+class FailedResult(UserError):
+    """A stage finished, but its result is not usable; the next stages would waste their time."""
+
+    exit_code = 5
+    label = "failed"
+
+
+def problem_of(figures: Mapping[str, Any]) -> str | None:
+    """What is wrong with a result: the problem, its likely cause and a remedy, in one line.
+
+    Args:
+        figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),
+            ``gap``, ``mask_iou`` and ``covered_share``.
+
+    Returns:
+        The line; None for a result within all limits.
+    """
+    psnr, constant = figures.get("psnr"), figures.get("constant_psnr")
+    if psnr is not None and constant is not None and psnr < constant + MIN_GAIN:
+        return (
+            f"renders are worse than one constant colour for each image ({psnr:.1f} dB, constant "
+            f"{constant:.1f} dB): poses or masks are wrong, or training was far too short; {_POSES}"
+        )
+    iou = figures.get("mask_iou")
+    if iou is not None and iou < MIN_MASK_IOU:
+        return (
+            f"the result fills {iou:.0%} of the masks (IoU, at least {MIN_MASK_IOU:.0%} expected): "
+            "masks contradict each other, or parts were removed by mistake; check the masks, or "
+            "pass --mask_mode ignore"
+        )
+    gap = figures.get("gap")
+    if gap is not None and gap > MAX_GAP:
+        return (
+            f"training views are {gap:.1f} dB better than held-out ones: each image is explained "
+            f"by itself; {_POSES}"
+        )
+    covered = figures.get("covered_share")
+    if covered is not None and covered < MIN_COVERED:
+        return (
+            f"the mesh covers {covered:.1%} of the images: the surface was not found; train "
+            "longer, or lower --surface_level"
+        )
+    return None

@@ -1,28 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blending by the packages gsplat (1.5 or newer) and ``diff_gaussian_rasterization``.
-
-Packages cut an image into tiles from its first row on, and a splat is blended in all pixels of the
-tiles that its square of three deviations touches. Strips therefore begin with a row of tiles of
-the whole image, and rows that were not asked for are cut off: else the tails of splats would
-depend on the strip.
-
-It is given our lists of splats by tile, so that footprints and the order of equal depths are ours.
-Normalised besides: gsplat's pixel centres lie at halves and ours at integers, and its cap of alpha
-is 0.999 and stops the gradient. Opacities are therefore capped at our 0.99 before, straight
-through. What remains different: a splat with an opacity above 0.99 is fainter by up to one percent
-away from its centre too, and a ray ends when its transmittance is at most 1e-4, not below it.
-Sums run in no fixed order, so two runs differ in their last bits.
-
-The package projects 3D Gaussians itself and renders three channels. It is given a trivial camera
-and, for each splat, a Gaussian whose projection is that splat: at our depth ``z``, at the point
-that projects to our centre, flat and parallel to the image, with the covariance
-``(covariance of the splat - 0.3) (z / f)^2``; the package multiplies by ``(f / z)^2`` and adds the
-0.3. Further channels are further passes, and a channel of ones gives the transmittance.
-
-What remains different: a splat's inverse covariance takes the way over the covariance in float32,
-which loses digits where a splat is a thousand times as long as it is wide. Sums run in no fixed
-order, so two runs differ in their last bits.
-"""
+"""Choosing a rasterizer: the built-in one unless another is asked for and passes its self-test."""
 
 from __future__ import annotations
 
@@ -31,15 +8,27 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization.projection import Projection
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization.projection import Projection, project
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
-from gaussian_splatting.rasterization.rasterizers import BlendedRows, Rows, SplatGradients
+from gaussian_splatting.rasterization.rasterizers import (
+    WARP,
+    BlendedRows,
+    Rasterizer,
+    Rows,
+    SplatGradients,
+)
+from gaussian_splatting.rasterization.reference import rasterize_reference
+from gaussian_splatting.rasterization.render import rasterize
 from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
 from gaussian_splatting.rasterization.view import ALPHA_MAX, LOW_PASS, TILE
 from sugar_utils.errors import UserError
+from sugar_utils.random import generator
 
 
 @dataclass(frozen=True)
@@ -48,25 +37,14 @@ class GraphRows(BlendedRows):
 
     Attributes:
         leaf: Copy of the splats that collects their gradient. (N, 9 + C)
-        outputs: Pixels and transmittance with their graph.
     """
 
     leaf: Tensor
     outputs: tuple[Tensor, Tensor]
 
 
-class GraphRasterizer(ABC):
-    """A rasterizer that renders rows as a differentiable function of splats.
-
-    Attributes:
-        name: As the flag ``--rasterizer`` spells it.
-    """
-
-    name: str
-
-    @abstractmethod
-    def build_tile_lists(self, projection: Projection) -> Any:
-        """What :meth:`render` needs to know of a view; it has ``width`` and ``height``."""
+class GraphRasterizer(Rasterizer, ABC):
+    """A rasterizer that renders rows as a differentiable function of splats."""
 
     @abstractmethod
     def render(
@@ -77,11 +55,9 @@ class GraphRasterizer(ABC):
         Args:
             splats: At least one, as projected. (N, 9 + C) float32
             background: Value behind everything. (C,)
-            rows: What to render, from the first row of a tile on.
         """
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> GraphRows:
-        """See :class:`Rasterizer`."""
         leaf = splats.detach().requires_grad_()
         with torch.enable_grad():
             if splats.shape[0]:
@@ -109,7 +85,6 @@ class GraphRasterizer(ABC):
         d_transmittance: Tensor,
         gradients: SplatGradients,
     ) -> None:
-        """See :class:`Rasterizer`."""
         (d_splats,) = torch.autograd.grad(
             blended.outputs, [blended.leaf], [d_pixels, d_transmittance]
         )
@@ -141,11 +116,7 @@ class RowedLists:
 
 
 class GsplatRasterizer(GraphRasterizer):
-    """Pixels by gsplat's ``rasterize_to_pixels``.
-
-    Args:
-        package: The module ``gsplat``.
-    """
+    """Pixels by gsplat's ``rasterize_to_pixels``."""
 
     name = "gsplat"
 
@@ -180,11 +151,7 @@ class GsplatRasterizer(GraphRasterizer):
 
 
 def load_gsplat() -> GsplatRasterizer:
-    """The adapter on the installed package.
-
-    Raises:
-        UserError: It is missing, too old, or lacks what is needed.
-    """
+    """The adapter on the installed package."""
     try:
         package = importlib.import_module("gsplat")
     except ImportError as error:
@@ -226,21 +193,14 @@ class SplatList:
 
 
 class InriaRasterizer(GraphRasterizer):
-    """Splats as flat Gaussians before a trivial camera.
-
-    Args:
-        package: The module ``diff_gaussian_rasterization``.
-
-    Raises:
-        UserError: It is a fork with settings that are not known here.
-    """
+    """Splats as flat Gaussians before a trivial camera."""
 
     name = "inria"
 
     def __init__(self, package: Any) -> None:
         self._settings = package.GaussianRasterizationSettings
         self._rasterizer = package.GaussianRasterizer
-        unknown = set(self._settings._fields) - set(_camera(1, 1, torch.device("cpu")))
+        unknown = set(self._settings._fields) - set(_camera_settings(1, 1, torch.device("cpu")))
         if unknown:
             raise UserError(
                 "diff_gaussian_rasterization is a fork with settings that are not known here "
@@ -264,7 +224,7 @@ class InriaRasterizer(GraphRasterizer):
         missing = -values.shape[1] % PASS_CHANNELS
         values = torch.nn.functional.pad(values, (0, missing))
         behind = torch.nn.functional.pad(behind, (0, missing))
-        camera = _camera(width, n_rows, splats.device)
+        camera = _camera_settings(width, n_rows, splats.device)
         images = []
         for first in range(0, values.shape[1], PASS_CHANNELS):
             channels = slice(first, first + PASS_CHANNELS)
@@ -292,7 +252,6 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
 
     Args:
         splats: As projected. (N, 9 + C)
-        listed: Their radii and depths, and the size of the image.
 
     Returns:
         Centres (N, 3), and covariances (N, 6) as xx, xy, xz, yy, yz, zz; culled splats lie behind
@@ -321,11 +280,8 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
     return centres.float(), covariances.float()
 
 
-def _camera(width: int, height: int, device: torch.device) -> dict[str, Any]:
-    """Settings of a camera at the origin that looks along z, its focal length half the width.
-
-    Matrices are transposed, as the package wants them.
-    """
+def _camera_settings(width: int, height: int, device: torch.device) -> dict[str, Any]:
+    """Settings of a camera at the origin that looks along z, its focal length half the width."""
     tan_y = height / width
     projection = torch.tensor(
         [
@@ -354,11 +310,7 @@ def _camera(width: int, height: int, device: torch.device) -> dict[str, Any]:
 
 
 def load_inria() -> InriaRasterizer:
-    """The adapter on the installed package.
-
-    Raises:
-        UserError: It is missing or not understood.
-    """
+    """The adapter on the installed package."""
     try:
         package = importlib.import_module("diff_gaussian_rasterization")
     except ImportError as error:
@@ -367,3 +319,154 @@ def load_inria() -> InriaRasterizer:
             "build it from its authors' sources or use --rasterizer warp"
         ) from error
     return InriaRasterizer(package)
+
+
+RASTERIZERS = ("auto", "warp", "gsplat", "inria")
+_LOADERS = {"gsplat": load_gsplat, "inria": load_inria}
+
+
+def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]:
+    """The rasterizer of a run, and one line that names it with the reason.
+
+    ``auto`` is the built-in one on every device: it alone gives the same bits on every run, which
+    resuming relies on, and needs no other package.
+    """
+    if name == "auto":
+        return WARP, "rasterizer: warp, built in; it gives the same bits on every run"
+    if name == "warp":
+        return WARP, "rasterizer: warp, by --rasterizer"
+    if device.type != "cuda":
+        raise UserError(
+            f"--rasterizer {name} renders on CUDA devices only, and this run computes on the "
+            f"{device.type.upper()}; leave the flag out"
+        )
+    try:
+        rasterizer = _LOADERS[name]()
+    except UserError as error:
+        raise UserError(f"--rasterizer {name}: {error}") from error
+    fault = self_test(rasterizer, device)
+    if fault is not None:
+        raise UserError(
+            f"--rasterizer {name}: its self-test failed, {fault}; install a build for this torch "
+            "and GPU, or leave the flag out"
+        )
+    return rasterizer, f"rasterizer: {name}, by --rasterizer; its self-test passed"
+
+
+N_GAUSSIANS, WIDTH, HEIGHT = 60, 21, 35
+STRIPS = (Rows(0, HEIGHT), Rows(17, 30))
+"""The whole image, and a strip that begins and ends inside of a tile."""
+
+MAX_ERROR, GRADIENT_ERROR = 8e-3, 2e-2
+"""Largest difference of a pixel, and norm of the gradients' difference relative to their own.
+
+A splat that one of the two just counts and the other just does not makes 1/255 of its value."""
+
+
+@torch.no_grad()
+def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
+    """Compare with the built-in rasterizer.
+
+    Returns:
+        What is wrong, None if nothing is.
+    """
+    expected = _render(WARP, device)
+    try:
+        found = _render(rasterizer, device)
+    # Another package's failure, whatever it is, is a reason not to use it.
+    except Exception as error:
+        return f"it raised {type(error).__name__} ({' '.join(str(error).split())[:300]})"
+    for name, values in expected.items():
+        if not bool(found[name].isfinite().all()):
+            return f"its {name} are not finite"
+        difference = (found[name] - values).double()
+        if name.startswith("gradients"):
+            error = float(difference.norm() / values.double().norm())
+            allowed = GRADIENT_ERROR
+        else:
+            error, allowed = float(difference.abs().max()), MAX_ERROR
+        if error > allowed:
+            return f"its {name} differ by {error:.1e} from the built-in rasterizer's"
+    return None
+
+
+@torch.no_grad()
+def reference_test(device: torch.device) -> str | None:
+    """Compare the built-in rasterizer with the dense float64 reference, forward only.
+
+    Returns:
+        What is wrong, None if nothing is.
+    """
+    scene, camera = _test_scene(device), _test_camera()
+    found = rasterize(scene, camera, depth=True)
+    doubles = Gaussians(*(tensor.double().cpu() for tensor in vars(scene).values()))
+    expected = rasterize_reference(doubles, camera)
+    for name in ("image", "depth", "alpha"):
+        error = float((getattr(found, name).cpu() - getattr(expected, name)).abs().max())
+        if not error <= MAX_ERROR:
+            return f"its {name} differs by {error:.1e} from the float64 reference"
+    return None
+
+
+def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
+    projection = project(_test_scene(device), _test_camera(), depth=True, normal=True)
+    tiles = rasterizer.build_tile_lists(projection)
+    background = torch.linspace(0.1, 0.6, projection.layout.total, device=device)
+    results = {}
+    for rows in STRIPS:
+        blended = rasterizer.blend_rows(projection.splats, tiles, background, rows)
+        draws = generator(0, "rasterizer self-test", rows.start, rows.stop)
+        shape = blended.pixels.shape
+        d_pixels = torch.randn(shape, generator=draws, device="cpu").to(device)
+        d_left = torch.randn(shape[:2], generator=draws, device="cpu").to(device)
+        of = f"of rows {rows.start} to {rows.stop}"
+        results[f"pixels {of}"] = blended.pixels.clone()
+        results[f"transmittances {of}"] = blended.transmittance.clone()
+        gradients = SplatGradients.zeros(projection)
+        rasterizer.backpropagate_rows(
+            projection.splats, tiles, background, blended, d_pixels, d_left, gradients
+        )
+        results[f"gradients of centres {of}"] = gradients.means2d
+        for name, columns in (
+            ("shapes", slice(2, 5)),
+            ("opacities", 5),
+            ("channels", slice(9, None)),
+        ):
+            results[f"gradients of {name} {of}"] = gradients.splats[:, columns]
+    return results
+
+
+def _test_camera() -> Camera:
+    return Camera(
+        name="self-test",
+        width=WIDTH,
+        height=HEIGHT,
+        fx=30.0,
+        fy=31.0,
+        cx=WIDTH / 2 + 1.5,
+        cy=HEIGHT / 2 - 2.0,
+        rotation=np.eye(3),
+        translation=np.zeros(3),
+    )
+
+
+def _test_scene(device: torch.device) -> Gaussians:
+    """Gaussians before, beside and behind the camera, none as opaque as the caps of alpha."""
+    draws = generator(0, "rasterizer self-test")
+    n = N_GAUSSIANS
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draws, device="cpu")
+
+    means = normal(n, 3) * torch.tensor([1.2, 1.0, 0.8], device="cpu")
+    means[:, 2] += 3.0
+    means[: n // 20, 2] *= -1.0
+    tensors = (
+        means,
+        torch.nn.functional.normalize(normal(n, 4), dim=-1),
+        torch.exp(0.5 * normal(n, 3) - 2.2),
+        torch.rand(n, generator=draws, device="cpu") * 0.9 + 0.03,
+        0.5 * normal(n, 1, 3),
+        0.1 * normal(n, 15, 3),
+    )
+    return Gaussians(*(tensor.to(device) for tensor in tensors))
