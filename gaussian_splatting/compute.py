@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field
 
 import torch
@@ -52,10 +51,22 @@ class DeviceFlags:
         parse=integer, idle="on the CPU; it says so", task="time and memory",
     )  # fmt: skip
 
+    def choose(self) -> Compute:
+        """The device of a script that works in one process.
+
+        Raises:
+            UserError: What was asked for cannot be had.
+        """
+        if Launch.read().size > 1:
+            raise UserError("this script works in one process: start it without torchrun")
+        chosen = choose_device(self.device, self.gpu)
+        make_current(chosen.device)
+        return Compute(chosen.device, device_reason=chosen.reason)
+
 
 @dataclass(frozen=True)
-class BackendFlags:
-    """What rasterizes, of every script that trains."""
+class BackendFlags(DeviceFlags):
+    """Device and rasterizer of every script that trains."""
 
     rasterizer: str = flag(
         "auto", "rendering backend. auto and warp: the built-in rasterizer, the same bits on every "
@@ -64,25 +75,19 @@ class BackendFlags:
         group="backends", choices=RASTERIZERS,
     )  # fmt: skip
 
+    def choose(self) -> Compute:
+        """The device and the rasterizer; processes that torchrun started meet here.
 
-def compute_options(args: argparse.Namespace) -> Compute:
-    """Typed form of the flags above, which are those of any script that has them.
-
-    Where torchrun started this process, it meets the others here.
-    """
-    launch = Launch.read()
-    if not hasattr(args, "rasterizer"):
-        if launch.size > 1:
-            raise UserError("this script works in one process: start it without torchrun")
-        chosen = choose_device(args.device, args.gpu)
-        make_current(chosen.device)
-        return Compute(chosen.device, device_reason=chosen.reason)
-    group = ProcessGroup.join(launch, cuda=args.device != "cpu" and torch.cuda.is_available())
-    with group.single_report():
-        chosen = choose_device(args.device, _number_of_gpu(args.gpu, launch))
-        make_current(chosen.device)
-        rasterizer, reason = choose_rasterizer(args.rasterizer, chosen.device)
-    return Compute(chosen.device, rasterizer, chosen.reason, reason, group)
+        Raises:
+            UserError: What was asked for cannot be had.
+        """
+        launch = Launch.read()
+        group = ProcessGroup.join(launch, cuda=self.device != "cpu" and torch.cuda.is_available())
+        with group.single_report():
+            chosen = choose_device(self.device, _number_of_gpu(self.gpu, launch))
+            make_current(chosen.device)
+            rasterizer, reason = choose_rasterizer(self.rasterizer, chosen.device)
+        return Compute(chosen.device, rasterizer, chosen.reason, reason, group)
 
 
 def _number_of_gpu(asked: int | None, launch: Launch) -> int | None:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gaussian_splatting.compute import DeviceFlags, compute_options
+from gaussian_splatting.compute import DeviceFlags
 from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant
 from sugar_pipeline.model_metrics import MetricsOptions
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
@@ -72,7 +72,7 @@ def metrics_options(args: argparse.Namespace) -> MetricsOptions:
         args,
         scenes=read_scene_config(args.scene_config),
         variant=_variant(args),
-        compute=compute_options(args),
+        compute=from_args(DeviceFlags, args).choose(),
     )
 
 

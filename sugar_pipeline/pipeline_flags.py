@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gaussian_splatting.compute import BackendFlags, DeviceFlags
+from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.posing.convert_options import PosingOptions
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, preset
@@ -186,7 +186,7 @@ def _add_pipeline_flags(
     add_flags(parser, PipelineFlags, export_obj=texture)
     for settings, groups in _GROUPS.items():
         add_flags(parser, settings, *(group for group in groups if group not in without))
-    for settings in (PresetFlags, DeviceFlags, BackendFlags, ScheduleFlags):
+    for settings in (PresetFlags, BackendFlags, ScheduleFlags):
         add_flags(parser, settings)
 
 

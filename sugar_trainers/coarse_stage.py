@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
+from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import VisualHull, hull_of
@@ -26,7 +26,7 @@ from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.loop import LoopConfig
-from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan, memory_options
+from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
@@ -342,7 +342,7 @@ class CoarseOptions(CaptureOptions):
 
 def coarse_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of the scripts that run the coarse stage alone."""
-    return parser_of(description, CoarseOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+    return parser_of(description, CoarseOptions, BackendFlags, ScheduleFlags)
 
 
 def coarse_options(
@@ -364,11 +364,9 @@ def coarse_options(
         optimizer=optimizer_config(args),
     )
     # Inputs that are missing are told before the device is looked for.
-    options = from_args(
-        CoarseOptions, args, config=config, memory=memory_options(args), output_dir=output_dir
-    )
+    options = from_args(CoarseOptions, args, config=config, output_dir=output_dir)
     notices += (*options.memory.notices, *options.size.notices, *_ineffective(options))
-    return replace(options, compute=compute_options(args), notices=notices)
+    return replace(options, compute=from_args(BackendFlags, args).choose(), notices=notices)
 
 
 def _ineffective(options: CoarseOptions) -> list[str]:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
+from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import VisualHull, hull_of
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.guard import check_population
-from gaussian_splatting.engine.memory_plan import MemoryPlan, memory_options
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -284,7 +284,7 @@ class MultiviewOptions(CoarseOptions):
 
 def multiview_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of the script that runs the mode alone."""
-    parser = parser_of(description, MultiviewOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+    parser = parser_of(description, MultiviewOptions, BackendFlags, ScheduleFlags)
     add_flags(parser, DensificationConfig, "densification")
     parser.set_defaults(regularization_type=MULTIVIEW)
     return parser
@@ -317,11 +317,9 @@ def multiview_options(
         optimizer=optimizer_config(args),
     )
     # Inputs that are missing are told before the device is looked for.
-    options = from_args(
-        MultiviewOptions, args, config=config, memory=memory_options(args), output_dir=output_dir
-    )
+    options = from_args(MultiviewOptions, args, config=config, output_dir=output_dir)
     notices += (*options.memory.notices, *options.size.notices, *_ineffective(args))
-    return replace(options, compute=compute_options(args), notices=notices)
+    return replace(options, compute=from_args(BackendFlags, args).choose(), notices=notices)
 
 
 def _ineffective(args: argparse.Namespace) -> list[str]:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
+from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.loop import LoopConfig
-from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan, memory_options
+from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
@@ -254,7 +254,7 @@ class RefineOptions(CaptureOptions):
 
 def refine_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train_refined.py``."""
-    return parser_of(description, RefineOptions, DeviceFlags, BackendFlags, ScheduleFlags)
+    return parser_of(description, RefineOptions, BackendFlags, ScheduleFlags)
 
 
 def refine_config(args: argparse.Namespace, **given: Any) -> RefineConfig:
@@ -277,12 +277,11 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
     Raises:
         UserError: An input is missing, or what was asked for cannot be had.
     """
-    memory = memory_options(args)
-    options = from_args(RefineOptions, args, config=refine_config(args), memory=memory)
+    options = from_args(RefineOptions, args, config=refine_config(args))
     if not options.mesh_path.is_file():
         raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
-    notices = (*memory.notices, *options.size.notices)
-    return replace(options, compute=compute_options(args), notices=notices)
+    notices = (*options.memory.notices, *options.size.notices)
+    return replace(options, compute=from_args(BackendFlags, args).choose(), notices=notices)
 
 
 def train_refined(options: RefineOptions, images: ImageStore | None = None) -> Path:

@@ -18,7 +18,7 @@ import train_full_pipeline
 import train_refined
 from gaussian_splatting import compute
 from gaussian_splatting import train as vanilla
-from gaussian_splatting.compute import Compute, compute_options
+from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.rasterization import WARP
 from sugar_pipeline.demo.demo_scene import demo_plan
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
@@ -26,6 +26,7 @@ from sugar_pipeline.plan import full_plan
 from sugar_utils import device as device_module
 from sugar_utils.device import CudaFacts, DeviceChoice, Gpu, choose_device, cuda_facts, upload
 from sugar_utils.errors import UserError
+from sugar_utils.settings import from_args
 from tests.support.tiny_scene import run_cli
 
 ADA = Gpu("NVIDIA GeForce RTX 4070", (8, 9))
@@ -208,7 +209,7 @@ def test_asking_for_a_rasterizer_without_a_gpu_is_an_error(capsys):
 
 
 def test_scripts_without_training_have_no_choice_of_rasterizer():
-    assert compute_options(metrics_args()).rasterizer is WARP
+    assert from_args(DeviceFlags, metrics_args()).choose().rasterizer is WARP
     assert Compute().device == torch.device("cpu")
 
 

@@ -19,7 +19,7 @@ import train
 import train_refined
 from gaussian_splatting import compute
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.compute import compute_options
+from gaussian_splatting.compute import BackendFlags, DeviceFlags
 from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.stage import StepResult
@@ -34,6 +34,7 @@ from sugar_utils.device import CudaFacts, Gpu
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.random import derive_seed, draw_labels
+from sugar_utils.settings import from_args
 from sugar_utils.torchrun import Launch
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
@@ -272,19 +273,19 @@ def test_each_process_takes_the_gpu_of_its_own_number(launched, monkeypatch):
     monkeypatch.setattr(
         compute, "choose_rasterizer", lambda *a: (happened.append("rasterizer"), choose(*a))[1]
     )
-    assert compute_options(vanilla_args()).device == torch.device("cuda", 1)
+    assert from_args(BackendFlags, vanilla_args()).choose().device == torch.device("cuda", 1)
     # Before anything computes there: pinned memory would open a context on the first GPU.
     assert happened == [torch.device("cuda", 1), "rasterizer"]
     with pytest.raises(UserError, match="--gpu 0: each of the 4 processes takes the GPU"):
-        compute_options(vanilla_args("--gpu", "0"))
+        from_args(BackendFlags, vanilla_args("--gpu", "0")).choose()
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match="--gpu 2: there is no such CUDA device"):
-        compute_options(vanilla_args())
+        from_args(BackendFlags, vanilla_args()).choose()
 
 
 def test_scripts_that_do_not_train_refuse_torchrun(launched):
     with pytest.raises(UserError, match="works in one process"):
-        compute_options(SimpleNamespace(device="cpu", gpu=None))
+        DeviceFlags(device="cpu").choose()
 
 
 def test_processes_share_the_memory_of_a_cpu(monkeypatch):

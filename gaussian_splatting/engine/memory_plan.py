@@ -8,10 +8,9 @@ All phases of a stage share one plan; what is left of the budget goes to images.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -27,7 +26,7 @@ from gaussian_splatting.shared_flags import optional_boolean
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.memory import available_bytes, format_bytes
-from sugar_utils.settings import flag, from_args
+from sugar_utils.settings import flag
 from sugar_utils.torchrun import Launch
 
 MAX_STRIPS = 32
@@ -224,8 +223,8 @@ class MemoryOptions:
         None, "project and blend again instead of keeping the results; the same bits, a little "
         "less memory, about 1.15 times the time; unset: as --vram_budget needs it",
     )  # fmt: skip
-    processes: int = 1
-    sharers: int = 1
+    processes: int = field(default_factory=lambda: Launch.read().size)
+    sharers: int = field(default_factory=lambda: Launch.read().local_size)
 
     @property
     def budget(self) -> int | None:
@@ -249,12 +248,6 @@ class MemoryOptions:
         if self.accumulation_steps is None or self.gradient_accumulation:
             return ()
         return ("--accumulation_steps has no effect without --gradient_accumulation True",)
-
-
-def memory_options(args: argparse.Namespace) -> MemoryOptions:
-    """The settings that were parsed, for the processes that torchrun started."""
-    launch = Launch.read()
-    return from_args(MemoryOptions, args, processes=launch.size, sharers=launch.local_size)
 
 
 @dataclass(frozen=True)

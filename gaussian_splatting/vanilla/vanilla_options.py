@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.compute import BackendFlags, DeviceFlags, compute_options
-from gaussian_splatting.engine.memory_plan import MemoryOptions, memory_options
+from gaussian_splatting.compute import BackendFlags
+from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
@@ -61,7 +61,7 @@ def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
     }
     free = {"idle": ""}
     add_flags(parser, VanillaOptions, white_background=switch, init_ply=free, max_gaussians=free)
-    for flags in (StartFlags, DeviceFlags, BackendFlags, MemoryOptions, InertFlags, RunOptions):
+    for flags in (StartFlags, BackendFlags, MemoryOptions, InertFlags, RunOptions):
         add_flags(parser, flags)
     add_flags(parser, ScheduleFlags, schedule_scale=scale)
     return parser
@@ -102,12 +102,12 @@ def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
     args = argparse.Namespace(**vars(args))
     if args.start_checkpoint is not None and args.resume == "auto":
         args.resume = str(args.start_checkpoint)
-    memory = memory_options(args)
+    memory = from_args(MemoryOptions, args)
     return from_args(
         VanillaOptions,
         args,
         config=vanilla_config(args),
         memory=memory,
-        compute=compute_options(args),
+        compute=from_args(BackendFlags, args).choose(),
         notices=(*memory.notices, *budget_notices(memory), *inert_notices(args)),
     )

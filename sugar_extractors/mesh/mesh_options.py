@@ -7,7 +7,7 @@ import argparse
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gaussian_splatting.compute import DeviceFlags, compute_options
+from gaussian_splatting.compute import DeviceFlags
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_extractors.mesh.mesh_config import DECIMATION_TARGETS, SURFACE_LEVELS, MeshOptions
 from sugar_utils.errors import UserError
@@ -72,7 +72,9 @@ def mesh_options(args: argparse.Namespace) -> MeshOptions:
     """
     chosen = from_args(MeshScriptFlags, args).choices
     args = _of_model(args)
-    return replace(from_args(MeshOptions, args, **chosen), compute=compute_options(args))
+    return replace(
+        from_args(MeshOptions, args, **chosen), compute=from_args(DeviceFlags, args).choose()
+    )
 
 
 def _of_model(args: argparse.Namespace) -> argparse.Namespace:

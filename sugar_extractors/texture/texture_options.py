@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from gaussian_splatting.compute import DeviceFlags, compute_options
+from gaussian_splatting.compute import DeviceFlags
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_utils.settings import add_flags, from_args, parser_of
 
@@ -29,4 +29,4 @@ def texture_options(args: argparse.Namespace) -> TextureOptions:
     Raises:
         UserError: An input is missing, or what was asked for cannot be had.
     """
-    return replace(from_args(TextureOptions, args), compute=compute_options(args))
+    return replace(from_args(TextureOptions, args), compute=from_args(DeviceFlags, args).choose())

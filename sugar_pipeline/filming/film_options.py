@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gaussian_splatting.compute import Compute, DeviceFlags, compute_options
+from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.shared_flags import white_background
 from sugar_pipeline.filming.shown_models import SHOWS, VIDEO_SUFFIX
 from sugar_trainers.capture import SugarSize
@@ -107,4 +107,4 @@ def film_options(args: argparse.Namespace) -> FilmOptions:
     Raises:
         UserError: A flag that is needed is missing, or a device cannot be had.
     """
-    return replace(from_args(FilmOptions, args), compute=compute_options(args))
+    return replace(from_args(FilmOptions, args), compute=from_args(DeviceFlags, args).choose())

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gaussian_splatting.compute import Compute, DeviceFlags, compute_options
+from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.shared_flags import white_background
 from gaussian_splatting.viewing.page_server import DEFAULT_PORT, LOCALHOST, port_number
 from sugar_extractors.texture.placed_export import PlacementOptions
@@ -79,4 +79,4 @@ def view_options(args: argparse.Namespace) -> ViewOptions:
     Raises:
         UserError: Flags contradict each other, or a device cannot be had.
     """
-    return replace(from_args(ViewOptions, args), compute=compute_options(args))
+    return replace(from_args(ViewOptions, args), compute=from_args(DeviceFlags, args).choose())
