@@ -272,9 +272,9 @@ class Page:
         if figures := [_figure(picture, width) for picture in pictures]:
             self._add("pictures", figures=figures)
 
-    def wide_picture(self, picture: Picture, width: int = WIDE_PICTURE_WIDTH) -> None:
+    def wide_picture(self, picture: Picture) -> None:
         """One picture over the whole width; narrow screens scroll it."""
-        self._add("wide", figure=_figure(picture, width))
+        self._add("wide", figure=_figure(picture, WIDE_PICTURE_WIDTH))
 
     def model(self, glb: bytes) -> None:
         """A textured mesh that can be turned: a GLB with the variants ``textured`` and ``clay``."""

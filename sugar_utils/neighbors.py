@@ -115,15 +115,12 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = 
     return _search(tree, tree.points, tree.rows, n_columns, query_batch)
 
 
-def nearest_neighbors_of(
-    queries: Tensor, points: Tensor, k: int = 16, *, query_batch: int | None = None
-) -> Neighbors:
+def nearest_neighbors_of(queries: Tensor, points: Tensor, k: int = 16) -> Neighbors:
     """Find the k points nearest to arbitrary positions, by (squared distance, index).
 
     Args:
         queries: (Q, 3) float32 world units.
         points: (N, 3) float32 world units, on the same device.
-        query_batch: Queries per kernel launch; if None as in :func:`nearest_neighbors`.
 
     Returns:
         Indices into ``points`` and squared distances, (Q, min(k, N)) each; without gradients.
@@ -135,11 +132,11 @@ def nearest_neighbors_of(
     order = _morton_codes(queries, *_bounding_cube(queries)).argsort(stable=True)
     queries, tree = queries[order], _build_tree(points)
     leaves = tree.leaves_near(queries)
-    return _search(tree, queries, order.int(), n_columns, query_batch, leaves)
+    return _search(tree, queries, order.int(), n_columns, None, leaves)
 
 
-def mean_sq_distance_to_nearest(points: Tensor, n_neighbors: int = 3) -> Tensor:
-    """Mean squared distance to the nearest other points, the classic initial splat size.
+def mean_sq_distance_to_nearest(points: Tensor) -> Tensor:
+    """Mean squared distance to the three nearest other points, the classic initial splat size.
 
     Args:
         points: (N, 3) float32 world units.
@@ -147,7 +144,7 @@ def mean_sq_distance_to_nearest(points: Tensor, n_neighbors: int = 3) -> Tensor:
     Returns:
         (N,) float32, world units squared; 0 for a point that is alone.
     """
-    sq_distances = nearest_neighbors(points, n_neighbors + 1).sq_distances[:, 1:]
+    sq_distances = nearest_neighbors(points, 4).sq_distances[:, 1:]
     return sq_distances.sum(dim=1) / max(sq_distances.shape[1], 1)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from gaussian_splatting.data.scene import load_scene
 from sugar_pipeline.filming.shown_models import model_of
-from sugar_pipeline.viewing.scene_nodes import (
+from sugar_pipeline.viewing.view_page import (
     ERROR,
     PHOTOGRAPH,
     Arrangement,

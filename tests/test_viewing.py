@@ -29,7 +29,6 @@ from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textur
 from sugar_pipeline.filming.film_run import between
 from sugar_pipeline.filming.shown_models import model_of, read_result
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_pipeline.viewing.scene_nodes import splat_values, textured_glb
 from sugar_pipeline.viewing.tool_panels import (
     box_around,
     box_edges,
@@ -40,7 +39,7 @@ from sugar_pipeline.viewing.tool_panels import (
     length_text,
 )
 from sugar_pipeline.viewing.view_options import view_options, view_parser
-from sugar_pipeline.viewing.view_page import ViewPage
+from sugar_pipeline.viewing.view_page import ViewPage, splat_values, textured_glb
 from sugar_pipeline.viewing.view_run import (
     COARSE,
     COARSE_MESH,

@@ -180,7 +180,7 @@ _MAX_PLANE_POINTS = 20_000
 _LEVEL_SPREAD = 0.3
 
 
-def up_direction(rotations: np.ndarray, points: np.ndarray, seed: int = 0) -> np.ndarray:
+def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The direction against gravity.
 
     People tilt cameras up and down and hardly roll them, so the axis that is most square to all
@@ -201,11 +201,11 @@ def up_direction(rotations: np.ndarray, points: np.ndarray, seed: int = 0) -> np
     # Horizontal axes that all point one way, or rolled cameras, leave the vertical open.
     if values[0] > _LEVEL_SPREAD * values[1] or up @ mean < np.cos(np.radians(60)):
         up = mean
-    ground = _ground_normal(points, up, seed)
+    ground = _ground_normal(points, up)
     return up if ground is None else ground
 
 
-def _ground_normal(points: np.ndarray, up: np.ndarray, seed: int) -> np.ndarray | None:
+def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     points = points[np.isfinite(points).all(axis=1)]
     points = points[:: max(1, len(points) // _MAX_PLANE_POINTS)].astype(np.float64)
     if len(points) < 100:
@@ -213,7 +213,7 @@ def _ground_normal(points: np.ndarray, up: np.ndarray, seed: int) -> np.ndarray 
     low, high = np.percentile(points, (5, 95), axis=0)
     width = _PLANE_WIDTH * np.linalg.norm(high - low)
     level = np.cos(np.radians(_MAX_TILT))
-    draws = np.random.default_rng(seed).integers(len(points), size=(_PLANE_TRIALS, 3))
+    draws = np.random.default_rng(0).integers(len(points), size=(_PLANE_TRIALS, 3))
     best, best_count = None, MIN_GROUND_SHARE * len(points)
     for a, b, c in points[draws]:
         normal = np.cross(b - a, c - a)

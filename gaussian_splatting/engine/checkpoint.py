@@ -98,13 +98,7 @@ class CheckpointStore:
         self._broken.discard(iteration)
         return path
 
-    def load(self, path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
-        """Read and verify a checkpoint; see ``load_payload``."""
-        return load_payload(path, map_location)
-
-    def latest_valid(
-        self, notify: Callable[[str], None], map_location: torch.device | str = "cpu"
-    ) -> tuple[Path, dict[str, Any]] | None:
+    def latest_valid(self, notify: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint that a run can continue from.
 
         Returns:
@@ -113,7 +107,7 @@ class CheckpointStore:
         for iteration in reversed(self.iterations()):
             path = self.path(iteration)
             try:
-                payload = load_numbered(path, map_location)
+                payload = load_numbered(path)
             except UserError as error:
                 self._broken.add(iteration)
                 notify(f"{error}; the checkpoint before it is tried")
@@ -175,7 +169,7 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
             raise (writer.error or error) from None
 
 
-def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
+def load_payload(path: Path) -> dict[str, Any]:
     """Read a checkpoint after verifying the checksum of every part of it.
 
     Files of other programs, which have no ``"resume"``, are read as well.
@@ -186,7 +180,7 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
         with warnings.catch_warnings():
             # Of storages that a file of somebody else may use; what is wrong with it is said below.
             warnings.simplefilter("ignore")
-            payload = torch.load(path, map_location=map_location, weights_only=True)
+            payload = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path}: holds objects other than tensors and primitives and is not loaded, because "
@@ -207,9 +201,9 @@ def load_payload(path: Path, map_location: torch.device | str = "cpu") -> dict[s
     return payload
 
 
-def load_numbered(path: Path, map_location: torch.device | str = "cpu") -> dict[str, Any]:
+def load_numbered(path: Path) -> dict[str, Any]:
     """As :func:`load_payload`; where the name of the file is a number, it is the iteration."""
-    payload = load_payload(path, map_location)
+    payload = load_payload(path)
     named = _FILE_NAME.match(path.name)
     if named and payload["iteration"] != int(named.group(1)):
         raise UserError(

@@ -11,15 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import warp as wp
 
-from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
@@ -35,7 +34,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import check_writable, exclusive, flat_items
 from sugar_utils.flags import positive_int
-from sugar_utils.process_group import ALONE, ProcessGroup
+from sugar_utils.process_group import ProcessGroup
 from sugar_utils.settings import flag
 
 Model = TypeVar("Model")
@@ -60,22 +59,8 @@ class StageRun(Generic[Model]):
     channels: tuple[int, ...] = ()
 
 
-class StageConfig(Protocol):
-    """What every stage's settings have."""
-
-    white_background: bool
-
-
-class StageOptions(Protocol):
-    """What every stage's options have."""
-
-    config: StageConfig
-    compute: Compute
-    run: RunOptions
-    notices: tuple[str, ...]
-
-
-Options = TypeVar("Options", bound=StageOptions)
+Options = TypeVar("Options")
+"""A stage's options, which have ``config``, ``compute``, ``run`` and ``notices``."""
 
 
 def run_stage(
@@ -93,8 +78,7 @@ def run_stage(
         notices = Notices([*options.compute.reasons, *options.notices])
         run, initial = prepare(options, notices)
         last = run.loop.last
-        with open_session(run.directory, options.run, last, notices, run.title, group) as session:
-            console, plan = session.console, session.plan
+        with open_session(run, options.run, notices, group) as (console, plan):
             console.info(run.scene.description)
             there = plan.finished and all(path.is_file() for path in run.results)
             if group.broadcast(there):
@@ -109,9 +93,8 @@ def run_stage(
                 del initial
                 viewer, scene = options.run.watching, run.scene
                 with open_live_view(viewer, stage.name, last, scene, group, console) as live:
-                    Trainer(stage, run.loop, scene, store, run.directory, console, group, live).run(
-                        plan
-                    )
+                    parts = stage, run.loop, scene, store, run.directory, console, group, live
+                    Trainer(*parts).run(plan)
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
             console.info(f"finished: {run.results[0]}")
@@ -142,15 +125,6 @@ class RunOptions:
 
 
 @dataclass
-class Session:
-    """An open run."""
-
-    run: RunDirectory
-    plan: ResumePlan
-    console: Console
-
-
-@dataclass
 class Notices:
     """Keeps what is noticed before there is a console, and passes it on afterwards."""
 
@@ -162,38 +136,27 @@ class Notices:
 
 @contextmanager
 def open_session(
-    run: RunDirectory,
-    options: RunOptions,
-    final: int,
-    notices: Notices,
-    title: str,
-    group: ProcessGroup = ALONE,
-) -> Iterator[Session]:
-    """Plan the run, open its log and print the resolved configuration."""
-    with _lock(run) if group.is_first else nullcontext():
+    run: StageRun, options: RunOptions, notices: Notices, group: ProcessGroup
+) -> Iterator[tuple[Console, ResumePlan]]:
+    """Lock and plan the run, open its log and print the resolved configuration."""
+    directory = run.directory
+    with ExitStack() as stack:
+        if group.is_first:
+            advice = f"wait until it ends, stop it, or choose another {directory.output_flag}"
+            stack.enter_context(exclusive(check_writable(directory.path), advice))
         try:
-            plan = _agreed_plan(run, options, final, notices, group)
+            plan = _agreed_plan(directory, options, run.loop.last, notices, group)
         except UserError:
             for message in notices.messages if group.is_first else ():
                 print(printable(message))
             raise
-        with Console(run.log) if group.is_first else Console.silent() as console:
-            yield _opened(run, plan, console, notices, title)
-
-
-def _lock(run: RunDirectory) -> AbstractContextManager[None]:
-    advice = f"wait until it ends, stop it, or choose another {run.output_flag}"
-    return exclusive(check_writable(run.path), advice)
-
-
-def _opened(
-    run: RunDirectory, plan: ResumePlan, console: Console, notices: Notices, title: str
-) -> Session:
-    settings = {**run.identity.sources, **run.identity.settings}
-    console.table(title, flat_items(settings))
-    for message in notices.messages:
-        console.info(message)
-    return Session(run, plan, console)
+        console = Console(directory.log) if group.is_first else Console.silent()
+        stack.enter_context(console)
+        identity = directory.identity
+        console.table(run.title, flat_items({**identity.sources, **identity.settings}))
+        for message in notices.messages:
+            console.info(message)
+        yield console, plan
 
 
 def _agreed_plan(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -52,26 +51,6 @@ class AdamStep:
     seen: Tensor | None = None
 
 
-class MomentFormat(Protocol):
-    """A way to store the moments of a parameter."""
-
-    def zeros(self, like: Tensor) -> dict[str, Tensor]:
-        """Moments of a parameter that made no step."""
-        ...
-
-    def step(self, value: Tensor, grad: Tensor, moments: dict[str, Tensor], step: AdamStep) -> None:
-        """Change a value and its moments in place. value, grad: (N, ...)"""
-        ...
-
-    def to_file(self, moments: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
-        ...
-
-    def from_file(self, saved: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
-        """Moments of a checkpoint in any format, for a parameter like ``like``."""
-        ...
-
-
 class PlainMoments:
     """Moments as numbers of one type.
 
@@ -87,7 +66,7 @@ class PlainMoments:
         return {name: torch.zeros_like(like, dtype=self._dtype) for name in MOMENTS}
 
     def step(self, value: Tensor, grad: Tensor, moments: dict[str, Tensor], step: AdamStep) -> None:
-        """torch's own step where everything is float32 and steps; else one kernel."""
+        """Change both in place: by torch where all is float32 and steps; else by one kernel."""
         if value.dtype == self._dtype == torch.float32 and step.seen is None:
             _step_by_torch(value, grad, moments, step)
             return
@@ -95,11 +74,11 @@ class PlainMoments:
         _launch_step(kernel, value.numel(), value, grad, moments, step, _MIN_ELEMENTS)
 
     def to_file(self, moments: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The moments as they are."""
+        """What a checkpoint keeps: the moments as they are."""
         return dict(moments)
 
     def from_file(self, saved: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
-        """Rounded to nearest where the file's are finer."""
+        """Moments of a checkpoint in any format, rounded to nearest where they are finer."""
         return {n: saved[n].to(like.device, self._dtype).contiguous() for n in MOMENTS}
 
 
@@ -159,6 +138,10 @@ class BlockMoments:
             min_items=_MIN_ROWS,
         )  # fmt: skip
         return moments
+
+
+MomentFormat = PlainMoments | BlockMoments
+"""A way to store the moments of a parameter."""
 
 
 def moment_format(name: StateFormat) -> MomentFormat:

@@ -344,11 +344,11 @@ def _add_photographs(page: Page, evidence: Evidence) -> None:
     )  # fmt: skip
 
 
-def camera_map(model: Any, names: Sequence[str], size: int = MAP_SIZE) -> np.ndarray:
+def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
     """Cameras and points of a reconstruction from above.
 
     Returns:
-        (size, size, 3) uint8
+        (MAP_SIZE, MAP_SIZE, 3) uint8
     """
     images = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
     numbers = [number for number, name in enumerate(names, start=1) if name in images]
@@ -359,14 +359,14 @@ def camera_map(model: Any, names: Sequence[str], size: int = MAP_SIZE) -> np.nda
     up = up_direction(poses[:, :, :3], points)
     level = upright_rotation(up, centers[0] - centers.mean(axis=0))[[0, 2]]
     at, looks, seen = centers @ level.T, poses[:, 2, :3] @ level.T, points @ level.T
-    middle, scale = _frame(at, seen, size)
+    middle, scale = _frame(at, seen)
 
     def pixels(places: np.ndarray) -> np.ndarray:
-        return (places - middle) * scale + size / 2
+        return (places - middle) * scale + MAP_SIZE / 2
 
-    paper = np.full((size, size, 3), _PAPER, np.uint8)
+    paper = np.full((MAP_SIZE, MAP_SIZE, 3), _PAPER, np.uint8)
     x, y = pixels(seen).astype(int).T if len(seen) else np.zeros((2, 0), int)
-    inside = (x >= 0) & (x < size) & (y >= 0) & (y < size)
+    inside = (x >= 0) & (x < MAP_SIZE) & (y >= 0) & (y < MAP_SIZE)
     # Low points first, so that what lies on top is seen on top.
     order = np.argsort(points[inside] @ up, kind="stable")
     paper[y[inside][order], x[inside][order]] = colors[inside][order]
@@ -383,11 +383,11 @@ def _points_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
     return points, colors
 
 
-def _frame(at: np.ndarray, seen: np.ndarray, size: int) -> tuple[np.ndarray, float]:
+def _frame(at: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, float]:
     near = np.percentile(seen, (5, 95), axis=0) if len(seen) else at
     both = np.concatenate([at, near])
     low, high = both.min(axis=0), both.max(axis=0)
-    return (low + high) / 2, (size - 2 * _MARGIN) / max(float((high - low).max()), 1e-9)
+    return (low + high) / 2, (MAP_SIZE - 2 * _MARGIN) / max(float((high - low).max()), 1e-9)
 
 
 def _draw_cameras(

@@ -216,23 +216,12 @@ def look_through(client: Any, camera: Camera) -> None:
         client.camera.fov = 2 * math.atan(camera.tan_half_fov[1])
 
 
-def add_frustum(
-    server: viser.ViserServer,
-    name: str,
-    camera: Camera,
-    size: float,
-    picture: np.ndarray | None = None,
-) -> Any:
-    """A camera of the capture as a pyramid, with its photograph in it.
-
-    Args:
-        size: Of the pyramid, in world units.
-        picture: A small photograph. (H, W, 3) uint8
-    """
+def add_frustum(server: viser.ViserServer, name: str, camera: Camera, size: float) -> Any:
+    """A camera of the capture as a pyramid; ``size`` in world units."""
     # viser reads a vertical field of view.
     return server.scene.add_camera_frustum(
         name, 2 * math.atan(camera.tan_half_fov[1]), camera.width / camera.height,
-        scale=size, thickness=1.5, thickness_units="screen", color=_FRUSTUM_COLOR, image=picture,
+        scale=size, thickness=1.5, thickness_units="screen", color=_FRUSTUM_COLOR,
         wxyz=turn_of(camera), position=camera.center, cast_shadow=False, receive_shadow=False,
     )  # fmt: skip
 

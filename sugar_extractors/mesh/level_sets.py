@@ -87,7 +87,6 @@ def build_model(
     n_neighbors: int = N_NEIGHBORS,
     diamond_extent: float = DIAMOND_EXTENT,
     density_factor: float = 1.0,
-    knn_batch_size: int | None = None,
 ) -> LevelSetModel:
     """Drop Gaussians that are not opaque and prepare the rest."""
     opaque = cloud.opacity_logits.detach().sigmoid().squeeze(-1) > min_opacity
@@ -101,7 +100,7 @@ def build_model(
     launch(pack_rows, n, [*shape, heights, packed], device=device, min_items=_MIN_ITEMS)
     return LevelSetModel(
         gaussians,
-        nearest_neighbors(gaussians.means, n_neighbors, query_batch=knn_batch_size).indices,
+        nearest_neighbors(gaussians.means, n_neighbors).indices,
         packed,
         diamond_vertices(*shape, diamond_extent).reshape(-1, 3),
         diamond_faces(n, device).int(),

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -114,36 +114,6 @@ class PoissonMesh(NamedTuple):
     densities: np.ndarray
 
 
-class MeshingBackend(Protocol):
-    """What mesh extraction asks of a geometry library."""
-
-    name: str
-
-    def reconstruct(
-        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
-    ) -> PoissonMesh:
-        """Screened Poisson surface of oriented points."""
-
-    def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
-        """Collapse edges by quadric error until about ``n_faces`` triangles are left."""
-
-
-def choose_backend(name: str = "auto") -> MeshingBackend:
-    """The backend of that name; ``auto`` is Open3D where it can be imported, else pycolmap."""
-    if name == "pycolmap":
-        return PycolmapBackend()
-    try:
-        return Open3dBackend(importlib.import_module("open3d"))
-    # A missing system library is an ImportError, an incompatible one an OSError.
-    except (ImportError, OSError) as error:
-        if name == "open3d":
-            raise UserError(
-                f"Open3D cannot be imported ({error}); install open3d and the system library it "
-                "names, or use --meshing_backend pycolmap"
-            ) from error
-        return PycolmapBackend()
-
-
 def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
     """Make lack of memory in a step one line that names the flags which ask for less."""
 
@@ -177,7 +147,7 @@ class Open3dBackend:
     def reconstruct(
         self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
     ) -> PoissonMesh:
-        """Screened Poisson surface."""
+        """Screened Poisson surface of oriented points; ``waiting`` hears of the memory in use."""
         options = {
             "depth": solver.poisson_depth,
             "width": solver.poisson_width,
@@ -259,6 +229,26 @@ class PycolmapBackend:
             1,
         ).indices[:, 0]  # fmt: skip
         return TriangleMesh(vertices, small.faces, mesh.colors[rows.numpy()])
+
+
+MeshingBackend = Open3dBackend | PycolmapBackend
+"""What mesh extraction asks of a geometry library."""
+
+
+def choose_backend(name: str = "auto") -> MeshingBackend:
+    """The backend of that name; ``auto`` is Open3D where it can be imported, else pycolmap."""
+    if name == "pycolmap":
+        return PycolmapBackend()
+    try:
+        return Open3dBackend(importlib.import_module("open3d"))
+    # A missing system library is an ImportError, an incompatible one an OSError.
+    except (ImportError, OSError) as error:
+        if name == "open3d":
+            raise UserError(
+                f"Open3D cannot be imported ({error}); install open3d and the system library it "
+                "names, or use --meshing_backend pycolmap"
+            ) from error
+        return PycolmapBackend()
 
 
 def _solve_alone(library: str, folder: Path, options: dict[str, Any], waiting: Waiting) -> None:

@@ -287,17 +287,17 @@ def _grey(path: Path, vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
 _INSIDE_NOTE = "Brown is a surface seen from its inner side."
 
 
-def extract_and_report(options: MeshOptions, console: Console | None = None) -> list[Path]:
+def extract_and_report(options: MeshOptions) -> list[Path]:
     """Extract meshes and write ``report.html`` beside them."""
-    console = console or Console()
+    console = Console()
     paths = extract_coarse_mesh(options, console)
     _report(options, paths, console)
     return paths
 
 
-def texture_and_report(options: TextureOptions, console: Console | None = None) -> Path:
+def texture_and_report(options: TextureOptions) -> Path:
     """Bake a textured mesh and write ``report.html`` beside it."""
-    console = console or Console()
+    console = Console()
     path = extract_textured_mesh(options, console)
     _report(options, [path], console)
     return path

@@ -7,36 +7,310 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.training_views import at_scale
+from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing.page_server import (
     RenderQueue,
+    add_frustum,
     follow_browsers,
     look_through,
     selected_option,
     show_picture,
 )
-from sugar_pipeline.filming.shown_models import Result, ShownModel
-from sugar_pipeline.viewing.scene_nodes import (
-    LAYOUTS,
-    PICTURES,
-    Arrangement,
-    OwnPictures,
-    Shown,
-    add_cameras,
-    add_points,
-    add_result,
-    small,
-)
+from sugar_extractors.quality.mesh_report import jpeg_bytes
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
+from sugar_pipeline.filming.shown_models import DEPTHS, SHOWS, Result, ShownModel, far_depth, shown
 from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
+from sugar_scene.geometry import covariances
+from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
+
+if TYPE_CHECKING:
+    import viser
+
+_LARGEST_TEXTURE = 8_192
+_POINT_SHARE = 0.002
+_FRUSTUM_SHARE = 0.03
+_TYPICAL_SIZE = 0.05
+"""Standard deviation that the middle one of a cloud's Gaussians is sent with."""
+
+GLB_TURN = (0.0, 1.0, 0.0, 0.0)
+"""From glTF's axes back to those of a capture, as a quaternion."""
+
+
+_NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
+
+
+def add_result(server: viser.ViserServer, name: str, result: Result | bytes) -> Any:
+    """Put a result into the scene."""
+    if isinstance(result, bytes):
+        return server.scene.add_glb(name, result, wxyz=GLB_TURN, **_NO_SHADOW)
+    if isinstance(result, GaussianCloud):
+        return _add_gaussians(server, name, result)
+    if isinstance(result, TexturedMesh):
+        return server.scene.add_glb(name, textured_glb(result), **_NO_SHADOW)
+    return _add_mesh(server, name, result)
+
+
+def _add_gaussians(server: viser.ViserServer, name: str, cloud: GaussianCloud) -> Any:
+    values = splat_values(cloud)
+    scale = values.pop("scale")
+    return server.scene.add_gaussian_splats(name, scale=float(scale), **values)
+
+
+def splat_values(cloud: GaussianCloud) -> dict[str, np.ndarray]:
+    """A cloud as the browser draws it: without view-dependent colour.
+
+    Covariances travel in half precision, which knows neither very small nor very large numbers. So
+    they are sent in units in which typical Gaussians are of a middle size.
+
+    Returns:
+        ``centers`` (N, 3), ``covariances`` (N, 3, 3), ``rgbs`` (N, 3) and ``opacities`` (N, 1) in
+        [0, 1], and ``scale``, which all sizes have to be multiplied with.
+    """
+    gaussians = cloud.activate()
+    middle = float(gaussians.scales.max(dim=1).values.median()) if len(cloud) else 1.0
+    scale = max(middle, 1e-12) / _TYPICAL_SIZE
+    colors = sh_to_rgb(gaussians.sh_dc[:, 0]).clamp(0, 1)
+    return {
+        "centers": (gaussians.means / scale).numpy(),
+        "covariances": covariances(gaussians.quats, gaussians.scales / scale).numpy(),
+        "rgbs": colors.numpy(),
+        "opacities": gaussians.opacities[:, None].numpy(),
+        "scale": np.float64(scale),
+    }
+
+
+def textured_glb(mesh: TexturedMesh) -> bytes:
+    """A textured mesh as one GLB file in the axes of the capture."""
+    side = max(mesh.texture.shape[:2])
+    # What browsers take at most; the file on the disk keeps all of it.
+    stride = -(-side // _LARGEST_TEXTURE)
+    picture = jpeg_bytes(mesh.texture[::stride, ::stride])
+    return b"".join(glb_chunks(mesh, picture, Path("mesh"), y_up=True))
+
+
+def _add_mesh(server: viser.ViserServer, name: str, mesh: TriangleMesh) -> Any:
+    # It comes with viser, whose absence is told elsewhere.
+    import trimesh
+
+    shape = trimesh.Trimesh(
+        mesh.vertices, mesh.faces, vertex_colors=mesh.colors, process=False, validate=False
+    )
+    return server.scene.add_mesh_trimesh(name, shape, **_NO_SHADOW)
+
+
+def add_points(
+    server: viser.ViserServer, name: str, points: np.ndarray, colors: np.ndarray, extent: float
+) -> Any:
+    """The points of a reconstruction. points: (P, 3); colors: (P, 3) uint8"""
+    return server.scene.add_point_cloud(
+        name, points, colors, point_size=_POINT_SHARE * extent, point_shape="circle",
+        precision="float32", point_shading="flat",
+    )  # fmt: skip
+
+
+def add_cameras(
+    server: viser.ViserServer, name: str, cameras: Sequence[Camera], extent: float
+) -> list[Any]:
+    """The cameras of a capture as pyramids, still without their photographs."""
+    size = _FRUSTUM_SHARE * extent
+    return [
+        add_frustum(server, f"{name}/{number}", camera, size)
+        for number, camera in enumerate(cameras)
+    ]
+
+
+PHOTOGRAPH, ERROR = "photograph", "error"
+PICTURES = (*SHOWS, PHOTOGRAPH, ERROR)
+LAYOUTS = ("one", "side by side", "slider")
+LARGEST_ERROR = 0.25
+"""Mean difference of the colours, of 1, that is drawn white."""
+
+_PAPER = 24
+_LINE = 255
+_KEPT_PHOTOGRAPHS = 8
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture."""
+
+    model: str
+    picture: str = SHOWS[0]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What the page shows of our own renderer."""
+
+    left: Shown
+    right: Shown
+    layout: str = LAYOUTS[0]
+    split: float = 0.5
+
+    @property
+    def pictures(self) -> tuple[Shown, ...]:
+        """What has to be rendered."""
+        return (self.left,) if self.layout == "one" else (self.left, self.right)
+
+    @property
+    def of_photographs(self) -> bool:
+        """Whether it is looked at from where a photograph was taken."""
+        return any(shown.picture in (PHOTOGRAPH, ERROR) for shown in self.pictures)
+
+
+class OwnPictures:
+    """Renders what is arranged."""
+
+    def __init__(
+        self, models: dict[str, ShownModel], cameras: Sequence[Camera], white: bool
+    ) -> None:
+        self._models, self._cameras, self._white = models, list(cameras), white
+        self._far: dict[str, float] = {}
+        self._photograph = lru_cache(maxsize=_KEPT_PHOTOGRAPHS)(self._decode)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """What can be rendered."""
+        return tuple(self._models)
+
+    def available(self, title: str) -> tuple[str, ...]:
+        """Those of ``PICTURES`` that a model has."""
+        clay = self._models[title].mesh is not None
+        photographs = bool(self._cameras)
+        return tuple(
+            name
+            for name in PICTURES
+            if (clay or name != "clay") and (photographs or name not in (PHOTOGRAPH, ERROR))
+        )
+
+    def make(self, arranged: Arrangement, view: Camera) -> tuple[np.ndarray, str]:
+        """The picture for a browser.
+
+        Returns:
+            (H, W, 3) uint8, and the name of the photograph that it is taken from or "".
+        """
+        size = view.width, view.height
+        name = ""
+        if arranged.of_photographs:
+            nearest = nearest_camera(self._cameras, view)
+            name, view = nearest.name, nearest
+        if arranged.layout == "side by side":
+            halves = size[0] // 2, size[0] - size[0] // 2
+            parts = [
+                self._picture(one, cut_to(view, width, size[1], size))
+                for one, width in zip(arranged.pictures, halves, strict=True)
+            ]
+            return np.concatenate(parts, axis=1), name
+        whole = cut_to(view, *size, size)
+        left, *others = [self._picture(one, whole) for one in arranged.pictures]
+        return (slid(left, others[0], arranged.split) if others else left), name
+
+    def _picture(self, one: Shown, camera: Camera) -> np.ndarray:
+        model = self._models[one.model]
+        if one.picture == PHOTOGRAPH:
+            dark = np.full((camera.height, camera.width, 3), _PAPER, np.uint8)
+            return self._with_photograph(camera, dark)
+        if one.picture == ERROR:
+            image = shown(model, "image", camera, 1.0)
+            # Beside the photograph there is nothing to differ from.
+            return error_picture(image, self._with_photograph(camera, image))
+        far = self._far_of(one.model, camera) if one.picture in DEPTHS else 1.0
+        return fitted(shown(model, one.picture, camera, far), camera.width, camera.height)
+
+    def _far_of(self, title: str, camera: Camera) -> float:
+        """One depth for all views, or they would flicker."""
+        if title not in self._far:
+            probes = [small(one) for one in self._cameras[:: max(1, len(self._cameras) // 4)]]
+            self._far[title] = far_depth(self._models[title], probes or [small(camera)])
+        return self._far[title]
+
+    def _with_photograph(self, camera: Camera, paper: np.ndarray) -> np.ndarray:
+        """A picture with the photograph that was taken from its place on it. (H, W, 3) uint8"""
+        source = next(one for one in self._cameras if one.name == camera.name)
+        scale = camera.fx / source.fx
+        width, height = max(1, round(source.width * scale)), max(1, round(source.height * scale))
+        photograph = self._photograph(camera.name, width, height)
+        left, top = round(camera.cx - source.cx * scale), round(camera.cy - source.cy * scale)
+        return pasted(photograph, paper, left, top)
+
+    def _decode(self, name: str, width: int, height: int) -> np.ndarray:
+        source = next(one for one in self._cameras if one.name == name)
+        return decode_view(source.resized(width, height), self._white)[..., :3]
+
+
+def nearest_camera(cameras: Sequence[Camera], view: Camera) -> Camera:
+    """The camera of a capture that sees most nearly what a view sees.
+
+    Distances count in the extent of the cameras, directions by their angle.
+    """
+    centers = np.stack([camera.center for camera in cameras])
+    away = np.linalg.norm(centers - view.center, axis=1)
+    spread = max(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max(), 1e-9)
+    ahead = np.stack([camera.rotation[2] for camera in cameras])
+    turned = 1 - ahead @ view.rotation[2]
+    return cameras[int(np.argmin(away / spread + turned))]
+
+
+def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> Camera:
+    """The middle of a view that fits into a picture, as a view of a part of that picture."""
+    scale = min(whole[0] / camera.width, whole[1] / camera.height)
+    sx = (width - camera.width * scale) / 2
+    sy = (height - camera.height * scale) / 2
+    return replace(
+        camera, width=width, height=height, fx=camera.fx * scale, fy=camera.fy * scale,
+        cx=camera.cx * scale + sx, cy=camera.cy * scale + sy,
+    )  # fmt: skip
+
+
+def small(camera: Camera, longest_side: int = 160) -> Camera:
+    """A view with few pixels."""
+    return at_scale(camera, min(1.0, longest_side / max(camera.width, camera.height)))
+
+
+def slid(left: np.ndarray, right: np.ndarray, split: float) -> np.ndarray:
+    """Two pictures in one, the first up to a share of the width, with a line between them."""
+    column = round(split * left.shape[1])
+    both = np.concatenate([left[:, :column], right[:, column:]], axis=1)
+    both[:, max(0, column - 1) : column + 1] = _LINE
+    return both
+
+
+def error_picture(image: np.ndarray, photograph: np.ndarray) -> np.ndarray:
+    """How far a picture is from a photograph: black is equal, then red, yellow and white.
+
+    (H, W, 3) uint8 both -> (H, W, 3) uint8
+    """
+    difference = np.abs(image.astype(np.float32) - photograph).mean(axis=2) / 255
+    ramp = 3 * difference[..., None] / LARGEST_ERROR - np.arange(3, dtype=np.float32)
+    return (255 * ramp.clip(0, 1)).round().astype(np.uint8)
+
+
+def fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
+    """A picture in a size that it nearly has: renderers round sides to whole blocks."""
+    if picture.shape[:2] == (height, width):
+        return picture
+    return np.asarray(Image.fromarray(picture).resize((width, height)))
+
+
+def pasted(picture: np.ndarray, paper: np.ndarray, left: int, top: int) -> np.ndarray:
+    """A picture on another one, cut off where it does not fit. (H, W, 3) uint8"""
+    image = Image.fromarray(paper)
+    image.paste(Image.fromarray(picture), (left, top))
+    return np.asarray(image)
+
 
 if TYPE_CHECKING:
     import viser

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU bodies of the fields: C++ in ``native/`` that works on eight neighbours at a time.
 
-They say the same as the Warp functions of ``field_device`` and ``field_adjoint``, and are tested
-against the same reference. What differs is the order in which neighbours are added up.
+They say the same as the Warp functions of ``field_device``, and are tested against the same
+reference. What differs is the order in which neighbours are added up.
 """
 
 from __future__ import annotations

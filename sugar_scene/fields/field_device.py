@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code of the fields: Warp functions and kernels, launched by ``field_kernels``.
 
-The adjoint is in ``field_adjoint``. The loops over neighbours are also written for CPU vector
+The fields come first, then their adjoint. The loops over neighbours are also written for CPU vector
 registers, in ``field_cpu``.
 
 Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an axis of j, y the
