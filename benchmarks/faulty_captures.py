@@ -3,12 +3,11 @@
 
 For every fault of ``tests/support/faulty_captures.py`` the whole pipeline runs on a copy of the
 scene with that fault, and on the clean scene. All models are measured on the held-out views of the
-clean scene without the spoilt ones: PSNR of the vanilla and of the refined Gaussians (of the masked
+clean scene without the faulty ones: PSNR of the vanilla and of the refined Gaussians (of the masked
 pixels where there are masks), and the Chamfer distance of the coarse mesh where the geometry is
 known. Shown beside them are the views that the program named.
 
-``--checks`` only reads the captures, which takes a second each. ``--program DIR`` runs another
-checkout of this repository, for comparison.
+``--checks`` only reads the captures, which takes a second each.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _STEP = 0.618034
 Row = dict[str, Any]
 
 
-def spoil(scene: Path, name: str, target: Path, foreign: Path, seed: int) -> set[str]:
-    """Copy a scene with a fault; returns the names of the spoilt views."""
+def add_fault(scene: Path, name: str, target: Path, foreign: Path, seed: int) -> set[str]:
+    """Copy a scene with a fault; returns the names of the faulty views."""
     copy_scene(scene, target)
     every, rng = view_names(target), np.random.default_rng(seed)
     # Views that are trained on, spread over the capture.
@@ -69,8 +68,8 @@ def spoil(scene: Path, name: str, target: Path, foreign: Path, seed: int) -> set
     parts = ["pose turned by 20 degrees", "image of another place", "image overexposed by 2 stops"]
     if (target / "masks").is_dir():
         parts[2] = "mask inverted"
-    spoilt = [known[part](target, [view], rng) for part, view in zip(parts, chosen, strict=True)]
-    return set().union(*spoilt)
+    faulty = [known[part](target, [view], rng) for part, view in zip(parts, chosen, strict=True)]
+    return set().union(*faulty)
 
 
 def named_views(lines: list[str], every: list[str]) -> set[str]:
@@ -89,22 +88,22 @@ def check(scene: Path) -> list[str]:
     return lines
 
 
-def train(program: Path, scene: Path, out: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
+def train(scene: Path, out: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
     """Run the pipeline; returns its exit code and output."""
     command = [
         sys.executable, "train_full_pipeline.py", "-s", str(scene), "-r", args.mode,
         "--schedule_scale", str(args.schedule_scale), "--resolution_factor",
         str(args.resolution_factor), "--output_dir", str(out), *SHORT, *args.flags,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=program, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
     out.parent.with_suffix(".log").write_text("\n".join(lines), encoding="utf-8")
     return done.returncode, lines
 
 
-def measure(out: Path, clean: Scene, root: Path, spoilt: set[str]) -> Row:
+def measure(out: Path, clean: Scene, root: Path, faulty: set[str]) -> Row:
     """Figures of what a pipeline made, on the views of the clean scene."""
-    views = [camera for camera in clean.test_cameras if camera.name not in spoilt]
+    views = [camera for camera in clean.test_cameras if camera.name not in faulty]
     row: Row = {}
     models = {
         "vanilla": sorted(out.glob("vanilla_gs/*/point_cloud/*/point_cloud.ply")),
@@ -147,18 +146,18 @@ def run(args: argparse.Namespace) -> None:
     for name in wanted:
         capture = args.out / f"{name.replace(' ', '_').replace('%', 'percent')}"
         shutil.rmtree(capture, ignore_errors=True)
-        spoilt = spoil(args.scene, name, capture, args.foreign, args.seed)
+        faulty = add_fault(args.scene, name, capture, args.foreign, args.seed)
         start = time.monotonic()
         if args.checks:
             row: Row = {"exit": 0}
             lines = check(capture)
         else:
-            code, lines = train(args.program, capture, capture / "output", args)
-            row = {"exit": code, **measure(capture / "output", clean, args.scene, spoilt)}
+            code, lines = train(capture, capture / "output", args)
+            row = {"exit": code, **measure(capture / "output", clean, args.scene, faulty)}
         named = named_views(lines, every)
-        right, wrong = right + len(named & spoilt), wrong + len(named - spoilt)
-        missed += len(spoilt - named)
-        row |= {"seconds": time.monotonic() - start, "spoilt": sorted(spoilt),
+        right, wrong = right + len(named & faulty), wrong + len(named - faulty)
+        missed += len(faulty - named)
+        row |= {"seconds": time.monotonic() - start, "faulty": sorted(faulty),
                 "named": sorted(named)}  # fmt: skip
         rows[name] = row
         print(name, row, flush=True)
@@ -181,9 +180,9 @@ def _text(value: float | None, column: str) -> str:
 
 
 def _verdict(row: Row) -> str:
-    missed, wrong = set(row["spoilt"]) - set(row["named"]), set(row["named"]) - set(row["spoilt"])
+    missed, wrong = set(row["faulty"]) - set(row["named"]), set(row["named"]) - set(row["faulty"])
     if not missed and not wrong:
-        return "all" if row["spoilt"] else "none"
+        return "all" if row["faulty"] else "none"
     return f"missed {sorted(missed)}, wrong {sorted(wrong)}"
 
 
@@ -198,7 +197,6 @@ def main() -> None:
     parser.add_argument("--schedule_scale", type=positive_float, default=0.05)
     parser.add_argument("--resolution_factor", type=positive_float, default=0.5)
     parser.add_argument("--seed", type=integer, default=0)
-    parser.add_argument("--program", type=Path, default=REPOSITORY)
     parser.add_argument("--checks", action="store_true", help="read the captures only")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of the pipeline")
     run(parser.parse_args())

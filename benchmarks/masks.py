@@ -6,10 +6,10 @@ held-out views and compares it with their masks: intersection over union, and th
 mask's area that lies outside of it (stray) or is not covered (missing).
 
 ``python benchmarks/masks.py gaussians SCENE PLY [PLY...]`` renders Gaussians in the held-out views
-and compares them with the photographs, only well inside of the masks, where no pixel is mixed.
+and compares them with the images, only well inside of the masks, where no pixel is mixed.
 
 ``python benchmarks/masks.py stamp SCENE OUT`` copies a scene, stamps a grey square that moves from
-photograph to photograph into it, and writes masks that are black there.
+image to image into it, and writes masks that are black there.
 """
 
 from __future__ import annotations
@@ -39,14 +39,11 @@ from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
 from sugar_utils.flags import Parser, positive_float
 from sugar_utils.frame import run_main
 
 GREY, STEP = 128, 0.618
-"""Value of a stamp, and how far it moves from photograph to photograph."""
-
-STRAY, MISSING, BOTH = (255, 60, 60), (60, 120, 255), (200, 200, 200)
+"""Value of a stamp, and how far it moves from image to image."""
 
 
 def held_out_views(args: argparse.Namespace) -> list[Camera]:
@@ -68,43 +65,30 @@ def held_out_views(args: argparse.Namespace) -> list[Camera]:
 
 def silhouettes(args: argparse.Namespace) -> None:
     """Compare silhouettes with masks."""
-    views, rows, pictures = held_out_views(args), [], []
+    views, rows = held_out_views(args), []
     with ImageStore() as images:
         masks = [images.get(view)[..., 3] >= 128 for view in views]
     for number, path in enumerate(args.models, start=1):
         mesh = read_any_mesh(path)
         vertices = torch.tensor(mesh.vertices, dtype=torch.float32)
-        faces, drawn, figures = torch.tensor(mesh.faces), [], []
+        faces, figures = torch.tensor(mesh.faces), []
         for view, mask in zip(views, masks, strict=True):
             shown = rasterize_triangles(vertices, faces, view).covered
             both, area = int((shown & mask).sum()), int(mask.sum())
             stray, missing = int((shown & ~mask).sum()), int((mask & ~shown).sum())
             figures.append((both / (both + stray + missing), stray / area, missing / area))
-            drawn.append(_overlay(shown, mask))
         iou, stray, missing = np.mean(figures, axis=0)
         print(f"[{number}] {path}")
         rows.append(
             [f"[{number}]", f"{mesh.n_faces:,}", f"{iou:.4f}", f"{np.min(figures, 0)[0]:.4f}",
              f"{stray:.2%}", f"{missing:.2%}"]
         )  # fmt: skip
-        pictures.append(np.concatenate(drawn[: args.pictured], axis=1))
     print()
     print_table(["mesh", "triangles", "IoU", "smallest", "stray", "missing"], rows)
-    if args.picture is not None:
-        with atomic_path(args.picture) as temporary:
-            Image.fromarray(np.concatenate(pictures)).save(temporary, format="PNG")
-
-
-def _overlay(shown: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
-    """Grey where both are, red where only the mesh is, blue where only the mask is."""
-    picture = np.zeros((*mask.shape, 3), np.uint8)
-    for where, color in ((shown & mask, BOTH), (shown & ~mask, STRAY), (mask & ~shown, MISSING)):
-        picture[where.numpy()] = color
-    return picture
 
 
 def gaussians(args: argparse.Namespace) -> None:
-    """Compare renders with photographs where masks count."""
+    """Compare renders with images where masks count."""
     views, rows = held_out_views(args), []
     with ImageStore() as images:
         photographs = [images.get(view) for view in views]
@@ -122,7 +106,7 @@ def gaussians(args: argparse.Namespace) -> None:
 
 
 def stamp(args: argparse.Namespace) -> None:
-    """Copy a scene and spoil its photographs."""
+    """Copy a scene and stamp its images."""
     shutil.copytree(args.scene, args.out, ignore=shutil.ignore_patterns("undistorted_cache"))
     paths = sorted((args.out / "images").iterdir())
     paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
@@ -139,7 +123,7 @@ def stamp(args: argparse.Namespace) -> None:
         mask[y : y + side, x : x + side] = 0
         Image.fromarray(image).save(path, quality=95)
         Image.fromarray(mask).save(args.out / "masks" / f"{path.name}.png")
-    print(f"{len(paths)} photographs with a stamp of {args.side:.0%} of their shorter side")
+    print(f"{len(paths)} images with a stamp of {args.side:.0%} of their shorter side")
 
 
 def parser() -> Parser:
@@ -153,9 +137,6 @@ def parser() -> Parser:
         one.add_argument("models", type=Path, nargs="+", help="meshes, or PLYs of Gaussians")
         one.add_argument("--masks", help="folder of the masks")
         one.add_argument("--resolution_factor", type=positive_float, default=1.0)
-        if name == "silhouette":
-            one.add_argument("--picture", type=Path, help="PNG: a row of silhouettes for each mesh")
-            one.add_argument("--pictured", type=int, default=4, help="views in the picture")
     one = kinds.add_parser("stamp")
     one.set_defaults(run=stamp)
     one.add_argument("scene", type=Path)

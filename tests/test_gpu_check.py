@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import io
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -144,61 +143,6 @@ def test_checks_keep_host_and_device_apart(section, tmp_path):
             except SkipCheck:
                 continue
         assert all(finding.ok for finding in findings), check.name
-
-
-WITHOUT = """
-import sys
-from importlib.abc import MetaPathFinder
-
-
-class Blocker(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-
-sys.meta_path.insert(0, Blocker())
-"""
-
-PACKAGES = {
-    "torch", "numpy", "warp", "PIL", "psutil", "scipy", "pycolmap", "msgspec", "plyfile", "av",
-    "filelock", "rich", "tensorboard", "open3d", "xatlas",
-}  # fmt: skip
-
-
-def check_without(blocked: set[str], folder, *flags: str) -> subprocess.CompletedProcess:
-    """Run the check where some packages are not installed."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(WITHOUT.format(blocked=blocked))
-    command = [sys.executable, "benchmarks/gpu/check.py", "--quick", "--device", "cpu"]
-    return subprocess.run(
-        [*command, *flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-    )  # fmt: skip
-
-
-def test_the_check_says_what_it_cannot_do_without(tmp_path):
-    done = check_without({"warp", "psutil"}, tmp_path / "site")
-    assert done.returncode == 2
-    assert done.stdout.startswith("warp, psutil: not installed")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "section"),
-    [((), "parity"), (gpu_check._STAGES, "determinism"), (gpu_check._STAGES, "step")],
-)
-def test_sections_run_with_the_packages_that_they_name(more, section, tmp_path):
-    blocked = PACKAGES - set(gpu_check.BASE) - set(more)
-    sections = f"environment,{section},training"
-    done = check_without(blocked, tmp_path / "site", "--sections", sections)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = done.stdout.splitlines()
-    (skipped,) = (
-        line for line in lines if "skipped" in line and "needs " in line and "all" in line
-    )
-    assert "pycolmap" in skipped
-    assert not any("FAILED  " in line for line in lines)
 
 
 def test_what_is_packed_is_unpacked_and_damage_is_named(tmp_path):

@@ -9,8 +9,8 @@ later call of its process fail. A check that fails, crashes or hangs ends the pr
 continues with the next check. On CUDA the check then runs once more with launches that block, so
 that the traceback names the call at fault.
 
-Sections whose packages are missing are skipped. ``benchmarks/pack_for_gpu.sh`` carries packages to
-a machine that has Python and torch with CUDA but no network.
+``benchmarks/pack_for_gpu.sh`` carries packages to a machine that has Python and torch with CUDA but
+no network.
 """
 
 from __future__ import annotations
@@ -32,38 +32,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu.runner import (
-    FAILED,
-    OK,
-    SKIPPED,
-    Row,
-    Runner,
-    Section,
-    missing_packages,
-)
-
-BASE = ("torch", "numpy", "warp", "PIL", "psutil")
-"""What every section needs, and this script."""
-
-if missing_packages(BASE):
-    print(f"{', '.join(missing_packages(BASE))}: not installed; see the top of {__file__}")
-    sys.exit(2)
+import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-from sugar_utils.files import write_json_atomic  # noqa: E402
-from sugar_utils.flags import Parser, positive_float  # noqa: E402
-from sugar_utils.frame import run_main  # noqa: E402
+from benchmarks.gpu.runner import FAILED, OK, SKIPPED, Row, Runner, Section
+from sugar_utils.files import write_json_atomic
+from sugar_utils.flags import Parser, positive_float
+from sugar_utils.frame import run_main
 
-_STAGES = ("scipy", "msgspec", "plyfile", "rich", "filelock")
-SECTIONS = (
-    Section("environment", "benchmarks.gpu.environment", 0.04),
-    Section("compilation", "benchmarks.gpu.compilation", 0.12, ("rich",)),
-    Section("parity", "benchmarks.gpu.parity", 0.20),
-    Section("determinism", "benchmarks.gpu.determinism", 0.10, _STAGES),
-    Section("timing", "benchmarks.gpu.timing", 0.16),
-    Section("step", "benchmarks.gpu.step", 0.14, _STAGES),
-    Section("training", "benchmarks.gpu.training", 0.24, (*_STAGES, "pycolmap", "av")),
-)
+SECTIONS = tuple(
+    Section(name, f"benchmarks.gpu.{name}", share)
+    for name, share in (
+        ("environment", 0.04), ("compilation", 0.12), ("parity", 0.20), ("determinism", 0.10),
+        ("timing", 0.16), ("step", 0.14), ("training", 0.24),
+    )
+)  # fmt: skip
 
 
 def work(order: dict[str, Any]) -> int:

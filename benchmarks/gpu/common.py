@@ -24,8 +24,6 @@ Size = TypeVar("Size")
 REPLICATED = 500_000
 """Largest scene that is drawn; larger ones consist of jittered copies, which takes no minutes."""
 
-_SHEETS, _DUPLICATES, _OUTLIERS = 400, 0.01, 0.0005
-
 
 class SkipCheck(Exception):
     """A check cannot be made here; the message says why. No fault."""
@@ -153,47 +151,23 @@ def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:
 def milliseconds(
     device: torch.device, work: Callable[[], object], *, repeats: int = 11, budget: float = 2.0
 ) -> float:
-    """Median time of some work by CUDA events, on a CPU by the clock.
+    """Median time of some work, after one call to warm up.
 
     Args:
         device: Where it runs.
-        work: Called once to warm up, then repeatedly.
+        work: What to run.
         repeats: At most so often.
         budget: Seconds after which no repetition begins.
     """
     work()
     synchronize(device)
-    if device.type != "cuda":
-        # Figures of a CPU are for seeing that there are some; benchmarks of their own measure it.
-        repeats = min(repeats, 3)
     times, started = [], time.perf_counter()
     while len(times) < repeats and (not times or time.perf_counter() - started < budget):
-        times.append(_once(device, work))
-    return statistics.median(times)
-
-
-def _once(device: torch.device, work: Callable[[], object]) -> float:
-    if device.type != "cuda":
-        started = time.perf_counter()
+        begun = time.perf_counter()
         work()
-        return 1e3 * (time.perf_counter() - started)
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before.record()
-    work()
-    after.record()
-    after.synchronize()
-    return before.elapsed_time(after)
-
-
-def measure_peaks(device: torch.device, *, quick: bool) -> tuple[float, float]:
-    """Bytes per second of a large copy (read and written), operations per second of a product."""
-    n_bytes, side = (2**24, 512) if quick else (2**30, 8192)
-    source = torch.ones(n_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    copy = milliseconds(device, lambda: target.copy_(source))
-    a, b = (torch.rand(side, side, device=device) for _ in range(2))
-    product = milliseconds(device, lambda: torch.mm(a, b))
-    return 2 * n_bytes / copy * 1e3, 2 * side**3 / product * 1e3
+        synchronize(device)
+        times.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(times)
 
 
 def large_scene(
@@ -219,24 +193,3 @@ def large_cloud(
     """The same as raw parameters."""
     scene, camera = large_scene(n, width, height, device)
     return as_cloud(scene), camera
-
-
-def reconstruction_points(n: int, seed: int = 0) -> Tensor:
-    """Points as of a reconstruction: thin sheets of very different density, with duplicates and
-    outliers a thousand scene sizes away. (N, 3)"""
-    rng = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng)
-
-    share = (1.5 * normal(_SHEETS)).exp()
-    sheet = torch.multinomial(share, n, replacement=True, generator=rng)
-    axes, _ = torch.linalg.qr(normal(_SHEETS, 3, 3))
-    size = (0.8 * normal(_SHEETS, 1)).exp() * torch.tensor([1.0, 1.0, 0.005])
-    local = normal(n, 3) * size[sheet]
-    points = 5 * normal(_SHEETS, 3)[sheet] + (axes[sheet] @ local[..., None]).squeeze(-1)
-    doubled, far = int(_DUPLICATES * n), int(_OUTLIERS * n)
-    rows = torch.randperm(n, generator=rng)
-    points[rows[:doubled]] = points[rows[-doubled - 1 : -1]]
-    points[rows[doubled : doubled + far]] *= 1000.0
-    return points

@@ -14,7 +14,6 @@ from benchmarks.gpu.common import (
     Setup,
     large_cloud,
     large_scene,
-    reconstruction_points,
 )
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
@@ -81,11 +80,20 @@ def rasterizer(setup: Setup) -> Iterator[Finding]:
     yield _repeat(setup, "images and gradients", images)
 
 
-def losses(setup: Setup) -> Iterator[Finding]:
-    """The colour loss, and all fields with their gradients."""
+def values(setup: Setup) -> Iterator[Finding]:
+    """Colour loss, fields with their gradients, neighbours, triangles, Adam."""
     height, width = setup.size(1244, 50), setup.size(1920, 70)
     target = _random(height, width, 3, setup=setup).sigmoid()
     image = _random(height, width, 3, setup=setup, seed=1).sigmoid()
+    gaussians, camera = _scene(setup)
+    parameters = (gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities)
+    neighbors = nearest_neighbors(gaussians.means).indices
+    n_samples = setup.size(1_000_000, 2_000)
+    draws = torch.Generator().manual_seed(0)
+    indices = torch.randint(len(gaussians), (n_samples,), generator=draws).sort().values
+    indices, noise = indices.to(setup.place), _random(n_samples, 3, setup=setup)
+    points = _random(setup.size(1_000_000, 2_000), 3, setup=setup)
+    start, grad = (_random(len(gaussians), 45, setup=setup, seed=seed) for seed in (2, 3))
 
     def color() -> list[Tensor]:
         leaf = image.clone().requires_grad_()
@@ -93,29 +101,11 @@ def losses(setup: Setup) -> Iterator[Finding]:
         loss.backward()
         return [loss, leaf.grad]
 
-    gaussians, _ = _scene(setup)
-    parameters = (gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities)
-    neighbors = nearest_neighbors(gaussians.means).indices
-    n_samples = setup.size(1_000_000, 2_000)
-    draws = torch.Generator().manual_seed(0)
-    indices = torch.randint(len(gaussians), (n_samples,), generator=draws).sort().values
-    indices, noise = indices.to(setup.place), _random(n_samples, 3, setup=setup)
-
     def fields() -> list[Tensor]:
         leaves = [t.clone().requires_grad_() for t in parameters]
         found = evaluate_fields(*leaves, neighbors, indices, noise, native=False)
         sum(f.mean() for f in found).backward()
         return [*found, *(leaf.grad for leaf in leaves)]
-
-    yield _repeat(setup, "colour loss", color)
-    yield _repeat(setup, "fields", fields)
-
-
-def searches(setup: Setup) -> Iterator[Finding]:
-    """Neighbours, and triangles of diamonds."""
-    points = reconstruction_points(setup.size(1_000_000, 2_000)).to(setup.place)
-    yield _repeat(setup, "neighbours", lambda: list(nearest_neighbors(points)))
-    gaussians, camera = _scene(setup)
 
     def hits() -> list[Tensor]:
         corners = diamond_vertices(gaussians.means, gaussians.quats, gaussians.scales)
@@ -123,23 +113,21 @@ def searches(setup: Setup) -> Iterator[Finding]:
         found = rasterize_triangles(corners.reshape(-1, 3), faces, camera)
         return [found.face, found.depth.nan_to_num(posinf=0.0), found.barycentrics]
 
-    yield _repeat(setup, "triangles", hits)
-
-
-def adam(setup: Setup) -> Iterator[Finding]:
-    """Three steps in every format of the moments."""
-    n = setup.size(500_000, 600)
-    start, grad = _random(n, 45, setup=setup), _random(n, 45, setup=setup, seed=1)
-    for state in ("fp32", "bf16", "8bit"):
-
-        def steps(state: str = state) -> list[Tensor]:
-            fmt, value = moment_format(state), start.clone()
+    def adam() -> list[Tensor]:
+        kept = []
+        for fmt in map(moment_format, ("fp32", "bf16", "8bit")):
+            value = start.clone()
             moments = fmt.zeros(value)
             for count in (1, 2, 3):
                 fmt.step(value, grad, moments, AdamStep(0.01, count, count))
-            return [value, *moments.values()]
+            kept += [value, *moments.values()]
+        return kept
 
-        yield _repeat(setup, state, steps)
+    yield _repeat(setup, "colour loss", color)
+    yield _repeat(setup, "fields", fields)
+    yield _repeat(setup, "neighbours", lambda: list(nearest_neighbors(points)))
+    yield _repeat(setup, "triangles", hits)
+    yield _repeat(setup, "Adam", adam)
 
 
 def _train(setup: Setup, made: tuple[GaussianCloud, object], config: CoarseConfig) -> list[Tensor]:
@@ -173,8 +161,6 @@ def training(setup: Setup) -> Iterator[Finding]:
 
 CHECKS = (
     Check("rasterizer", rasterizer),
-    Check("losses", losses, 60),
-    Check("searches", searches, 60),
-    Check("Adam", adam, 60),
+    Check("values", values, 120),
     Check("training", training, 120),
 )

@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine, versions and peaks that figures belong to."""
+"""Machine and versions that figures belong to."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
 
-import torch
 import warp as wp
 
-from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, measure_peaks
-from benchmarks.gpu.runner import missing_packages
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck
 from benchmarks.rasterizer import describe_machine
 from sugar_utils.device import choose_device, cuda_facts
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 
-OPTIONAL = ("gsplat", "diff_gaussian_rasterization", "pycolmap", "plyfile", "open3d")
-
 
 def machine(setup: Setup) -> Iterator[Finding]:
-    """Host, versions, optional packages."""
+    """Host and versions."""
     for name, value in describe_machine().items():
         yield Finding(name, True, str(value))
-    missing = missing_packages(OPTIONAL)
-    found = [name for name in OPTIONAL if name not in missing]
-    yield Finding("optional packages", True, ", ".join(found) or "none", {"found": found})
 
 
 def gpu(setup: Setup) -> Iterator[Finding]:
@@ -55,17 +48,4 @@ def gpu(setup: Setup) -> Iterator[Finding]:
     yield Finding("driver", True, told.stdout.split("\n")[0].strip())
 
 
-def peaks(setup: Setup) -> Iterator[Finding]:
-    """Rates that shares of the peak are measured against."""
-    bandwidth, flops = measure_peaks(setup.place, quick=setup.quick)
-    shown = f"{bandwidth / 1e9:,.0f} GB/s"
-    yield Finding("copy, read and written", True, shown, {"bytes_per_second": bandwidth})
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    yield Finding("TF32 is off by default", not tf32, str(tf32))
-    convolutions = torch.backends.cudnn.allow_tf32
-    yield Finding("TF32 in convolutions", True, "on" if convolutions else "off")
-    shown = f"{flops / 1e9:,.0f} GFLOP/s"
-    yield Finding("float32 matrix product", True, shown, {"flop_per_second": flops})
-
-
-CHECKS = (Check("machine", machine), Check("gpu", gpu), Check("peaks", peaks))
+CHECKS = (Check("machine", machine), Check("gpu", gpu))

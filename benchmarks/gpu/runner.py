@@ -7,7 +7,6 @@ by line. It ends itself when a check takes too long. The parent never touches th
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -25,33 +24,13 @@ OUT_OF_TIME = "out of time: give more --minutes, or run again, now that kernels 
 RETRY_SECONDS = 60.0
 
 
-def missing_packages(names: Sequence[str]) -> list[str]:
-    """Those that are not installed."""
-    return [name for name in names if not _is_installed(name)]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ImportError:
-        return False
-
-
 @dataclass(frozen=True)
 class Section:
-    """Checks of one module.
-
-    Attributes:
-        name: As ``--sections`` takes it.
-        module: Has the tuple ``CHECKS``.
-        share: Of the whole time; what earlier sections leave over is added.
-        needs: Packages beyond torch, NumPy, warp, Pillow and psutil, as they are imported.
-    """
+    """Checks of one module, its tuple ``CHECKS``; ``share`` is that of the whole time."""
 
     name: str
     module: str
     share: float
-    needs: tuple[str, ...] = ()
 
 
 @dataclass
@@ -87,10 +66,6 @@ class Runner:
 
     def run(self) -> list[Row]:
         """All rows of the section."""
-        missing = missing_packages(self._section.needs)
-        if missing:
-            self._add("all", SKIPPED, f"needs {', '.join(missing)}")
-            return self.rows
         left: list[str] | None = None
         while left is None or left:
             if time.monotonic() > self._deadline:

@@ -16,7 +16,6 @@ from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_trainers.coarse_stage import coarse_options, coarse_parser, train_coarse
 
 LEAST_PSNR = 15.0
 """Below this nothing was learnt, whatever the scene."""
@@ -31,109 +30,83 @@ def _scene(setup: Setup) -> Path:
     return make_demo_scene(root, notify=lambda message: None, **size).root
 
 
-def _device_flags(setup: Setup) -> list[str]:
-    flags = ["--device", setup.place.type]
-    return flags if setup.place.index is None else [*flags, "--gpu", str(setup.place.index)]
+def _words(setup: Setup, more: str) -> list[str]:
+    number = [] if setup.place.index is None else ["--gpu", str(setup.place.index)]
+    return ["-s", str(_scene(setup)), "--device", setup.place.type, *number, *more.split()]
 
 
-def _finding(setup: Setup, what: str, folder: Path, iterations: int, seconds: float) -> Finding:
-    """Held-out PSNR from the log, iterations per second from the record of the run."""
+def _vanilla(setup: Setup, folder: Path, more: str) -> Path:
+    """Train; the folder of checkpoints."""
+    flags = [*_words(setup, more), "-m", str(folder)]
+    train_vanilla(vanilla_options(vanilla_parser(None).parse_args(flags)))
+    return folder / "checkpoints"
+
+
+def vanilla(setup: Setup) -> Iterator[Finding]:
+    """Held-out PSNR and speed of the vanilla stage."""
+    n, started = setup.size(1_000, 40), time.perf_counter()
+    # In so few iterations no Gaussian gets opaque enough to outlive the prune.
+    quick = " --opacity_lr 0.4" if setup.quick else ""
+    folder = _vanilla(
+        setup,
+        Path(setup.work) / "vanilla",
+        f"--iterations {n} --eval --test_iterations {n} --densify_from_iter {n // 10} "
+        f"--densification_interval {max(1, n // 20)} --densify_until_iter {8 * n // 10} "
+        f"--position_lr_max_steps {n}{quick}",
+    )
+    seconds = time.perf_counter() - started
     found = re.findall(r"PSNR (-?[\d.]+) dB", (folder / "log.txt").read_text(encoding="utf-8"))
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     psnr = float(found[-1]) if found else float("nan")
-    rate = iterations / sum(phase["seconds"] for phase in record["timings"].values())
-    figures = {
-        "psnr": [float(p) for p in found], "iterations_per_second": rate, "seconds": seconds,
-        "run": record,
-    }  # fmt: skip
+    rate = n / sum(phase["seconds"] for phase in record["timings"].values())
     shown = f"held-out PSNR {psnr:.2f} dB, {rate:.1f} iterations/s, {seconds:.0f} s in all"
-    return Finding(what, setup.quick or psnr > LEAST_PSNR, shown, figures)
-
-
-def training(setup: Setup) -> Iterator[Finding]:
-    """Vanilla, then the coarse stage from its checkpoint."""
-    scene, work = _scene(setup), Path(setup.work)
-    n, device = setup.size(1_000, 40), _device_flags(setup)
-    words = (
-        f"--iterations {n} --eval --test_iterations {n} --densify_from_iter {n // 10} "
-        f"--densification_interval {max(1, n // 20)} --densify_until_iter {8 * n // 10} "
-        f"--position_lr_max_steps {n}" + (" --opacity_lr 0.4" if setup.quick else "")
-        # In so few iterations no Gaussian gets opaque enough to outlive the prune.
-    )
-    vanilla = work / "vanilla"
-    flags = ["-s", str(scene), "-m", str(vanilla), *words.split(), *device]
-    started = time.perf_counter()
-    train_vanilla(vanilla_options(vanilla_parser(None).parse_args(flags)))
-    seconds = time.perf_counter() - started
-    yield _finding(setup, f"vanilla, {n} iterations", vanilla / "checkpoints", n, seconds)
-
-    scale, samples = (0.05, 1_000_000) if not setup.quick else (0.002, 500)
-    words = f"-i {n} --schedule_scale {scale} --sdf_samples {samples} --eval True"
-    coarse = work / "coarse"
-    flags = ["-s", str(scene), "-c", str(vanilla), "-o", str(coarse), *words.split(), *device]
-    options = coarse_options(coarse_parser(None).parse_args(flags), "dn_consistency", coarse)
-    started = time.perf_counter()
-    train_coarse(options)
-    seconds = time.perf_counter() - started
-    schedule = options.config.schedule
-    length = schedule.last - schedule.first + 1
-    yield _finding(setup, f"coarse, {length} iterations", options.directory, length, seconds)
+    figures = {"psnr": psnr, "iterations_per_second": rate, "seconds": seconds, "run": record}
+    yield Finding(f"{n} iterations", setup.quick or psnr > LEAST_PSNR, shown, figures)
 
 
 def pipeline(setup: Setup) -> Iterator[Finding]:
     """All stages after the vanilla one, both ways to a mesh; they must end and write results."""
-    vanilla, n = Path(setup.work) / "vanilla", setup.size(1_000, 40)
-    if not (vanilla / "point_cloud").is_dir():
+    checkpoint = Path(setup.work) / "vanilla"
+    if not (checkpoint / "point_cloud").is_dir():
         raise SkipCheck("the vanilla training left no model")
-    words = (
-        "--schedule_scale 0.05 --sdf_samples 100000 --surface_points 200000 --poisson_depth 7 "
-        "-v 10000 -f 4000"
+    sizes = setup.size(
+        "--schedule_scale 0.05 --sdf_samples 1000000 --surface_points 200000 --poisson_depth 7 "
+        "-v 10000 -f 4000",
+        "--schedule_scale 0.002 --sdf_samples 500 --surface_points 4000 --poisson_depth 5 "
+        "-v 500 -f 5000 --force True",
     )
-    if setup.quick:
-        words = (
-            "--schedule_scale 0.002 --sdf_samples 500 --surface_points 4000 --poisson_depth 5 "
-            "-v 500 -f 5000 --force True"
-        )
     for extractor in ("poisson", "tsdf"):
-        flags = ["-s", str(_scene(setup)), "-c", str(vanilla), "-i", str(n), *words.split()]
-        flags += ["--output_dir", str(Path(setup.work) / "pipeline"), *_device_flags(setup)]
-        flags += ["-r", "dn_consistency", "--mesh_extractor", extractor]
+        more = f"-r dn_consistency --mesh_extractor {extractor} -i {setup.size(1_000, 40)} {sizes}"
+        flags = [*_words(setup, more), "-c", str(checkpoint)]
+        flags += ["--output_dir", str(Path(setup.work) / "pipeline")]
         started = time.perf_counter()
         result = run_train(train_parser(None).parse_args(flags))
         seconds = time.perf_counter() - started
         written = [result.coarse_mesh, result.refined, result.textured]
         ok = all(path is not None and path.is_file() for path in written)
         stages = {r.name: r.seconds for r in result.records if r.seconds is not None}
-        shown = ", ".join(f"{name} {s:.1f} s" for name, s in stages.items())
-        shown += "".join(
-            f", {name} Chamfer {100 * q.chamfer:.2f} %" for name, q in result.quality.items()
-        )
-        yield Finding(extractor, ok, shown, {"seconds": seconds, "stages": stages})
+        parts = [f"{name} {s:.1f} s" for name, s in stages.items()]
+        parts += [f"{name} Chamfer {q.chamfer:.2%}" for name, q in result.quality.items()]
+        yield Finding(extractor, ok, ", ".join(parts), {"seconds": seconds, "stages": stages})
 
 
 def resume(setup: Setup) -> Iterator[Finding]:
-    """A vanilla run in one go, and one that goes on from the checkpoint in its middle."""
-    scene, n = _scene(setup), setup.size(60, 12)
-    words = (
+    """A run in one go, and one that continues from the checkpoint in its middle."""
+    n = setup.size(60, 12)
+    more = (
         f"--iterations {n} --checkpoint_interval {n // 2} --keep_checkpoints 9 "
         f"--densify_from_iter 2 --densification_interval {n // 6} --densify_until_iter {n}"
-    ).split()
-
-    def run(folder: Path) -> Path:
-        flags = ["-s", str(scene), "-m", str(folder), *words, *_device_flags(setup)]
-        train_vanilla(vanilla_options(vanilla_parser(None).parse_args(flags)))
-        return folder / "checkpoints" / f"{n}.pt"
-
-    whole = load_payload(run(Path(setup.work) / "whole"))["state_dict"]
-    last = run(Path(setup.work) / "parts")
-    last.unlink()
-    continued = load_payload(run(Path(setup.work) / "parts"))["state_dict"]
-    for name, tensor in whole.items():
+    )
+    whole = _vanilla(setup, Path(setup.work) / "whole", more) / f"{n}.pt"
+    parts = Path(setup.work) / "parts"
+    (_vanilla(setup, parts, more) / f"{n}.pt").unlink()
+    continued = load_payload(_vanilla(setup, parts, more) / f"{n}.pt")["state_dict"]
+    for name, tensor in load_payload(whole)["state_dict"].items():
         yield equal(name, continued[name], tensor)
 
 
 CHECKS = (
     Check("resume", resume, 120),
-    Check("vanilla and coarse", training, 240),
-    Check("mesh, refine, texture", pipeline, 240),
+    Check("vanilla", vanilla, 240),
+    Check("all stages", pipeline, 300),
 )

@@ -32,23 +32,6 @@ class Worker(Protocol):
         ...
 
 
-class Result(Protocol):
-    """A judged case: a dataclass with these attributes."""
-
-    case: int
-    group: str
-    end: str
-    faults: dict[str, str]
-
-    def title(self) -> str:
-        """What was run and what was done to it."""
-        ...
-
-    def said(self) -> str:
-        """Output of its processes."""
-        ...
-
-
 _WORKER: list[Worker] = []
 
 
@@ -74,7 +57,10 @@ def run_cases(
     ends: Sequence[str],
     faults: Sequence[str],
 ) -> int:
-    """Run cases, print faults and a table, write the results; 1 if there was a fault."""
+    """Run cases, print faults and a table, write the results; 1 if there was a fault.
+
+    Results are dataclasses with ``case``, ``group``, ``end``, ``faults``, ``title()``, ``said()``.
+    """
     chosen = cases if args.case is None else [args.case]
     started, results = time.monotonic(), []
     with _work_folder(args.keep) as work:
@@ -96,9 +82,7 @@ def run_cases(
     return int(any(result.faults for result in results))
 
 
-def _table(
-    results: Sequence[Result], ends: Sequence[str], faults: Sequence[str]
-) -> list[list[str]]:
+def _table(results: Sequence[Any], ends: Sequence[str], faults: Sequence[str]) -> list[list[str]]:
     rows = []
     for group in [*sorted({r.group for r in results}), "all"]:
         chosen = [r for r in results if group in (r.group, "all")]

@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is disturbed, and how: failing writes, signals, full disks, lack of memory. Linux only."""
+"""What is disturbed, and how: failing writes, signals, limits on files and memory. Linux only."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from benchmarks.robustness.child import Limits, Outcome, address_space, limit, run_child
 from benchmarks.robustness.events import ERRORS, Events, Happening, doing, failing, install
-from benchmarks.robustness.world import COMMANDS, MAINS, RUNS, copy_parts, words_of
+from benchmarks.robustness.world import COMMANDS, RUNS, copy_parts, main_of, words_of
 
-_SIZE, _PRINTED = 64 << 20, 32 << 10
+_PRINTED = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,6 @@ class Disturbance:
         happening: At events of the file system, in the child.
         at_start: Done in the child before it begins.
         meanwhile: Done in the parent while it runs.
-        around: Entered after the output is placed, left after the run.
         may_be_killed: Whether being killed is how it ends.
         may_lose_output: Whether the disturbance itself destroys results.
         others: Outcomes of other processes.
@@ -101,7 +97,6 @@ class Disturbance:
     happening: Happening | None = None
     at_start: Callable[[], None] | None = None
     meanwhile: Callable[[int], None] | None = None
-    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     may_be_killed: bool = False
     may_lose_output: bool = False
     others: list[Outcome] = field(default_factory=list)
@@ -109,12 +104,11 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run without a disturbance: its output, number of events, seconds, bytes written."""
+    """A run without a disturbance: its output, number of events, and seconds."""
 
     folder: Path
     events: int
     seconds: float
-    n_bytes: int
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,7 @@ class Place:
 
         script = COMMANDS[scenario.command].script
         return run_child(
-            MAINS[script],
+            main_of(script),
             scenario.words(self.root),
             self.root,
             self.notes / notes,
@@ -206,17 +200,6 @@ def _file_limit(
     return Disturbance(f"no file above {most} bytes", at_start=lambda: limit("FSIZE", most))
 
 
-def _full_disk(
-    draw: Random, event: int, folder: Path, known: Undisturbed, *_: object
-) -> Disturbance:
-    """A disk that is too small; without the right to mount one, a limit instead."""
-    before = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-    room = (before + draw.randint(0, known.n_bytes + (64 << 10))) >> 10
-    if not can_mount():
-        return _file_limit(draw, event, folder, known)
-    return Disturbance(f"a disk of {room} KiB", around=lambda: _mounted(folder, f"size={room}k"))
-
-
 def _deleted(draw: Random, event: int, folder: Path, *_: object) -> Disturbance:
     action = doing(event, lambda: shutil.rmtree(folder, ignore_errors=True))
     return Disturbance(f"{folder.name} deleted at event {event}", action, may_lose_output=True)
@@ -227,12 +210,6 @@ def _memory(draw: Random, event: int, *_: object) -> Disturbance:
     room = draw.choice((1 << 20, 4 << 20, 16 << 20))
     action = doing(event, lambda: limit("AS", address_space() + room))
     return Disturbance(f"{room >> 20} MiB more at event {event}", action)
-
-
-def _clock(draw: Random, event: int, *_: object) -> Disturbance:
-    jump, original = draw.choice((-3.2e8, -86_400.0, 3_600.0, 3.2e8)), time.time
-    action = doing(event, lambda: setattr(time, "time", lambda: original() + jump))
-    return Disturbance(f"clock {jump:+.0f} s at event {event}", action)
 
 
 def _second(
@@ -251,45 +228,6 @@ def _second(
 
 
 _KINDS = (
-    *(_failure,) * 5, *(_signal,) * 4, _file_limit, *(_full_disk,) * 2, _deleted, _memory, _clock,
-    _second,
+    *(_failure,) * 5, *(_signal,) * 4, *(_file_limit,) * 2, _deleted, _memory, _second,
 )  # fmt: skip
 """Some happen more often than others."""
-
-
-@functools.cache
-def can_mount() -> bool:
-    """Whether this process may mount a small disk."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        return False
-    errors = (OSError, subprocess.CalledProcessError)
-    with contextlib.suppress(*errors), tempfile.TemporaryDirectory() as folder:
-        _call("mount", "-t", "tmpfs", "none", folder)
-        _call("umount", folder)
-        return True
-    return False
-
-
-def _call(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=20)
-
-
-@contextlib.contextmanager
-def _mounted(folder: Path, options: str) -> Iterator[None]:
-    """A small disk in place of a folder, with a copy of its content; until the end."""
-    kept = folder.with_name(f"{folder.name}.kept")
-    folder.rename(kept)
-    folder.mkdir()
-    _call("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "none", str(folder))
-    try:
-        shutil.copytree(kept, folder, dirs_exist_ok=True)
-        with contextlib.suppress(subprocess.CalledProcessError):
-            _call("mount", "-o", f"remount,{options}", str(folder))
-        yield
-    finally:
-        _call("mount", "-o", f"remount,size={_SIZE}", str(folder))
-        shutil.rmtree(kept)
-        shutil.copytree(folder, kept)
-        _call("umount", "-l", str(folder))
-        folder.rmdir()
-        kept.rename(folder)

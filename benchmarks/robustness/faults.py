@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disturbs runs and repeats them: ``python benchmarks/robustness/faults.py --cases 100 --seed 0``.
 
-In each case something happens in the middle of a stage (``disturbances.py``): a write fails, a
-signal arrives, the disk is full, the folder is deleted, memory ends, the clock jumps, another
-process works in the same folder. Files must be complete or absent, and what was there must be there
+In each case something happens in the middle of a stage (``disturbances.py``): writes fail as on a
+full disk, a signal arrives, the folder is deleted, memory ends, another process works in the same
+folder. Files must be complete or absent, and what was there must be there
 or have a successor. Then the same command runs again, undisturbed, and must end with the bytes of a
 run that was not disturbed. Anything else is a fault; then the exit code is 1.
 
-A case follows from ``--seed`` and its number, except for timing. Linux only; without the right to
-mount small disks, limits stand in for full ones.
+A case follows from ``--seed`` and its number, except for timing. Linux only.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ class _Worker:
         files = [path for path in folder.rglob("*") if path.is_file()]
         before = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
         disturbance = draw_disturbance(draw, place, scenario, known)
-        with disturbance.around():
-            outcome = place.run(scenario, disturbance)
+        outcome = place.run(scenario, disturbance)
         end, faults = judge_disturbed(outcome, disturbance, scenario, folder, before, known)
         if disturbance.may_lose_output and not any(folder.rglob("*.pt")):
             # Half of the work is gone with the folder; the result is that of a fresh start.
@@ -121,8 +119,7 @@ class _Worker:
                 raise RuntimeError(f"{scenario.name} fails without a fault: {outcome.err}")
             kept = self._own / "undisturbed" / scenario.name
             shutil.copytree(self._place.root / scenario.output, kept)
-            n_bytes = sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
-            self._known[scenario.name] = Undisturbed(kept, events, outcome.seconds, n_bytes)
+            self._known[scenario.name] = Undisturbed(kept, events, outcome.seconds)
         return self._known[scenario.name]
 
 

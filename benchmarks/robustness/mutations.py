@@ -193,33 +193,20 @@ def _other_object(value: Any, draw: Random) -> Any:
 
 def _other_tensor(tensor: Tensor, draw: Random) -> Tensor:
     """Another shape, type, layout or value."""
-    if tensor.layout != torch.strided:
-        return torch.zeros(tensor.shape)
-    kind, n = draw.randrange(14), tensor.shape[0] if tensor.dim() else 0
-    if kind < 5:
-        types = torch.float64, torch.int64, torch.bool, torch.complex64, torch.bfloat16
-        return tensor.to(types[kind])
-    if kind < 10:
-        return (
-            tensor[: n // 2] if n else tensor.repeat(2),
-            torch.cat([tensor, tensor[:1]]) if n else tensor[None],
-            tensor.flatten(),
-            tensor[..., None],
-            torch.zeros(0, *tensor.shape[1:], dtype=tensor.dtype),
-        )[kind - 5]
-    if kind == 10 and n:
-        return tensor.to_sparse()
-    if kind == 11 and n:
-        return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    types = torch.float64, torch.int64, torch.bool, torch.complex64, torch.bfloat16
+    if tensor.layout != torch.strided or not tensor.dim() or not tensor.numel():
+        return torch.zeros(tensor.shape, dtype=draw.choice(types))
     changed = tensor.clone()
     number = draw.choice((float("nan"), float("inf"), -1e30, -1.0, 1e9, 0.0))
     if not changed.is_floating_point():
         number = draw.choice((-1, 2**31 - 1, 10**6))
-    if changed.numel() and kind == 12:
-        changed.reshape(-1)[draw.randrange(changed.numel())] = number
-    elif changed.numel():
-        changed.fill_(number)
-    return changed
+    changed.reshape(-1)[draw.randrange(changed.numel())] = number
+    return draw.choice((
+        changed, changed, torch.full_like(tensor, number), tensor.to(draw.choice(types)),
+        tensor[: len(tensor) // 2], torch.cat([tensor, tensor[:1]]), tensor.flatten(),
+        tensor[..., None], tensor[:0], tensor.to_sparse(),
+        torch.zeros((), dtype=tensor.dtype).expand(tensor.shape),
+    ))  # fmt: skip
 
 
 def _shown(value: Any) -> str:
@@ -263,24 +250,19 @@ def corrupt_image(path: Path, draw: Random) -> str:
 def _encoded(path: Path, name: str, mode: str, draw: Random) -> bytes:
     with Image.open(path) as image:
         rgb = image.convert("RGB")
-    gray = np.asarray(rgb.convert("L")).astype(np.float64) / 255
-    if mode in ("I;16", "I"):
-        scale, kind = ((65535, np.uint16), (2**31 - 1, np.int32))[mode == "I"]
-        image = Image.fromarray((gray * scale).astype(kind))
-    elif mode == "F":
-        values = (gray * draw.choice((1, 1e30))).astype(np.float32)
-        values[0, 0] = draw.choice((0.5, np.nan, np.inf))
-        image = Image.fromarray(values)
+    gray = np.asarray(rgb.convert("L")).astype(np.float32) / 255
+    deep = {"I;16": (65535, np.uint16), "I": (2**31 - 1, np.int32), "F": (1e30, np.float32)}
+    if mode in deep:
+        scale, kind = deep[mode]
+        image = Image.fromarray((gray.astype(np.float64) * scale).astype(kind))
     else:
         image = Image.merge("LAB", rgb.split()) if mode == "LAB" else rgb.convert(mode)
     options: dict = {}
-    if draw.random() < 0.3 and name in ("JPEG", "PNG", "WEBP"):
+    if name in ("JPEG", "PNG", "WEBP") and draw.random() < 0.3:
         exif = Image.Exif()
         exif[0x0112] = draw.choice((1, 3, 6, 8, 99))
         options["exif"] = draw.choice((exif.tobytes(), draw.randbytes(60)))
-    if draw.random() < 0.2 and name in ("JPEG", "PNG", "TIFF"):
-        options["icc_profile"] = draw.randbytes(200)
-    if draw.random() < 0.2 and name in ("GIF", "TIFF", "WEBP", "PNG"):
+    if name in ("GIF", "TIFF", "WEBP", "PNG") and draw.random() < 0.2:
         options |= {"save_all": True, "append_images": [image, image]}
     buffer = io.BytesIO()
     image.save(buffer, name, **options)

@@ -197,7 +197,6 @@ KINDS: dict[str, tuple[Corrupt, tuple[tuple[str, str], ...]]] = {
         (("vanilla/cameras.json", f"{_CHECKPOINT},render capture,view model"),),
     ),
     "cfg_args": (_cfg_args, (("vanilla/cfg_args", _CHECKPOINT),)),
-    "exposures": (_json, (("vanilla/point_cloud/*/exposure.json", "coarse exposed"),)),
     "run json": (
         _json,
         (
@@ -206,7 +205,6 @@ KINDS: dict[str, tuple[Corrupt, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "scenes json": (_json, (("scenes.json", "metrics"),)),
-    "truth": (_by_suffix, (("scene/gt*.*", "pipeline"),)),
 }
 """How a kind of file is corrupted; patterns of files, each with the commands that read them."""
 

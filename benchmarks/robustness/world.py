@@ -3,7 +3,7 @@
 
 ::
 
-    scene/    images, binary COLMAP model, ground truth    text/   the same model as text
+    scene/    images, binary COLMAP model                  text/   the same model as text
     nerf/     transforms_train.json, transforms_test.json  ngp/    transforms.json, points
     vanilla/  checkpoint of a vanilla trainer              masks/  of the images of scene/
     v/ c/ r/  runs of each stage, killed half-way          v0/ c0/ r0/ the same, complete
@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import io
 import json
@@ -36,39 +37,32 @@ import numpy as np
 import pycolmap
 import torch
 from PIL import Image
-from plyfile import PlyData, PlyElement
 
-import export
-import extract_mesh
-import extract_refined_mesh_with_texture
-import metrics
-import render
-import train
-import train_coarse_density
-import train_coarse_sdf
-import train_full_pipeline
-import train_refined
-import view
 from benchmarks.robustness.child import Limits, Main, Outcome, run_child
-from gaussian_splatting import convert
-from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import write_gaussian_ply, write_point_ply
-from gaussian_splatting.data.reference_layout import (
-    EXPOSURE_FILE,
-    point_cloud_path,
-    write_exposures,
-)
 from gaussian_splatting.posing.scene_folder import RECORD, WORK
 from gaussian_splatting.viewing.page_server import load_viser
-from sugar_extractors.quality.mesh_quality import sample_surface
 from sugar_pipeline.viewing import view_run
 from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
 from tests.support.photographed_room import WIDTH, write_photographs
 from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
 
+SCRIPTS = (
+    "gaussian_splatting/train.py", "gaussian_splatting/convert.py", "train.py",
+    "train_coarse_density.py", "train_coarse_sdf.py", "train_full_pipeline.py", "train_refined.py",
+    "extract_mesh.py", "extract_refined_mesh_with_texture.py", "metrics.py", "export.py",
+    "render.py", "view.py",
+)  # fmt: skip
 
-def _view() -> None:
+
+def main_of(script: str) -> Main:
+    """The function of an entry point."""
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    return module.main if script != "view.py" else functools.partial(_view, module.main)
+
+
+def _view(main: Main) -> None:
     """``view.py`` at a free port, ended after three rounds of work."""
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
@@ -76,24 +70,9 @@ def _view() -> None:
     rounds = iter(range(3))
     ended = functools.partial(view_run.view, until=lambda: next(rounds, None) is None)
     with patch.object(view_run, "view", ended):
-        view.main()
+        main()
 
 
-MAINS: dict[str, Main] = {
-    "gaussian_splatting/train.py": vanilla_train.main,
-    "gaussian_splatting/convert.py": convert.main,
-    "train.py": train.main,
-    "train_coarse_density.py": train_coarse_density.main,
-    "train_coarse_sdf.py": train_coarse_sdf.main,
-    "train_full_pipeline.py": train_full_pipeline.main,
-    "train_refined.py": train_refined.main,
-    "extract_mesh.py": extract_mesh.main,
-    "extract_refined_mesh_with_texture.py": extract_refined_mesh_with_texture.main,
-    "metrics.py": metrics.main,
-    "export.py": export.main,
-    "render.py": render.main,
-    "view.py": _view,
-}
 EXPORTS = {"cloud.spz": "spz", "cloud.splat": "splat", "cloud.gltf.glb": "gltf", "mesh.glb": "glb"}
 """Files of ``exports/``, and their formats."""
 
@@ -139,7 +118,6 @@ doctor text       train.py -s text --doctor
 doctor nerf       train.py -s nerf --doctor
 doctor ngp        train.py -s ngp --doctor
 coarse            @coarse new
-coarse exposed    @coarse new --exposure_compensation True
 coarse density    train_coarse_density.py @one
 coarse sdf        train_coarse_sdf.py @one
 refine            @refine -f 2 --keep_checkpoints 9 -o new
@@ -220,7 +198,7 @@ def _commands() -> dict[str, Command]:
     found = {}
     for name, text in lines:
         words = [w for word in text.split() for w in _MACROS.get(word, word).split()]
-        script = next(word for word in words if word in MAINS)
+        script = next(word for word in words if word in SCRIPTS)
         words.remove(script)
         found[name] = Command(name, script, tuple(words))
     return found
@@ -245,7 +223,7 @@ def run_command(
 ) -> Outcome:
     """Run an entry point in a world, in a child."""
     words = words_of(command, root) if words is None else words
-    return run_child(MAINS[command.script], words, root, notes, limits, script=command.script)
+    return run_child(main_of(command.script), words, root, notes, limits, script=command.script)
 
 
 def warm_up(root: Path) -> None:
@@ -272,7 +250,7 @@ def _run_here(command: Command, root: Path) -> None:
     try:
         os.chdir(root)
         with redirect_stdout(said), redirect_stderr(said):
-            code = run_cli(MAINS[command.script], *words_of(command, root))
+            code = run_cli(main_of(command.script), *words_of(command, root))
     finally:
         os.chdir(before)
     if code != 0:
@@ -288,13 +266,9 @@ def make_world(root: Path, run: Callable[[Command, Path], None]) -> None:
     write_mesh_ply(root / "mesh.ply", icosahedron())
     (root / "scenes.json").write_text(json.dumps({"scene": "vanilla"}), encoding="utf-8")
     shutil.copy(root / "vanilla" / "cameras.json", root / "path.json")
-    _write_truth(root / "scene")
     _write_masks(root)
     _write_text_model(root)
     _write_transforms(tiny, root)
-    names = sorted(path.name for path in (root / "scene" / "images").iterdir())[:3]
-    exposures = point_cloud_path(root / "vanilla", 7000).with_name(EXPOSURE_FILE)
-    write_exposures(exposures, dict.fromkeys(names, torch.full((2, 3), 0.1)))
 
     run(COMMANDS["pipeline"], root)
     for folder, name in RUNS.items():
@@ -388,24 +362,6 @@ def _write_transforms(scene: TinyScene, root: Path) -> None:
     lens["ply_file_path"] = "points.ply"
     write("ngp/transforms.json", lens, [f"images/{name}" for name, _ in frames])
     shutil.copy(root / "points.ply", root / "ngp" / "points.ply")
-
-
-def _write_truth(root: Path) -> None:
-    """A known surface, so that the pipeline measures its meshes."""
-    mesh = icosahedron()
-    write_mesh_ply(root / "gt_object.ply", mesh)
-    seen = sample_surface(mesh.vertices, mesh.faces, 300)
-    table = np.concatenate([seen.points, seen.normals], axis=1).astype("<f4")
-    names = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
-    rows = np.ascontiguousarray(table).view(names).reshape(-1)
-    PlyData([PlyElement.describe(rows, "vertex")]).write(str(root / "gt_visible.ply"))
-    facts = {
-        "object_bbox": [mesh.vertices.min(axis=0).tolist(), mesh.vertices.max(axis=0).tolist()],
-        "ground_bbox": None,
-        "up": "+z",
-        "gt_visible_object_samples": 300,
-    }
-    (root / "gt.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def copy_parts(source: Path, target: Path, parts: Sequence[str]) -> None:

@@ -133,7 +133,7 @@ def test_differing_and_missing_results_are_named(tmp_path):
 
 def test_what_a_fault_destroyed_is_noticed(tmp_path):
     folder = folder_with(tmp_path / "v")
-    known = Undisturbed(folder_with(tmp_path / "known"), 10, 1.0, 100)
+    known = Undisturbed(folder_with(tmp_path / "known"), 10, 1.0)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     half = Scenario("resume vanilla", "v", "half")
     refused = outcome(2, "error: no space\n")
