@@ -8,10 +8,11 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and train."""
-    from sugar_trainers.coarse_stage import coarse_options, coarse_parser, train_coarse
+    from gaussian_splatting.engine.runner import run_stage
+    from sugar_trainers.coarse_stage import coarse_options, coarse_parser
 
     args = coarse_parser(__doc__).parse_args()
-    train_coarse(coarse_options(args, "density", args.output_dir))
+    run_stage(coarse_options(args, "density", args.output_dir))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and train."""
-    from sugar_trainers.multiview_stage import multiview_options, multiview_parser, train_multiview
+    from gaussian_splatting.engine.runner import run_stage
+    from sugar_trainers.multiview_stage import multiview_options, multiview_parser
 
     args = multiview_parser(__doc__).parse_args()
-    train_multiview(multiview_options(args, args.output_dir))
+    run_stage(multiview_options(args, args.output_dir))
 
 
 if __name__ == "__main__":

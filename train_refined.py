@@ -8,9 +8,10 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and train."""
-    from sugar_trainers.refine_stage import refine_options, refine_parser, train_refined
+    from gaussian_splatting.engine.runner import run_stage
+    from sugar_trainers.refine_stage import refine_options, refine_parser
 
-    train_refined(refine_options(refine_parser(__doc__).parse_args()))
+    run_stage(refine_options(refine_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

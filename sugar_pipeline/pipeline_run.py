@@ -22,10 +22,11 @@ from gaussian_splatting.engine.reporting.view_findings import (
     problem_of,
 )
 from gaussian_splatting.engine.run_directory import RUN_FILE
+from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.posing.photographs import described_photographs, output_names
 from gaussian_splatting.posing.scene_folder import find_source
-from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, train_vanilla
+from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.quality.mesh_quality import (
     OBJECT_FILE,
@@ -56,9 +57,7 @@ from sugar_pipeline.plan import PipelinePlan
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize, load_capture, load_views
-from sugar_trainers.multiview_stage import train_mode
 from sugar_trainers.naming import scene_name
-from sugar_trainers.refine_stage import train_refined
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.process_group import ProcessGroup
@@ -192,11 +191,11 @@ def _stages(
                            figures=found.figures())  # fmt: skip
 
     def vanilla() -> StageRecord:
-        ply = train_vanilla(plan.vanilla, images)
+        ply = run_stage(plan.vanilla, images)
         return training_record("vanilla 3DGS", plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
 
     def coarse() -> StageRecord:
-        path = train_mode(plan.coarse, images)
+        path = run_stage(plan.coarse, images)
         return training_record(coarse_title, path.parent, [path])
 
     def mesh() -> StageRecord:
@@ -204,7 +203,7 @@ def _stages(
         return file_record("coarse mesh", result.coarse_mesh)
 
     def refine() -> StageRecord:
-        result.refined = train_refined(plan.refine, images)
+        result.refined = run_stage(plan.refine, images)
         outputs = [result.refined, *([plan.refine.ply_path] if plan.refine.export_ply else [])]
         return training_record("refinement", result.refined.parent, outputs)
 

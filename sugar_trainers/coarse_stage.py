@@ -30,7 +30,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
-from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun
 from gaussian_splatting.engine.stage import (
     LossTerm,
     Stage,
@@ -339,6 +339,29 @@ class CoarseOptions(CaptureOptions):
         """The settings that decide the result."""
         return {**self.capture_identity(), **self.config.identity()}
 
+    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+        """The run and the initial model; the run's folder is not touched yet."""
+        config, compute = self.config, self.compute
+        checkpoint, scene, exposures, identity = open_coarse(self, notices)
+
+        def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
+            planned = plan_coarse(cloud, config, self.memory, scene, store, console)
+            return CoarseStage(
+                cloud,
+                planned,
+                scene.extent,
+                console.info,
+                rasterizer=compute.rasterizer,
+                hull=hull_of(scene.train_cameras, compute.device),
+                exposures=exposures,
+            )
+
+        title = f"coarse SuGaR, {config.regularization_type}"
+        directory = RunDirectory(self.directory, identity)
+        run = StageRun(title, scene, directory, loop_of(self), build, (self.result,))
+        # Read before the run's folder is touched: a damaged file must not leave one behind.
+        return run, start_cloud(checkpoint, notices).to(compute.device)
+
 
 def coarse_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of the scripts that run the coarse stage alone."""
@@ -379,21 +402,6 @@ def _ineffective(options: CoarseOptions) -> list[str]:
     return lines
 
 
-def train_coarse(options: CoarseOptions, images: ImageStore | None = None) -> Path:
-    """Train the coarse stage.
-
-    Args:
-        images: Decoded photographs that other stages use, too; an own store if None.
-
-    Returns:
-        The final ``.pt``. A finished run with the same settings is not repeated.
-
-    Raises:
-        UserError: For anything the user can fix.
-    """
-    return run_stage(_prepared, options, images)
-
-
 def open_coarse(
     options: CoarseOptions, notices: Notices, *, tracks: bool = False
 ) -> tuple[ReferenceCheckpoint, Scene, Exposures | None, Identity]:
@@ -415,31 +423,6 @@ def open_coarse(
     read = scene_inputs(scene, tracks=tracks)
     inputs = {**read, "Gaussians": file_digest(checkpoint.ply_path), **known}
     return checkpoint, scene, exposures, Identity(options.identity(), inputs, options.sources())
-
-
-def _prepared(
-    options: CoarseOptions, notices: Notices
-) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    config, compute = options.config, options.compute
-    checkpoint, scene, exposures, identity = open_coarse(options, notices)
-
-    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
-        planned = plan_coarse(cloud, config, options.memory, scene, store, console)
-        return CoarseStage(
-            cloud,
-            planned,
-            scene.extent,
-            console.info,
-            rasterizer=compute.rasterizer,
-            hull=hull_of(scene.train_cameras, compute.device),
-            exposures=exposures,
-        )
-
-    title = f"coarse SuGaR, {config.regularization_type}"
-    directory = RunDirectory(options.directory, identity)
-    run = StageRun(title, scene, directory, loop_of(options), build, (options.result,))
-    # Read before the run's folder is touched: a damaged file must not leave one behind.
-    return run, start_cloud(checkpoint, notices).to(compute.device)
 
 
 def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: Notices) -> None:

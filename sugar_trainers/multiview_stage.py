@@ -27,7 +27,7 @@ from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import Notices, StageRun, run_stage
+from gaussian_splatting.engine.runner import Notices, StageRun
 from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
 from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.engine.training_views import target_of
@@ -49,7 +49,6 @@ from sugar_trainers.coarse_stage import (
     loop_of,
     open_coarse,
     start_cloud,
-    train_coarse,
 )
 from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule, densification
 from sugar_trainers.naming import (
@@ -281,6 +280,32 @@ class MultiviewOptions(CoarseOptions):
             parent, self.iteration_to_load, MULTIVIEW, ESTIMATION_FACTOR, NORMAL_FACTOR
         )
 
+    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+        """The run and the initial model; the run's folder is not touched yet."""
+        config, compute = self.config, self.compute
+        checkpoint, scene, exposures, identity = open_coarse(self, notices, tracks=True)
+        neighbors = _neighbors(scene, notices)
+
+        def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
+            planned = plan_strips(cloud, config, self.memory, scene, store, console)
+            return MultiviewStage(
+                cloud,
+                planned,
+                scene.extent,
+                scene.train_cameras,
+                neighbors,
+                store,
+                console.info,
+                rasterizer=compute.rasterizer,
+                hull=hull_of(scene.train_cameras, compute.device),
+                exposures=exposures,
+            )
+
+        directory = RunDirectory(self.directory, identity)
+        title = "coarse stage, multiview"
+        run = StageRun(title, scene, directory, loop_of(self), build, (self.result,))
+        return run, start_cloud(checkpoint, notices).to(compute.device)
+
 
 def multiview_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of the script that runs the mode alone."""
@@ -328,56 +353,6 @@ def _ineffective(args: argparse.Namespace) -> list[str]:
     usual = {name: (None, getattr(CoarseConfig, name)) for name in names}
     given = [f"--{n}" for n, values in usual.items() if getattr(args, n, None) not in values]
     return [f"{', '.join(given)}: no effect with multiview"] if given else []
-
-
-def train_multiview(options: MultiviewOptions, images: ImageStore | None = None) -> Path:
-    """Train the coarse stage in multi-view mode.
-
-    Args:
-        images: Decoded photographs that other stages use, too; an own store if None.
-
-    Returns:
-        The final ``.pt``. A finished run with the same settings is not repeated.
-
-    Raises:
-        UserError: For anything the user can fix.
-    """
-    return run_stage(_prepared, options, images)
-
-
-def train_mode(options: CoarseOptions, images: ImageStore | None = None) -> Path:
-    """Train the coarse stage in the mode that its options are of; as the function of that mode."""
-    if isinstance(options, MultiviewOptions):
-        return train_multiview(options, images)
-    return train_coarse(options, images)
-
-
-def _prepared(
-    options: MultiviewOptions, notices: Notices
-) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    config, compute = options.config, options.compute
-    checkpoint, scene, exposures, identity = open_coarse(options, notices, tracks=True)
-    neighbors = _neighbors(scene, notices)
-
-    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
-        planned = plan_strips(cloud, config, options.memory, scene, store, console)
-        return MultiviewStage(
-            cloud,
-            planned,
-            scene.extent,
-            scene.train_cameras,
-            neighbors,
-            store,
-            console.info,
-            rasterizer=compute.rasterizer,
-            hull=hull_of(scene.train_cameras, compute.device),
-            exposures=exposures,
-        )
-
-    directory = RunDirectory(options.directory, identity)
-    title = "coarse stage, multiview"
-    run = StageRun(title, scene, directory, loop_of(options), build, (options.result,))
-    return run, start_cloud(checkpoint, notices).to(compute.device)
 
 
 def _neighbors(scene: Scene, notices: Notices) -> NeighborViews:

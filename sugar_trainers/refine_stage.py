@@ -21,7 +21,7 @@ from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
-from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
+from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun
 from gaussian_splatting.engine.stage import (
     COLOR,
     LossTerm,
@@ -251,6 +251,44 @@ class RefineOptions(CaptureOptions):
         """Where the inputs lie."""
         return {**super().sources(), "mesh": self.mesh_path.resolve()}
 
+    def prepare(self, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
+        """The run and the initial model; the run's folder is not touched yet."""
+        config = self.config
+        checkpoint, scene = load_capture(self, config.white_background, config.random_seed, notices)
+        cloud = _start(self, scene.extent, notices)
+        compute = self.compute
+        span = 1, config.refinement_iterations
+        exposures, known = capture_exposures(
+            checkpoint, scene, config.exposure, span, compute.device, notices
+        )
+        read = scene_inputs(scene, tracks=config.refine_surface_terms)
+        inputs = {**read, "mesh": file_digest(self.mesh_path), **known}
+        identity = Identity(self.identity(), inputs, self.sources())
+
+        def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
+            def export(refined: BoundCloud) -> None:
+                write_refined_ply(self.ply_path, refined)
+                console.info(f"refined Gaussians: {self.ply_path}")
+
+            planned = plan_strips(cloud, config, self.memory, scene, store, console)
+            exports = export if self.export_ply else None
+            comparer = None
+            if config.refine_surface_terms:
+                neighbors = NeighborViews(
+                    scene.train_cameras, scene.extent, observations=scene.observations
+                )
+                pixels = MultiviewConfig().multiview_pixels
+                comparer = ViewComparer(
+                    neighbors, store, scene.extent, pixels, config.random_seed, compute.rasterizer
+                )
+            return RefineStage(
+                cloud, planned, scene.extent, exports, compute.rasterizer, exposures, comparer
+            )
+
+        results = (self.result, *([self.ply_path] if self.export_ply else []))
+        directory = RunDirectory(self.directory, identity)
+        return StageRun("refinement", scene, directory, _loop(self), build, results), cloud
+
 
 def refine_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``train_refined.py``."""
@@ -282,59 +320,6 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
     notices = (*options.memory.notices, *options.size.notices)
     return replace(options, compute=from_args(BackendFlags, args).choose(), notices=notices)
-
-
-def train_refined(options: RefineOptions, images: ImageStore | None = None) -> Path:
-    """Refine a coarse mesh.
-
-    Args:
-        images: Decoded photographs that other stages use, too; an own store if None.
-
-    Returns:
-        The final ``.pt``. A finished run with the same settings is not repeated.
-
-    Raises:
-        UserError: For anything the user can fix.
-    """
-    return run_stage(_prepared, options, images)
-
-
-def _prepared(options: RefineOptions, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
-    config = options.config
-    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
-    cloud = _start(options, scene.extent, notices)
-    compute = options.compute
-    span = 1, config.refinement_iterations
-    exposures, known = capture_exposures(
-        checkpoint, scene, config.exposure, span, compute.device, notices
-    )
-    read = scene_inputs(scene, tracks=config.refine_surface_terms)
-    inputs = {**read, "mesh": file_digest(options.mesh_path), **known}
-    identity = Identity(options.identity(), inputs, options.sources())
-
-    def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
-        def export(refined: BoundCloud) -> None:
-            write_refined_ply(options.ply_path, refined)
-            console.info(f"refined Gaussians: {options.ply_path}")
-
-        planned = plan_strips(cloud, config, options.memory, scene, store, console)
-        exports = export if options.export_ply else None
-        comparer = None
-        if config.refine_surface_terms:
-            neighbors = NeighborViews(
-                scene.train_cameras, scene.extent, observations=scene.observations
-            )
-            pixels = MultiviewConfig().multiview_pixels
-            comparer = ViewComparer(
-                neighbors, store, scene.extent, pixels, config.random_seed, compute.rasterizer
-            )
-        return RefineStage(
-            cloud, planned, scene.extent, exports, compute.rasterizer, exposures, comparer
-        )
-
-    results = (options.result, *([options.ply_path] if options.export_ply else []))
-    directory = RunDirectory(options.directory, identity)
-    return StageRun("refinement", scene, directory, _loop(options), build, results), cloud
 
 
 def write_refined_ply(path: Path, cloud: BoundCloud) -> None:

@@ -55,6 +55,18 @@ class ColorOptions:
     run: RunOptions = field(default_factory=RunOptions)
     notices: tuple[str, ...] = ()
 
+    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+        scene = load_scene(self.scene.root, size_rule=SugarSize(), notify=notices)
+        settings = {"iterations": self.config.iterations}
+        identity = Identity(settings, scene_inputs(scene), {"scene": self.scene.root})
+        last = self.config.iterations
+        loop = LoopConfig(first=1, last=last, seed=0, checkpoint_interval=4, log_interval=2)
+        directory = RunDirectory(self.folder, identity)
+        results: Sequence[Path] = (self.folder / f"{last}.pt",)
+        build = functools.partial(lambda extent, cloud, *_: ColorStage(cloud, extent), scene.extent)
+        run = StageRun("colours", scene, directory, loop, build, results)
+        return run, disturbed_cloud(self.scene.cloud)
+
 
 class ColorStage(Stage):
     """Colours of fixed Gaussians."""
@@ -99,45 +111,30 @@ class ColorStage(Stage):
         self.n_views = int(state["n_views"])
 
 
-def prepared(
-    options: ColorOptions, notices: Notices
-) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    scene = load_scene(options.scene.root, size_rule=SugarSize(), notify=notices)
-    settings = {"iterations": options.config.iterations}
-    identity = Identity(settings, scene_inputs(scene), {"scene": options.scene.root})
-    last = options.config.iterations
-    loop = LoopConfig(first=1, last=last, seed=0, checkpoint_interval=4, log_interval=2)
-    directory = RunDirectory(options.folder, identity)
-    results: Sequence[Path] = (options.folder / f"{last}.pt",)
-    build = functools.partial(lambda extent, cloud, *_: ColorStage(cloud, extent), scene.extent)
-    run = StageRun("colours", scene, directory, loop, build, results)
-    return run, disturbed_cloud(options.scene.cloud)
-
-
 def test_a_new_stage_trains_writes_and_is_not_repeated(scene, tmp_path, capsys):
     options = ColorOptions(scene, tmp_path)
-    path = run_stage(prepared, options)
+    path = run_stage(options)
     out = capsys.readouterr().out
     assert "held-out views" in out
     assert "colors 12/12" in out
     losses = load_pt(path)["train_losses"]
     assert losses[-1] < losses[0]
     assert (tmp_path / "report.html").is_file()
-    assert run_stage(prepared, options) == path
+    assert run_stage(options) == path
     assert "finished already" in capsys.readouterr().out
 
 
 def test_a_new_stage_resumes_with_the_same_bits(scene, tmp_path):
-    whole = run_stage(prepared, ColorOptions(scene, tmp_path / "whole"))
-    path = run_stage(prepared, ColorOptions(scene, tmp_path / "parts"))
+    whole = run_stage(ColorOptions(scene, tmp_path / "whole"))
+    path = run_stage(ColorOptions(scene, tmp_path / "parts"))
     for name in ("12.pt",):
         (path.parent / name).unlink()
-    again = run_stage(prepared, ColorOptions(scene, tmp_path / "parts"))
+    again = run_stage(ColorOptions(scene, tmp_path / "parts"))
     assert_same_bits(whole, again)
     assert int(load_pt(again)["resume"]["stage"]["n_views"]) == 12
 
 
 def test_other_settings_are_refused_in_the_same_folder(scene, tmp_path):
-    run_stage(prepared, ColorOptions(scene, tmp_path))
+    run_stage(ColorOptions(scene, tmp_path))
     with pytest.raises(UserError, match="iterations: 12 → 8"):
-        run_stage(prepared, ColorOptions(scene, tmp_path, ColorConfig(iterations=8)))
+        run_stage(ColorOptions(scene, tmp_path, ColorConfig(iterations=8)))

@@ -16,11 +16,12 @@ from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.reporting.evaluation import render_view
+from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.estimated_masks import needs_masks
 from gaussian_splatting.vanilla.object_masks import object_shares, render_mask
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, train_vanilla
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from tests.support.faulty_captures import copy_scene, faults
 from tests.support.tiny_scene import tiny_cloud
 from tests.support.tracks import make_observed_scene
@@ -90,7 +91,7 @@ def test_missing_masks_are_estimated_once_and_later_stages_use_them(capture, tmp
     options = VanillaOptions(
         source_path=root, model_path=tmp_path / "model", config=VanillaConfig(iterations=60)
     )
-    ply = train_vanilla(options)
+    ply = run_stage(options)
     record = json.loads((tmp_path / "model" / "checkpoints" / "run.json").read_text())
     folder = tmp_path / "model" / "object_masks" / record["object_masks"]
     assert not (folder / "model").exists()
@@ -106,4 +107,4 @@ def test_missing_masks_are_estimated_once_and_later_stages_use_them(capture, tmp
     scores = [iou(overview(found[c.name]), overview(c)) for c in full if c.name in missing]
     assert np.median(scores) > 0.85
     monkeypatch.setattr(vanilla_run, "_train_whole", pytest.fail)
-    assert train_vanilla(options) == ply
+    assert run_stage(options) == ply

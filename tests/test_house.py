@@ -47,6 +47,7 @@ RUNNERS = {
     "sugar_trainers.coarse_stage",
     "sugar_trainers.multiview_stage",
     "sugar_trainers.refine_stage",
+    "gaussian_splatting.engine.runner",
     "sugar_utils.flags",
     "sugar_utils.frame",
 }

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, equal
 from gaussian_splatting.engine.checkpoint import load_payload
+from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
-from gaussian_splatting.vanilla.vanilla_run import train_vanilla
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import train_parser
@@ -38,7 +38,7 @@ def _words(setup: Setup, more: str) -> list[str]:
 def _vanilla(setup: Setup, folder: Path, more: str) -> Path:
     """Train; the folder of checkpoints."""
     flags = [*_words(setup, more), "-m", str(folder)]
-    train_vanilla(vanilla_options(vanilla_parser(None).parse_args(flags)))
+    run_stage(vanilla_options(vanilla_parser(None).parse_args(flags)))
     return folder / "checkpoints"
 
 

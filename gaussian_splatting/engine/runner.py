@@ -59,24 +59,34 @@ class StageRun(Generic[Model]):
     channels: tuple[int, ...] = ()
 
 
+Prepare = Callable[["Notices"], tuple[StageRun[Model], Model]]
+"""Reads the inputs of a run."""
+
 Options = TypeVar("Options")
-"""A stage's options, which have ``config``, ``compute``, ``run`` and ``notices``."""
+"""A stage's options: ``config``, ``compute``, ``run``, ``notices``, and ``prepare(notices)``, which
+returns the :class:`StageRun` and the initial model."""
 
 
 def run_stage(
-    prepare: Callable[[Options, Notices], tuple[StageRun[Model], Model]],
-    options: Options,
-    images: ImageStore | None = None,
+    options: Options, images: ImageStore | None = None, prepare: Prepare | None = None
 ) -> Path:
-    """Run a stage; a finished run of the same identity is not repeated.
+    """Train a stage; a finished run of the same settings and inputs is not repeated.
 
     Args:
+        options: Options of the stage; ``options.prepare(notices)`` reads the inputs.
         images: Decoded photographs that other stages use, too; an own store if None.
+        prepare: In place of ``options.prepare``.
+
+    Returns:
+        The first of the run's results.
+
+    Raises:
+        UserError: For anything the user can fix.
     """
     group, white = options.compute.group, options.config.white_background
     with group.single_report():
         notices = Notices([*options.compute.reasons, *options.notices])
-        run, initial = prepare(options, notices)
+        run, initial = (prepare or options.prepare)(notices)
         last = run.loop.last
         with open_session(run, options.run, notices, group) as (console, plan):
             console.info(run.scene.description)

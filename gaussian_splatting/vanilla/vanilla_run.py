@@ -131,46 +131,29 @@ class VanillaOptions:
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
         return {"scene": self.source_path.resolve(), **own}
 
-
-def train_vanilla(options: VanillaOptions, images: ImageStore | None = None) -> Path:
-    """Train 3DGS on a scene.
-
-    Args:
-        images: Decoded photographs that other stages use, too; an own store if None.
-
-    Returns:
-        The PLY of the last iteration. A finished run with the same settings is not repeated.
-
-    Raises:
-        UserError: For anything the user can fix.
-    """
-    return run_stage(_prepared, options, images)
-
-
-def _prepared(
-    options: VanillaOptions, notices: Notices
-) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    config = options.config
-    scene = load_scene(
-        options.source_path,
-        size_rule=_size_rule(options),
-        images_dir=options.images,
-        eval_split=options.eval,
-        white_background=config.white_background,
-        seed=config.random_seed,
-        masks=options.mask_options,
-        view_options=options.view_options,
-        notify=notices,
-    )
-    estimation = MaskEstimation(
-        options.model_path,
-        options.compute,
-        {"random_seed": config.random_seed, **config.optimizer.identity()},
-        min(ITERATIONS, 2 * config.iterations),
-        partial(_train_whole, options),
-    )
-    scene = estimation(scene, notices)
-    return _stage_run(scene, options, notices)
+    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+        """The run and the initial model; the run's folder is not touched yet."""
+        config = self.config
+        scene = load_scene(
+            self.source_path,
+            size_rule=_size_rule(self),
+            images_dir=self.images,
+            eval_split=self.eval,
+            white_background=config.white_background,
+            seed=config.random_seed,
+            masks=self.mask_options,
+            view_options=self.view_options,
+            notify=notices,
+        )
+        estimation = MaskEstimation(
+            self.model_path,
+            self.compute,
+            {"random_seed": config.random_seed, **config.optimizer.identity()},
+            min(ITERATIONS, 2 * config.iterations),
+            partial(_train_whole, self),
+        )
+        scene = estimation(scene, notices)
+        return _stage_run(scene, self, notices)
 
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
@@ -190,7 +173,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
         options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
         save_iterations=(), checkpoint_iterations=(), notices=(),
     )  # fmt: skip
-    return run_stage(partial(_stage_run, scene), short)
+    return run_stage(short, prepare=partial(_stage_run, scene, short))
 
 
 def _stage_run(
