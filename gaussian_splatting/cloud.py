@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_MIN_LENGTH = 1e-12
-"""Of a quaternion that is divided by its length."""
+_MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
 
 
 @dataclass

@@ -170,9 +170,7 @@ def pixels_of(points: Tensor, camera: Camera) -> Pixels:
     )
 
 
-MIN_GROUND_SHARE = 0.15
-"""Points that lie in a plane before it is taken for the ground."""
-
+MIN_GROUND_SHARE = 0.15  # of the points must lie in a plane before it is taken for the ground
 _MAX_TILT = 25.0
 _PLANE_TRIALS = 500
 _PLANE_WIDTH = 0.01

@@ -49,9 +49,7 @@ from sugar_utils.schemas import FAR
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _CACHE_FOLDER = "undistorted_cache"
-_FIT_POINTS = 300
-"""Observed points of an image whose reprojection is looked at."""
-
+_FIT_POINTS = 300  # observed points of an image whose reprojection is looked at
 _CACHE_VERSION = 2
 """Counts the ways in which copies were made; those of an earlier way are made again."""
 
@@ -414,8 +412,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
     return folder
 
 
-PARTS = ("cameras", "images", "points3D", "rigs", "frames")
-"""Files of a model, without the suffix."""
+PARTS = ("cameras", "images", "points3D", "rigs", "frames")  # files of a model, without the suffix
 
 
 def write_model(model: Any, folder: Path) -> None:

@@ -31,9 +31,7 @@ from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 
-COUNTS = 128
-"""From this value of the mask's byte on, a pixel counts where it must count or not."""
-
+COUNTS = 128  # from this value of the mask's byte on, a pixel counts where it must count or not
 OUTLINE = (255, 0, 200)
 _ROWS = 64
 
@@ -337,12 +335,9 @@ def fit_to_file(camera: Camera) -> Camera:
 class ImageStoreStatistics:
     """What an image store has done so far."""
 
-    hits: int
-    """Images that were there, or already on their way, when asked for."""
-    misses: int
-    """Images that had to be decoded while the caller waited."""
-    n_bytes: int
-    """Bytes of decoded images held now."""
+    hits: int  # images that were there, or already on their way, when asked for
+    misses: int  # images that had to be decoded while the caller waited
+    n_bytes: int  # bytes of decoded images held now
 
 
 class ImageStore:

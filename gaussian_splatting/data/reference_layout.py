@@ -47,8 +47,7 @@ from sugar_utils.schemas import (
 )
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
-OBJECT_MASKS = "object_masks"
-"""Folder of estimated masks in a checkpoint folder."""
+OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
 """Folder of the vanilla stage's resumable checkpoints, and the record of a run."""
 
 _CLOUD_NAME = "point_cloud.ply"

@@ -30,9 +30,7 @@ from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup
 
-LEFT_OUT = "left_out_views"
-"""Key of the views that were left out so far, in a checkpoint."""
-
+LEFT_OUT = "left_out_views"  # key of the views that were left out so far, in a checkpoint
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
 

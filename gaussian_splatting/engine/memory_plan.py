@@ -34,9 +34,7 @@ MAX_STRIPS = 32
 MIN_CHUNK = 50_000
 STRIPS = 4
 SURVEYED_VIEWS = 4
-MIN_IMAGES = 2
-"""The one that is trained on and the next one."""
-
+MIN_IMAGES = 2  # the one that is trained on and the next one
 _FREE_SHARE = 0.8
 """Of the free memory; the rest is for what is not in tensors, and for other programs."""
 

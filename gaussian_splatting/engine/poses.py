@@ -36,9 +36,7 @@ from sugar_utils.errors import UserError
 WAY = 0.03
 """Radians, and extents: twice what is worth repairing; a reconstruction that is worse is wrong."""
 
-RATES = (2e-4, 3e-3)
-"""Least and largest learning rate to begin with."""
-
+RATES = (2e-4, 3e-3)  # least and largest learning rate to begin with
 _MOTIONS = "pose_motions"
 _KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_steps": "steps"}
 """Name in checkpoints to attribute of the optimiser."""

@@ -181,8 +181,7 @@ RENDERED_CHANNELS = (3, 6)
 WORKERS_CPU, WORKERS_GPU = 2, 8
 """Modules that are compiled at once; the compiler for CPUs mostly waits for itself."""
 
-PATIENCE = 1.5
-"""Seconds after which it is said that kernels are being compiled; loading takes less."""
+PATIENCE = 1.5  # seconds after which it is said that kernels are being compiled; loading takes less
 
 
 def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:

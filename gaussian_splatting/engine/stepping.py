@@ -319,8 +319,7 @@ class Stepper:
             )
 
 
-SIGNALS = tuple(EXIT_OF_SIGNAL)
-"""What asks a run to stop."""
+SIGNALS = tuple(EXIT_OF_SIGNAL)  # what asks a run to stop
 
 
 class StopRequest:

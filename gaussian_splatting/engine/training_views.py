@@ -202,8 +202,7 @@ class CameraOrder:
         return self._permutation[step % self._n]
 
 
-_LEAST_WEIGHT = 1e-3
-"""Of a masked pixel, in steps of the mask's byte."""
+_LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
 
 
 class SizedViews:

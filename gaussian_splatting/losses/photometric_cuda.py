@@ -22,11 +22,8 @@ from gaussian_splatting.losses.ssim_reference import (
 )
 from sugar_utils.warp_launch import launch
 
-RUN = 32
-"""Rows of a run; ten more are blurred across for it."""
-
-BLOCK_DIM = 128
-"""Threads of a block on a GPU: 12 warps reside where 8 would with larger ones."""
+RUN = 32  # rows of a run; ten more are blurred across for it
+BLOCK_DIM = 128  # threads of a block on a GPU: 12 warps reside where 8 would with larger ones
 
 wp.set_module_options({"enable_backward": False, "block_dim": BLOCK_DIM})
 

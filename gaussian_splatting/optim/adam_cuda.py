@@ -19,9 +19,7 @@ from sugar_utils.warp_launch import launch
 
 wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
-MAX_PARAMETERS = 8
-"""In one launch."""
-
+MAX_PARAMETERS = 8  # in one launch
 _GROUPS = wp.constant(MAX_PARAMETERS)
 _MIN_ELEMENTS = 16_384
 

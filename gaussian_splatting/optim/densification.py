@@ -279,11 +279,8 @@ def _logit(p: float) -> float:
 
 Densification = Literal["reference", "scored"]
 
-N_MARKS = 2
-"""Features: pixels in error, and pixels."""
-
-FOOTPRINTS = "footprints"
-"""Name of the sums in checkpoints."""
+N_MARKS = 2  # features: pixels in error, and pixels
+FOOTPRINTS = "footprints"  # name of the sums in checkpoints
 
 
 @dataclass(frozen=True)

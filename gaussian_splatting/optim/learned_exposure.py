@@ -22,9 +22,7 @@ from gaussian_splatting.optim.schedule import scaled
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
-MAX_RATE = 0.05
-"""Of the shortest runs, which show each photograph some ten times."""
-
+MAX_RATE = 0.05  # of the shortest runs, which show each photograph some ten times
 KEY, STEPS = "exposure of ", "exposure steps"
 """Names in checkpoints: one entry per photograph, and one for all."""
 
@@ -178,9 +176,7 @@ def exposures_of(
     return Exposures(config, names, device, span, initial)
 
 
-BETAS = (0.9, 0.99)
-"""The second is short: a photograph is seen some hundred times."""
-
+BETAS = (0.9, 0.99)  # the second is short: a photograph is seen some hundred times
 _EPSILON = 1e-15
 
 

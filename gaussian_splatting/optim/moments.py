@@ -140,8 +140,7 @@ class BlockMoments:
         return moments
 
 
-MomentFormat = PlainMoments | BlockMoments
-"""A way to store the moments of a parameter."""
+MomentFormat = PlainMoments | BlockMoments  # a way to store the moments of a parameter
 
 
 def moment_format(name: StateFormat) -> MomentFormat:

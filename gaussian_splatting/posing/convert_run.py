@@ -271,9 +271,7 @@ def _map(attempt: Attempt) -> Models:
     return models
 
 
-OUTCOME = "outcome.json"
-"""What came out, for programs, in the folder of work."""
-
+OUTCOME = "outcome.json"  # what came out, for programs, in the folder of work
 _SHARPNESS_SIDE = 800
 _FEWEST = 3
 

@@ -21,8 +21,7 @@ MAX_INCREMENTAL = 500
 
 SMALLEST_MODEL = 3
 
-WELL_KNOWN = 20
-"""Photographs of one camera from which the middle of its lens is found, too."""
+WELL_KNOWN = 20  # photographs of one camera from which the middle of its lens is found, too
 
 
 @dataclass(frozen=True)

@@ -271,9 +271,7 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
 CHOICE_FILE = "frames.json"
 """Which frames were chosen, beside them. Pictures without it are somebody else's."""
 
-MIN_FRAMES = 3
-"""Fewer make no reconstruction."""
-
+MIN_FRAMES = 3  # fewer make no reconstruction
 _LOOKED_AT = 640
 _THUMBNAIL = 48
 _STILL = 1.0
@@ -312,8 +310,7 @@ class _Look:
     thumbnail: np.ndarray
 
 
-Advance = Callable[[int], None]
-"""Told how many frames are done."""
+Advance = Callable[[int], None]  # told how many frames are done
 
 
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> FrameChoice:

@@ -23,12 +23,8 @@ BLURRED = 0.35
 
 FEW_FEATURES = 200
 FINE_SHARE, USABLE_SHARE = 0.95, 0.75
-FINE_ERROR = 1.5
-"""Mean reprojection error in pixels of the size that features were looked for at."""
-
-LOOSE_POINTS = 60
-"""A photograph that shares fewer points with every other hangs by little."""
-
+FINE_ERROR = 1.5  # mean reprojection error in pixels of the size that features were looked for at
+LOOSE_POINTS = 60  # a photograph that shares fewer points with every other hangs by little
 SPLIT_SHARE = 0.2
 """A second model with more of the photographs than this means two sets, not stragglers."""
 

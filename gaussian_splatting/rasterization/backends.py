@@ -168,9 +168,7 @@ def load_gsplat() -> GsplatRasterizer:
 
 
 PASS_CHANNELS = 3
-_W_GUARD = 1e-7
-"""The package divides by w plus this."""
-
+_W_GUARD = 1e-7  # the package divides by w plus this
 _BEHIND = -1.0
 """Depth of splats that were culled: before the package's own near plane, whatever it is."""
 

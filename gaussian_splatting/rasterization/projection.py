@@ -24,8 +24,7 @@ from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, co
 from gaussian_splatting.rasterization.view import make_view
 from sugar_utils.warp_launch import as_array, launch
 
-MIN_ITEMS = 2048
-"""Gaussians per launch below which another strip costs more than it gives."""
+MIN_ITEMS = 2048  # Gaussians per launch below which another strip costs more than it gives
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ class Rasterizer:
         blocks: Whether the kernels of GPUs blend, which a CPU can run slowly; None: on a GPU.
     """
 
-    name = "warp"
-    """As the flag ``--rasterizer`` spells it."""
+    name = "warp"  # as the flag ``--rasterizer`` spells it
 
     def __init__(self, blocks: bool | None = None) -> None:
         self._blocks = blocks

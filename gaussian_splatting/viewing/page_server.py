@@ -236,12 +236,8 @@ def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
             server.stop()
 
 
-REST_SECONDS = 0.3
-"""A camera that has not moved for so long is looked through in full size."""
-
-MOVING_SECONDS = 0.12
-"""What a picture may take while the camera moves."""
-
+REST_SECONDS = 0.3  # a camera that has not moved for so long is looked through in full size
+MOVING_SECONDS = 0.12  # what a picture may take while the camera moves
 SMALLEST_SIDE = 96
 _FIRST_SIDE = 256
 

@@ -230,8 +230,7 @@ class PycolmapBackend:
         return TriangleMesh(vertices, small.faces, mesh.colors[rows.numpy()])
 
 
-MeshingBackend = Open3dBackend | PycolmapBackend
-"""What mesh extraction asks of a geometry library."""
+MeshingBackend = Open3dBackend | PycolmapBackend  # what mesh extraction asks of a geometry library
 
 
 def choose_backend(name: str = "auto") -> MeshingBackend:
@@ -322,15 +321,11 @@ def _read_result(path: Path) -> TriangleMesh:
     return read_mesh_ply(path)
 
 
-MIN_POINTS = 64
-"""Fewer points in a region count as none: Poisson would make a blob of them."""
-
+MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
 _QUERY_CHUNK = 1 << 20
 _SAMPLED_POINTS = 10_000
 
-LEAST_DEPTH, MOST_DEPTH = 4, 10
-"""Of octrees whose depth is chosen by the program."""
-
+LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
 USUAL_QUANTILE = 0.1
 """Of the original. Of an object inside of its masks it would cut thin parts away."""
 

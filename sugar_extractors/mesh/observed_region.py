@@ -15,11 +15,8 @@ import numpy as np
 from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.level_sets import Box
 
-MIN_VIEWS = 3
-"""Photographs that observe a point that counts: two agree by chance now and then."""
-
-MIN_POINTS = 50
-"""Fewer points in a box do not tell where the scene ends."""
+MIN_VIEWS = 3  # photographs that observe a point that counts: two agree by chance now and then
+MIN_POINTS = 50  # fewer points in a box do not tell where the scene ends
 
 
 @dataclass(frozen=True)

@@ -50,22 +50,17 @@ from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
 
-BLOCK = 8
-"""Voxels along the side of a block."""
-
+BLOCK = 8  # voxels along the side of a block
 _BLOCK_SIDE = wp.constant(BLOCK)
 _N_FOOTPRINT_VIEWS = 8
 _COARSER = 1.25
 _MIN_ITEMS = 4096
 
 
-DEPTHS = ("blended", "level_set", "plane")
-"""Where depth comes from."""
+DEPTHS = ("blended", "level_set", "plane")  # where depth comes from
 
 
-PLANE_MARGIN = 0.05
-"""Of a multi-view model, in camera extents."""
-
+PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
 PLANE_FILL = 32
 """Edges of the pinholes that are closed in its meshes: where ground is seen at a grazing angle,
 views confirm most depths but not all."""

@@ -37,9 +37,7 @@ from sugar_utils.warp_launch import as_array, launch, on_stream_of
 OBJECT_FILE, VISIBLE_FILE, FACTS_FILE = "gt_object.ply", "gt_visible.ply", "gt.json"
 MARGIN = 0.05
 CLEARANCE = 0.01
-THRESHOLDS = (0.005, 0.01)
-"""Distances at which F-scores are taken."""
-
+THRESHOLDS = (0.005, 0.01)  # distances at which F-scores are taken
 N_SAMPLES = 100_000
 _MAX_DRAWN = 40 * N_SAMPLES
 _REACH = 1.0

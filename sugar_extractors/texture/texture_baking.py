@@ -31,9 +31,7 @@ wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 )
 
-BYTES_PER_TEXEL = 20
-"""Sum of colours, sum of weights, face."""
-
+BYTES_PER_TEXEL = 20  # sum of colours, sum of weights, face
 BUDGET_BYTES = 5 << 28
 """Default for the rows worked on at once: a texture of 8008 x 8008 texels in one go."""
 
@@ -41,9 +39,7 @@ REACH = 1.5
 """Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
 and samples of a texel lie within half of one."""
 
-MOST_PIXELS = 1_000
-"""Pixels of a face's box above which nobody looks whether one of them shows it."""
-
+MOST_PIXELS = 1_000  # pixels of a face's box above which nobody looks whether one of them shows it
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4

@@ -42,9 +42,7 @@ Result = GaussianCloud | TexturedMesh | TriangleMesh
 """What a file of the stages holds that can be looked at."""
 
 SHOWS = ("image", "depth", "median_depth", "normal", "clay", "alpha")
-DEPTHS = ("depth", "median_depth")
-"""Those that are drawn from black to white."""
-
+DEPTHS = ("depth", "median_depth")  # those that are drawn from black to white
 _SEEN = 0.5
 
 
@@ -220,12 +218,9 @@ def _longer_side(camera: Camera) -> int:
 
 
 VIDEO_SUFFIX = ".mp4"
-_QUALITY = "18"
-"""Constant rate factor of H.264: what the eye does not tell from the original."""
-
+_QUALITY = "18"  # constant rate factor of H.264: what the eye does not tell from the original
 _BITS_PER_PIXEL = 4
-_SIDES = (2, 16_384)
-"""Least and most pixels a side that libx264 takes."""
+_SIDES = (2, 16_384)  # least and most pixels a side that libx264 takes
 
 
 def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:

@@ -42,11 +42,8 @@ if TYPE_CHECKING:
 _LARGEST_TEXTURE = 8_192
 _POINT_SHARE = 0.002
 _FRUSTUM_SHARE = 0.03
-_TYPICAL_SIZE = 0.05
-"""Standard deviation that the middle one of a cloud's Gaussians is sent with."""
-
-GLB_TURN = (0.0, 1.0, 0.0, 0.0)
-"""From glTF's axes back to those of a capture, as a quaternion."""
+_TYPICAL_SIZE = 0.05  # standard deviation that the middle one of a cloud's Gaussians is sent with
+GLB_TURN = (0.0, 1.0, 0.0, 0.0)  # from glTF's axes back to those of a capture, as a quaternion
 
 
 _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
@@ -135,9 +132,7 @@ def add_cameras(
 PHOTOGRAPH, ERROR = "photograph", "error"
 PICTURES = (*SHOWS, PHOTOGRAPH, ERROR)
 LAYOUTS = ("one", "side by side", "slider")
-LARGEST_ERROR = 0.25
-"""Mean difference of the colours, of 1, that is drawn white."""
-
+LARGEST_ERROR = 0.25  # mean difference of the colours, of 1, that is drawn white
 _PAPER = 24
 _LINE = 255
 _KEPT_PHOTOGRAPHS = 8

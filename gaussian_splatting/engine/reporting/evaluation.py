@@ -273,18 +273,14 @@ def render_view(
     )
 
 
-SIDE = 240
-"""Longest side in pixels at which views are compared."""
-
+SIDE = 240  # longest side in pixels at which views are compared
 MIN_GAP, SPREAD = 7.0, 5.0
 """Decibels below the median, and the same in standard deviations, from which a view is suspect."""
 
 CURED_SHARE = 0.5
 """Share of its gap to the median that a suspect view must gain by another pose to be kept."""
 
-MAX_SHARE = 0.2
-"""If more views are suspect, the model is at fault and not they."""
-
+MAX_SHARE = 0.2  # if more views are suspect, the model is at fault and not they
 MIN_VIEWS = 8
 
 

@@ -37,11 +37,8 @@ N_WORST = 3
 LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
 
-SOLID = 0.5
-"""Opacity from which a pixel is covered."""
-
-MUCH_FOG = 0.02
-"""Share of held-out pixels; with a shell it is well below."""
+SOLID = 0.5  # opacity from which a pixel is covered
+MUCH_FOG = 0.02  # share of held-out pixels; with a shell it is well below
 
 
 @dataclass(frozen=True)
@@ -295,15 +292,11 @@ def _scores(result: EvaluationResult) -> str:
     return f"PSNR {result.psnr:.2f} dB, {fitted}SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"
 
 
-FARTHEST_SHARE = 0.98
-"""Of all pixels, that are nearer than what is drawn white."""
-
+FARTHEST_SHARE = 0.98  # of all pixels, that are nearer than what is drawn white
 NEAR_SHARE, FAR_BEHIND = 0.25, 3.0
 """White in any case is so many times the depth that this share of the pixels is nearer than."""
 
-THUMBNAIL = 240
-"""Longest side in pixels."""
-
+THUMBNAIL = 240  # longest side in pixels
 WORST_FILE = "worst.png"
 _SAMPLED_PIXELS = 1_000_000
 
@@ -377,8 +370,7 @@ def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
         Image.fromarray(torch.cat(padded).numpy()).save(temporary)
 
 
-FOG_MARGIN = 0.1
-"""Share of the nearest observed point's depth that a pixel must be in front of it."""
+FOG_MARGIN = 0.1  # share of the nearest observed point's depth that a pixel must be in front of it
 
 
 def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
@@ -401,12 +393,8 @@ colour behind imprecise masks come close to it, and failures lie far below."""
 MIN_MASK_IOU = 0.6
 """Least intersection over union of rendered opacity, or of a mesh, with the masks."""
 
-MAX_GAP = 12.0
-"""Decibels by which training views may be better than held-out ones."""
-
-MIN_COVERED = 0.02
-"""Least share of the images that a mesh covers where there are no masks."""
-
+MAX_GAP = 12.0  # decibels by which training views may be better than held-out ones
+MIN_COVERED = 0.02  # least share of the images that a mesh covers where there are no masks
 _POSES = "python train.py --doctor -s SCENE checks them"
 
 
