@@ -201,13 +201,9 @@ _WEB = Path(__file__).parent / "web"
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with a line below it.
+    """A picture with a line below it."""
 
-    Attributes:
-        image: (H, W, 3) uint8, or an image file.
-    """
-
-    image: np.ndarray | Path
+    image: np.ndarray | Path  # (H, W, 3) uint8, or an image file
     caption: str = ""
     alt: str = ""
 

@@ -44,38 +44,23 @@ wp.set_module_options(_EXACT)
 
 
 class Neighbors(NamedTuple):
-    """Nearest points of each query.
+    """Nearest points of each query."""
 
-    Attributes:
-        indices: Rows of the points, nearest first. (Q, k) int32
-        sq_distances: Squared distances. (Q, k) float32, world units squared
-    """
-
-    indices: Tensor
-    sq_distances: Tensor
+    indices: Tensor  # rows of the points, nearest first, (Q, k) int32
+    sq_distances: Tensor  # squared distances, (Q, k) float32, world units squared
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """Bounding boxes over Morton-sorted points.
+    """Bounding boxes over Morton-sorted points."""
 
-    Attributes:
-        points: In tree order. (N, 3)
-        rows: Row of each of them in the caller's order. (N,) int32
-        boxes: Low and high corner of each node; row 0 unused. (2 P, 6)
-        lowest: Lowest caller's row below each node. (2 P,) int32
-        codes: Places on the curve through the cube of all points, rising. (N,) int64
-        low: Corner of that cube. (3,) float64
-        side: Its side. () float64
-    """
-
-    points: Tensor
-    rows: Tensor
-    boxes: Tensor
-    lowest: Tensor
-    codes: Tensor
-    low: Tensor
-    side: Tensor
+    points: Tensor  # in tree order, (N, 3)
+    rows: Tensor  # row of each of them in the caller's order, (N,) int32
+    boxes: Tensor  # low and high corner of each node; row 0 unused, (2 P, 6)
+    lowest: Tensor  # lowest caller's row below each node, (2 P,) int32
+    codes: Tensor  # places on the curve through the cube of all points, rising, (N,) int64
+    low: Tensor  # corner of that cube, (3,) float64
+    side: Tensor  # its side, () float64
 
     @property
     def first_leaf(self) -> int:

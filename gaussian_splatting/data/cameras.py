@@ -122,17 +122,11 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Pixels(NamedTuple):
-    """Where points are in an image; points outside of it have the nearest pixel of its border.
+    """Where points are in an image; points outside of it have the nearest pixel of its border."""
 
-    Attributes:
-        rows: (...,) int64
-        columns: (...,) int64
-        inside: Points before the camera and in the image. (...,) bool
-    """
-
-    rows: Tensor
-    columns: Tensor
-    inside: Tensor
+    rows: Tensor  # (...,) int64
+    columns: Tensor  # (...,) int64
+    inside: Tensor  # points before the camera and in the image, (...,) bool
 
 
 def pixel_rays(

@@ -109,11 +109,7 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What the step of a phase works on.
-
-    Attributes:
-        neighbors: Neighbours of each Gaussian; 0 where none are needed.
-    """
+    """What the step of a phase works on."""
 
     n: int
     model: ModelLoad
@@ -121,21 +117,17 @@ class StepLoad:
     geometry: Geometry = "none"
     activation: int = 0
     samples: int = 0
-    neighbors: int = 0
+    neighbors: int = 0  # neighbours of each Gaussian; 0 where none are needed
     pair_bytes: int = 64 * 2**20
     fixed: int = 0
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How a step saves memory; the result depends on it by rounding only.
-
-    Attributes:
-        sample_chunk: Samples evaluated at once; None for all.
-    """
+    """How a step saves memory; the result depends on it by rounding only."""
 
     split: ImageSplit = WHOLE_IMAGE
-    sample_chunk: int | None = None
+    sample_chunk: int | None = None  # samples evaluated at once; None for all
 
 
 def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
@@ -257,16 +249,12 @@ def memory_options(args: argparse.Namespace) -> MemoryOptions:
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """A plan that fits.
-
-    Attributes:
-        image_bytes: Of the budget for images; 0 where those lie in other memory.
-    """
+    """A plan that fits."""
 
     plan: MemoryPlan
     phases: dict[str, dict[str, int]]
     budget: int
-    image_bytes: int
+    image_bytes: int  # of the budget for images; 0 where those lie in other memory
 
     @property
     def peak(self) -> int:

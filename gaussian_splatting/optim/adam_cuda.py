@@ -30,16 +30,11 @@ Numbers = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.float32)
 
 @dataclass(frozen=True)
 class Stepped:
-    """A parameter and its step.
+    """A parameter and its step."""
 
-    Attributes:
-        value: Changed in place. (N, ...) float32
-        moments: Changed in place, float32.
-    """
-
-    value: Tensor
+    value: Tensor  # changed in place, (N, ...) float32
     gradient: Tensor
-    moments: dict[str, Tensor]
+    moments: dict[str, Tensor]  # changed in place, float32
     step: AdamStep
 
 

@@ -45,15 +45,11 @@ _KEPT_BITS = wp.constant(wp.uint32(0xFFFF0000))
 
 @wp.struct
 class StepSettings:
-    """What all elements of one step share.
-
-    Attributes:
-        sparse: 1 where rows that were not seen sit out.
-    """
+    """What all elements of one step share."""
 
     seed: wp.uint32
     width: int
-    sparse: int
+    sparse: int  # 1 where rows that were not seen sit out
     beta1: float
     beta2: float
     step_size: float

@@ -87,15 +87,10 @@ class DensificationConfig:
 
 @dataclass
 class DensificationStats:
-    """What is watched between two rounds.
+    """What is watched between two rounds."""
 
-    Attributes:
-        gradient_sum: Summed norms of the screen-space gradient. (N,)
-        views: Views that saw each Gaussian. (N,)
-    """
-
-    gradient_sum: Tensor
-    views: Tensor
+    gradient_sum: Tensor  # summed norms of the screen-space gradient, (N,)
+    views: Tensor  # views that saw each Gaussian, (N,)
 
     @classmethod
     def zeros(cls, n: int, device: torch.device) -> DensificationStats:

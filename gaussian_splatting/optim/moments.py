@@ -39,16 +39,12 @@ _MIN_ROWS = 512
 
 @dataclass(frozen=True)
 class AdamStep:
-    """One step of one parameter.
-
-    Attributes:
-        seen: Rows that take part; None for all. (N,) bool
-    """
+    """One step of one parameter."""
 
     rate: float
     count: int
     seed: int
-    seen: Tensor | None = None
+    seen: Tensor | None = None  # rows that take part; None for all, (N,) bool
 
 
 class PlainMoments:

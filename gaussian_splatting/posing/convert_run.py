@@ -142,14 +142,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class FoundCameras:
-    """What is gone on with.
-
-    Attributes:
-        attempt: Which one that is; None where the models are somebody else's.
-    """
+    """What is gone on with."""
 
     models: Models
-    attempt: Attempt | None = None
+    attempt: Attempt | None = None  # which one that is; None where the models are somebody else's
 
 
 def attempts_of(
@@ -288,14 +284,10 @@ class Outcome(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Converted:
-    """A scene with cameras.
-
-    Attributes:
-        page: The page about it; None if it could not be written.
-    """
+    """A scene with cameras."""
 
     root: Path
-    page: Path | None
+    page: Path | None  # the page about it; None if it could not be written
     line: str
     seconds: float
     peak_bytes: int

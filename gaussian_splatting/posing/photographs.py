@@ -51,21 +51,16 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Photograph:
-    """One photograph, from its header.
-
-    Attributes:
-        focal: Focal length in pixels of the whole file; None where EXIF does not tell.
-        depth: What is not 8-bit RGB or grey, in words; else empty.
-    """
+    """One photograph, from its header."""
 
     name: str
     path: Path
     width: int
     height: int
-    focal: float | None
+    focal: float | None  # focal length in pixels of the whole file; None where EXIF does not tell
     device: str
     turned: bool
-    depth: str
+    depth: str  # what is not 8-bit RGB or grey, in words; else empty
     transparent: bool
 
 

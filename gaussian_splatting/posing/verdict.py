@@ -40,16 +40,11 @@ _LESS_MASKED = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of all photographs, in their order.
-
-    Attributes:
-        sharpness: Of each. (N,)
-        n_features: Found in each. (N,)
-    """
+    """What is known of all photographs, in their order."""
 
     names: Sequence[str]
-    sharpness: Sequence[float]
-    n_features: Sequence[int]
+    sharpness: Sequence[float]  # of each, (N,)
+    n_features: Sequence[int]  # found in each, (N,)
     matches: Mapping[tuple[int, int], int]
     models: Sequence[Sequence[str]]
     n_points: int = 0
@@ -63,13 +58,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said in the end.
+    """What is said in the end."""
 
-    Attributes:
-        word: ``fine``, ``usable`` or ``poor``.
-    """
-
-    word: str
+    word: str  # ``fine``, ``usable`` or ``poor``
     n_registered: int
     left_out: list[tuple[str, str]]
     other_models: list[list[str]]

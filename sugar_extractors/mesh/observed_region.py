@@ -21,15 +21,10 @@ MIN_POINTS = 50  # fewer points in a box do not tell where the scene ends
 
 @dataclass(frozen=True)
 class ObservedRegion:
-    """A convex region.
+    """A convex region."""
 
-    Attributes:
-        normals: Outward normals of its sides. (S, 3)
-        offsets: A point x lies inside where normals . x <= offsets. (S,) world units
-    """
-
-    normals: np.ndarray
-    offsets: np.ndarray
+    normals: np.ndarray  # outward normals of its sides, (S, 3)
+    offsets: np.ndarray  # a point x lies inside where normals . x <= offsets. (S,) world units
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Points inside. (N, 3) -> (N,) bool"""

@@ -125,14 +125,10 @@ class TsdfConfig:
 
 @dataclass(frozen=True)
 class FusedRegion:
-    """Result of one region.
-
-    Attributes:
-        voxel_size: Side of a voxel, world units.
-    """
+    """Result of one region."""
 
     mesh: TriangleMesh
-    voxel_size: float
+    voxel_size: float  # side of a voxel, world units
     n_voxels: int
 
 
@@ -419,21 +415,14 @@ class SparseField:
 
     Corner (x, y, z) of the whole grid lies at ``origin + voxel * (x, y, z)``; within a block the
     last axis runs fastest.
-
-    Attributes:
-        voxel: Side of a voxel, world units.
-        table: Block number by place; -1 where none is stored. (X, Y, Z) int32
-        distances: Positive outside. (B S^3,)
-        weights: 0 where the distance is unknown. (B S^3,)
-        colors: 0 to 1. (B S^3, 3)
     """
 
     origin: tuple[float, float, float]
-    voxel: float
-    table: Tensor
-    distances: Tensor
-    weights: Tensor
-    colors: Tensor
+    voxel: float  # side of a voxel, world units
+    table: Tensor  # block number by place; -1 where none is stored, (X, Y, Z) int32
+    distances: Tensor  # positive outside, (B S^3,)
+    weights: Tensor  # 0 where the distance is unknown, (B S^3,)
+    colors: Tensor  # 0 to 1, (B S^3, 3)
 
     @property
     def side(self) -> int:

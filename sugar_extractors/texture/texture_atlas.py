@@ -33,14 +33,10 @@ _CHUNK_TEXELS = 1 << 22
 
 @dataclass(frozen=True)
 class Atlas:
-    """The texture coordinates of a mesh.
-
-    Attributes:
-        corners: Texture coordinates of the corners of each face, in texels. (F, 3, 2) float32
-    """
+    """The texture coordinates of a mesh."""
 
     kind: str
-    corners: Tensor
+    corners: Tensor  # texture coordinates of the corners of each face, in texels, (F, 3, 2) float32
     side: int
     square_size: int
 

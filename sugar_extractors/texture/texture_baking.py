@@ -64,13 +64,9 @@ class BakingConfig:
 
 @dataclass(frozen=True)
 class BakedTexture:
-    """A filled texture.
+    """A filled texture."""
 
-    Attributes:
-        texture: Row 0 is at v = 1, as in a picture file. (side, side, 3) uint8
-    """
-
-    texture: Tensor
+    texture: Tensor  # row 0 is at v = 1, as in a picture file, (side, side, 3) uint8
     seen_texels: int
     face_texels: int
     seen_faces: int

@@ -38,20 +38,13 @@ _ROPE_RADIUS, _FLUTE_DEPTH = 0.66, 0.09
 
 @dataclass(frozen=True)
 class DemoGeometry:
-    """Triangles of the demo scene, outward normals, float64 world units.
+    """Triangles of the demo scene, outward normals, float64 world units."""
 
-    Attributes:
-        points: Vertices of the knot, row by row along the rope. (N_ALONG * N_AROUND, 3)
-        faces: Triangles, counter-clockwise from outside. (F, 3) int32
-        disc_points: Vertices of the disc, the centre first. (D, 3)
-        disc_faces: Its triangles, counter-clockwise from above. int32
-    """
-
-    points: np.ndarray
+    points: np.ndarray  # vertices of the knot, row by row along the rope, (N_ALONG * N_AROUND, 3)
     normals: np.ndarray
-    faces: np.ndarray
-    disc_points: np.ndarray
-    disc_faces: np.ndarray
+    faces: np.ndarray  # triangles, counter-clockwise from outside, (F, 3) int32
+    disc_points: np.ndarray  # vertices of the disc, the centre first, (D, 3)
+    disc_faces: np.ndarray  # its triangles, counter-clockwise from above. int32
 
 
 def make_geometry() -> DemoGeometry:

@@ -332,19 +332,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class SceneContext:
-    """Where the results stand.
+    """Where the results stand."""
 
-    Attributes:
-        scene: The capture; None where it is unknown.
-        extent: Size of all, in world units.
-        box: Corners of a first box. (3,) each
-        metres_per_unit: None where the scale is unknown.
-    """
-
-    scene: Scene | None
-    extent: float
-    box: tuple[np.ndarray, np.ndarray]
-    metres_per_unit: float | None
+    scene: Scene | None  # the capture; None where it is unknown
+    extent: float  # size of all, in world units
+    box: tuple[np.ndarray, np.ndarray]  # corners of a first box, (3,) each
+    metres_per_unit: float | None  # none where the scale is unknown
     white: bool
     path_file: Path
     picture_size: int
