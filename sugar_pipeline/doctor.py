@@ -107,15 +107,12 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        state: A warning costs quality or time; with a problem, training fails or runs elsewhere
-            than one expects.
-    """
+    """One thing that was looked at."""
 
     what: str
     value: str
+    # A warning costs quality or time; with a problem, training fails or runs elsewhere than one
+    # expects.
     state: State = "ok"
     advice: str = ""
 

@@ -56,18 +56,13 @@ _CACHE_VERSION = 2
 
 @dataclass(frozen=True)
 class ColmapModel:
-    """What a COLMAP model says.
-
-    Attributes:
-        points: Points, ordered by their COLMAP number. (P, 3) float32 world units
-        points_rgb: Their colours. (P, 3) uint8
-        observations: Which points the photographs observe; None where no tracks are kept.
-    """
+    """What a COLMAP model says."""
 
     cameras: list[Camera]
-    points: np.ndarray
-    points_rgb: np.ndarray
+    points: np.ndarray  # points, ordered by their COLMAP number, (P, 3) float32 world units
+    points_rgb: np.ndarray  # their colours, (P, 3) uint8
     n_undistorted: int
+    # Which points the photographs observe; None where no tracks are kept.
     observations: Observations | None = None
 
 

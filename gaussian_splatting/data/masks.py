@@ -341,13 +341,10 @@ def distance_outside(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VisualHull:
-    """Masks of training views, small.
-
-    Attributes:
-        distances: Distances from the masks, as of :func:`distance_outside`. (H, W) uint8 each
-    """
+    """Masks of training views, small."""
 
     cameras: tuple[Camera, ...]
+    # Distances from the masks, as of :func:`distance_outside`, (H, W) uint8 each.
     distances: tuple[Tensor, ...]
     tolerance: float = float(TOLERANCE)
     weights: tuple[float, ...] | None = None

@@ -47,20 +47,16 @@ class Interrupted(UserError):
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """When the loop does what; all numbers are absolute iterations.
-
-    Attributes:
-        checkpoint_interval: Iterations between two checkpoints; None for milestones only.
-        keep_checkpoints: How many interval checkpoints to keep; None for all.
-    """
+    """When the loop does what; all numbers are absolute iterations."""
 
     first: int
     last: int
     seed: int = 0
     log_interval: int = 200
+    # Iterations between two checkpoints; None for milestones only.
     checkpoint_interval: int | None = 1000
     checkpoint_milestones: tuple[int, ...] = ()
-    keep_checkpoints: int | None = None
+    keep_checkpoints: int | None = None  # how many interval checkpoints to keep; None for all
     test_iterations: tuple[int, ...] = ()
     export_iterations: tuple[int, ...] = ()
     view_check_iterations: tuple[int, ...] = ()

@@ -189,12 +189,7 @@ LoadsOf = Callable[[OptimizerConfig], Mapping[str, StepLoad]]
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What the user said about memory; none of it changes the result but for rounding.
-
-    Attributes:
-        processes: How many train together; where each sees several views per step, it keeps one
-            more copy of the gradients.
-    """
+    """What the user said about memory; none of it changes the result but for rounding."""
 
     vram_budget: float | None = flag(
         None, "GiB for tensors on the training device, and on the CPU for photographs as well; "
@@ -214,6 +209,8 @@ class MemoryOptions:
         None, "project and blend again instead of keeping the results; the same bits, a little "
         "less memory, about 1.15 times the time; unset: as --vram_budget needs it",
     )  # fmt: skip
+    # How many train together; where each sees several views per step, it keeps one more copy of the
+    # gradients.
     processes: int = 1
     sharers: int = 1
 

@@ -42,12 +42,7 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True)
 class StageRun(Generic[Model]):
-    """A run that has read its inputs and has not touched its folder yet.
-
-    Attributes:
-        enrich: Makes more of the initial model by looking at the photographs; not called where a
-            checkpoint is continued.
-    """
+    """A run that has read its inputs and has not touched its folder yet."""
 
     title: str
     scene: Scene
@@ -55,6 +50,8 @@ class StageRun(Generic[Model]):
     loop: LoopConfig
     build: Callable[[Model, ImageStore, Console], Stage]
     results: Sequence[Path]
+    # Makes more of the initial model by looking at the photographs; not called where a checkpoint
+    # is continued.
     enrich: Callable[[Model, ImageStore, Console], Model] | None = None
     channels: tuple[int, ...] = ()
 

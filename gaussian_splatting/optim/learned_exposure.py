@@ -29,12 +29,7 @@ KEY, STEPS = "exposure of ", "exposure steps"
 
 @dataclass(frozen=True)
 class ExposureConfig:
-    """Whether and how exposures are learned.
-
-    Attributes:
-        final_share: Share of it that is left at the end; it falls log-linearly. At a steady rate
-            exposures tremble, which cost half a decibel where there was nothing to compensate.
-    """
+    """Whether and how exposures are learned."""
 
     exposure_compensation: bool = flag(
         False, "learn a gain and an offset per colour channel for each training photograph, for "
@@ -44,6 +39,8 @@ class ExposureConfig:
     )  # fmt: skip
     start: int = 1_000
     rate: float = 0.01
+    # Share of it that is left at the end; it falls log-linearly. At a steady rate exposures
+    # tremble, which cost half a decibel where there was nothing to compensate.
     final_share: float = 0.01
 
     def with_schedule(self, scale: float) -> ExposureConfig:

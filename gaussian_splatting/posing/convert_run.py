@@ -79,14 +79,11 @@ from sugar_utils.schemas import Coordinate, Count, read_checked
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way to find the cameras; its steps are noted under names of its own.
-
-    Attributes:
-        masks: Of each; only where they count features are looked for. None: everywhere.
-    """
+    """One way to find the cameras; its steps are noted under names of its own."""
 
     work: Work
     photographs: Sequence[Photograph]
+    # Of each; only where they count features are looked for. None: everywhere.
     masks: Sequence[ViewMask | None] | None
     content: str
 

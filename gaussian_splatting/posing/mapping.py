@@ -26,12 +26,9 @@ WELL_KNOWN = 20  # photographs of one camera from which the middle of its lens i
 
 @dataclass(frozen=True)
 class Models:
-    """What hangs together.
+    """What hangs together."""
 
-    Attributes:
-        largest: pycolmap's reconstruction with most photographs; None if there is no model.
-    """
-
+    # Pycolmap's reconstruction with most photographs; None if there is no model.
     largest: Any | None
     registered: list[list[str]]
 

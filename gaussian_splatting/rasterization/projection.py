@@ -65,23 +65,16 @@ class ChannelLayout:
 
 @dataclass
 class Projection:
-    """Splats of one camera, before any pixel is touched.
+    """Splats of one camera, before any pixel is touched."""
 
-    Attributes:
-        means2d: Centres. (N, 2) pixels, the middle of the first pixel is (0, 0); differentiable
-        splats: Rows as described in ``projection_kernels``. (N, 9 + C); differentiable
-        radii: Three standard deviations, rounded up; 0 for culled Gaussians. (N,) int32 pixels
-        depths: View-axis depth of every Gaussian, culled ones too. (N,) world units
-        tile_rects: First and past-the-last tile in x, then in y. (N, 4) int32
-        tile_counts: Tiles among those that the splat reaches. (N,) int32
-    """
-
+    # Centres, (N, 2) pixels, the middle of the first pixel is (0, 0); differentiable.
     means2d: Tensor
-    splats: Tensor
+    splats: Tensor  # rows as described in ``projection_kernels``, (N, 9 + C); differentiable
+    # Three standard deviations, rounded up; 0 for culled Gaussians, (N,) int32 pixels.
     radii: Tensor
-    depths: Tensor
-    tile_rects: Tensor
-    tile_counts: Tensor
+    depths: Tensor  # view-axis depth of every Gaussian, culled ones too, (N,) world units
+    tile_rects: Tensor  # first and past-the-last tile in x, then in y, (N, 4) int32
+    tile_counts: Tensor  # tiles among those that the splat reaches, (N,) int32
     layout: ChannelLayout
     camera: Camera
     n_pairs: int | None = None

@@ -26,26 +26,17 @@ _MAX_PAIRS = 2**31 - 1
 
 @dataclass(frozen=True)
 class TileLists:
-    """Which splats each tile blends, front to back.
+    """Which splats each tile blends, front to back."""
 
-    Attributes:
-        offsets: Start of each tile's run in ``ids``. (tiles + 1,) int32
-        ids: Splats by tile, then depth, then index; M may be more than there are pairs. (M,) int32
-        first_pairs: Where each splat's run begins in ``places``. (N,) int32
-        counts: How long it is. (N,) int32
-        places: Places of a splat in ``ids``, ascending within its run. (M,) int32
-        width: Image width in pixels.
-        height: Image height in pixels.
-    """
-
-    offsets: Tensor
+    offsets: Tensor  # start of each tile's run in ``ids``, (tiles + 1,) int32
+    # Splats by tile, then depth, then index; M may be more than there are pairs, (M,) int32.
     ids: Tensor
-    first_pairs: Tensor
-    counts: Tensor
-    places: Tensor
+    first_pairs: Tensor  # where each splat's run begins in ``places``, (N,) int32
+    counts: Tensor  # how long it is, (N,) int32
+    places: Tensor  # places of a splat in ``ids``, ascending within its run, (M,) int32
     across: int
-    width: int
-    height: int
+    width: int  # image width in pixels
+    height: int  # image height in pixels
 
 
 def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> TileLists:

@@ -244,17 +244,12 @@ _FIRST_SIDE = 256
 
 @dataclass(frozen=True, eq=False)
 class BrowserView:
-    """Where a browser looks from.
+    """Where a browser looks from."""
 
-    Attributes:
-        position: Of the camera, in world units. (3,)
-        wxyz: Quaternion from the camera's axes (x right, y down, z forward) to the world's. (4,)
-        fov: Vertical field of view in radians.
-    """
-
-    position: np.ndarray
+    position: np.ndarray  # of the camera, in world units, (3,)
+    # Quaternion from the camera's axes (x right, y down, z forward) to the world's, (4,).
     wxyz: np.ndarray
-    fov: float
+    fov: float  # vertical field of view in radians
     width: int
     height: int
 

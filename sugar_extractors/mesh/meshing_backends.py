@@ -102,14 +102,11 @@ def _unheard(n_bytes: int) -> None:
 
 
 class PoissonMesh(NamedTuple):
-    """A reconstructed surface.
-
-    Attributes:
-        densities: How well samples support each vertex, on a logarithmic scale; only the order
-            of the values is the same for all backends. (V,)
-    """
+    """A reconstructed surface."""
 
     mesh: TriangleMesh
+    # How well samples support each vertex, on a logarithmic scale; only the order of the values is
+    # the same for all backends, (V,).
     densities: np.ndarray
 
 

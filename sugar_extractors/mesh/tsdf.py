@@ -75,11 +75,6 @@ class TsdfConfig:
     Blended depth is the mean along the ray, divided by alpha; the level set is sharper and slower.
     The automatic voxel is the median side of a pixel on the surface times ``pixels_per_voxel``, at
     least 1/2048 of the box.
-
-    Attributes:
-        min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
-            views are sparse, and never is it more than half of the views.
-        max_voxels: Ceiling of the voxels stored; where it is met, voxels are made larger.
     """
 
     tsdf_depth: str = _flag(
@@ -106,8 +101,11 @@ class TsdfConfig:
         4.0, "reach of the fused distances, in voxels", parse=positive_float
     )
     min_alpha: float = 0.5
+    # Voxels seen by fewer views count as unknown; more than 1 opens holes where views are sparse,
+    # and never is it more than half of the views.
     min_views: int = 1
     min_component: int = 300
+    # Ceiling of the voxels stored; where it is met, voxels are made larger.
     max_voxels: int = 40_000_000
 
     @property

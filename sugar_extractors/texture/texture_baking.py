@@ -50,13 +50,10 @@ ViewSource = Callable[[Camera], Tensor]
 
 @dataclass(frozen=True)
 class BakingConfig:
-    """How colours are gathered.
+    """How colours are gathered."""
 
-    Attributes:
-        depth_tolerance: How far a pixel's depth may be from the plane of the triangle, in widths
-            of a pixel at that depth.
-    """
-
+    # How far a pixel's depth may be from the plane of the triangle, in widths of a pixel at that
+    # depth.
     depth_tolerance: float = 2.0
     cosine_power: float = 4.0
     budget_bytes: int = BUDGET_BYTES

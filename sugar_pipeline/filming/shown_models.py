@@ -48,23 +48,17 @@ _SEEN = 0.5
 
 @dataclass(frozen=True)
 class ShownModel:
-    """A result that can be looked at.
-
-    Attributes:
-        picture: Colours from a camera. (H, W, 3) in [0, 1]
-        geometry: Depth, infinite where there is nothing (H, W); and normals in camera axes, zero
-            there (H, W, 3).
-        median_depth: Depth where half of the light is left, infinite where more is. (H, W)
-        alpha: How much of what lies behind is hidden. (H, W) in [0, 1]
-        mesh: Its triangles, to be shown as clay; None of Gaussians.
-    """
+    """A result that can be looked at."""
 
     name: str
-    picture: Callable[[Camera], Tensor]
+    picture: Callable[[Camera], Tensor]  # colours from a camera, (H, W, 3) in [0, 1]
+    # Depth, infinite where there is nothing (H, W); and normals in camera axes, zero there (H, W,
+    # 3).
     geometry: Callable[[Camera], tuple[Tensor, Tensor]]
+    # Depth where half of the light is left, infinite where more is, (H, W).
     median_depth: Callable[[Camera], Tensor]
-    alpha: Callable[[Camera], Tensor]
-    mesh: TriangleMesh | None = None
+    alpha: Callable[[Camera], Tensor]  # how much of what lies behind is hidden, (H, W) in [0, 1]
+    mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
 
 
 def open_model(

@@ -315,18 +315,13 @@ _IDLE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Layer:
-    """A result on the page.
-
-    Attributes:
-        model: What our renderer draws; None of a GLB file.
-        points: That say where it is. (P, 3) world units
-        cut: The same, cut to a box of two corners; None where nothing of it is in there.
-    """
+    """A result on the page."""
 
     title: str
     result: Result | bytes
-    model: ShownModel | None
-    points: np.ndarray
+    model: ShownModel | None  # what our renderer draws; None of a GLB file
+    points: np.ndarray  # that say where it is, (P, 3) world units
+    # The same, cut to a box of two corners; None where nothing of it is in there.
     cut: Callable[[np.ndarray, np.ndarray], Layer | None]
 
 

@@ -29,22 +29,14 @@ _SINGULAR_SQUARE = 1e-6
 
 
 class FieldSamples(NamedTuple):
-    """Fields at sampled points.
+    """Fields at sampled points."""
 
-    Attributes:
-        points: Where the fields are evaluated. (S, 3) world units
-        density: Sum of the opacities of the neighbours at the point; may exceed 1. (S,)
-        beta: Mean of the smallest scales of the neighbours. (S,) world units
-        plane_distance: Signed distance to the tangent plane of the sample's Gaussian. (S,) world
-            units
-        normal_error: Squared distance of that Gaussian's normal to the weighted mean normal of
-            its neighbours. (S,)
-    """
-
-    points: Tensor
-    density: Tensor
-    beta: Tensor
+    points: Tensor  # where the fields are evaluated, (S, 3) world units
+    density: Tensor  # sum of the opacities of the neighbours at the point; may exceed 1, (S,)
+    beta: Tensor  # mean of the smallest scales of the neighbours, (S,) world units
+    # Signed distance to the tangent plane of the sample's Gaussian, (S,) world units.
     plane_distance: Tensor
+    # Squared distance of that Gaussian's normal to the weighted mean normal of its neighbours, (S,)
     normal_error: Tensor
 
 

@@ -39,17 +39,11 @@ _TILE_SIDE = wp.constant(TILE)
 
 @dataclass(frozen=True)
 class TriangleHits:
-    """What each pixel sees first.
+    """What each pixel sees first."""
 
-    Attributes:
-        face: Row of the face; -1 where there is none. (H, W) int32
-        depth: Depth along the view axis; infinite where there is none. (H, W) world units
-        barycentrics: Weights of the face's three corners, perspective-correct; zero where there
-            is none. (H, W, 3)
-    """
-
-    face: Tensor
-    depth: Tensor
+    face: Tensor  # row of the face; -1 where there is none, (H, W) int32
+    depth: Tensor  # depth along the view axis; infinite where there is none, (H, W) world units
+    # Weights of the face's three corners, perspective-correct; zero where there is none, (H, W, 3).
     barycentrics: Tensor
 
     @property

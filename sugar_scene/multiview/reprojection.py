@@ -38,17 +38,13 @@ _MIN_SQUARE = 1e-12
 
 @dataclass(frozen=True)
 class ViewPair:
-    """A reference view and its neighbour.
-
-    Attributes:
-        rotation: From camera axes of the reference to those of the neighbour. (3, 3) float64
-        translation: X' = rotation X + translation. (3,) float64, world units
-    """
+    """A reference view and its neighbour."""
 
     reference: Camera
     neighbor: Camera
+    # From camera axes of the reference to those of the neighbour, (3, 3) float64.
     rotation: np.ndarray
-    translation: np.ndarray
+    translation: np.ndarray  # x' = rotation X + translation, (3,) float64, world units
 
     @classmethod
     def of(cls, reference: Camera, neighbor: Camera) -> ViewPair:

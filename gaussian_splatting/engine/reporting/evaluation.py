@@ -32,19 +32,16 @@ from sugar_utils.errors import UserError
 
 @dataclass(frozen=True)
 class ViewScore:
-    """Scores of one view.
-
-    Attributes:
-        counted_psnr: PSNR of the pixels that its mask counts; None without a mask.
-        fitted_psnr: PSNR in dB after a gain and an offset per channel, by least squares; None
-            where it was not asked for.
-    """
+    """Scores of one view."""
 
     name: str
     l1: float
     psnr: float
     ssim: float
+    # PSNR in dB after a gain and an offset per channel, by least squares; None where it was not
+    # asked for
     fitted_psnr: float | None = None
+    # PSNR of the pixels that its mask counts; None without a mask
     counted_psnr: float | None = None
     counted_ssim: float | None = None
 

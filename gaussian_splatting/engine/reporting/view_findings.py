@@ -43,28 +43,25 @@ MUCH_FOG = 0.02  # share of held-out pixels; with a shell it is well below
 
 @dataclass(frozen=True)
 class Findings:
-    """What one evaluation found.
+    """What one evaluation found."""
 
-    Attributes:
-        held_out: Scores of the held-out views; None where nothing is held out.
-        fog: Share of held-out pixels in front of every point that their photograph observes; None
-            where no points are known.
-        exposure_stops: Least and largest gain of a training photograph, in stops; None where
-            exposures are not learned.
-        posed: Scores of the held-out views, each from the pose in which it fits best; None where
-            poses are not learned.
-        with_dropped: Scores of the held-out views with those that contradict the rest; None where
-            there are none of these.
-        mask_iou: Intersection over union of the rendered opacity with the object masks of the
-            measured views; None without such masks.
-    """
-
+    # Scores of the held-out views; None where nothing is held out.
     held_out: EvaluationResult | None
     training: EvaluationResult | None = None
+    # Share of held-out pixels in front of every point that their photograph observes; None where no
+    # points are known.
     fog: float | None = None
+    # Least and largest gain of a training photograph, in stops; None where exposures are not
+    # learned.
     exposure_stops: tuple[float, float] | None = None
+    # Scores of the held-out views, each from the pose in which it fits best; None where poses are
+    # not learned.
     posed: EvaluationResult | None = None
+    # Scores of the held-out views with those that contradict the rest; None where there are none of
+    # these.
     with_dropped: EvaluationResult | None = None
+    # Intersection over union of the rendered opacity with the object masks of the measured views;
+    # None without such masks.
     mask_iou: float | None = None
     counted_psnr: float | None = None
     constant_psnr: float | None = None
