@@ -249,7 +249,7 @@ class Placement:
 
     def _launch(self, kernel, *tensors: Tensor) -> None:
         arrays = [self._faces, as_array(self._weights, wp.vec3), *map(_described, tensors)]
-        launch(kernel, len(self._faces), arrays, device=self._faces.device, min_items=_MIN_ITEMS)
+        launch(kernel, len(self._faces), arrays, min_items=_MIN_ITEMS)
 
 
 _VECTORS = {2: wp.vec2, 3: wp.vec3, 4: wp.vec4}

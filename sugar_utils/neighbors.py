@@ -229,12 +229,11 @@ def _build_tree(points: Tensor) -> _Tree:
         _leaf_boxes,
         first_leaf,
         [first_leaf, n, sorted_points, rows, boxes, lowest],
-        device=device,
         min_items=_MIN_ITEMS,
     )
     level = first_leaf // 2
     while level >= 1:
-        launch(_inner_boxes, level, [level, boxes, lowest], device=device, min_items=_MIN_ITEMS)
+        launch(_inner_boxes, level, [level, boxes, lowest], min_items=_MIN_ITEMS)
         level //= 2
     return _Tree(sorted_points, rows, boxes, lowest, codes, low, side)
 
@@ -259,7 +258,6 @@ def _search(
             kernel,
             min(query_batch, n - start),
             [start, queries, rows, *tree_arguments, leaves, int(skip_self), indices, sq_distances],
-            device=device,
             min_items=_MIN_ITEMS,
         )
     return Neighbors(indices, sq_distances)

@@ -188,7 +188,6 @@ class ColumnPhotometric(torch.autograd.Function):
                 top_row, end_row, int(keep), taps, 1.0 / n_values, weight, share / max(n_runs, 1),
                 x, y, sums, partials,
             ],
-            device=device,
             block_dim=BLOCK_DIM,
         )  # fmt: skip
         ctx.counted, ctx.n_values, ctx.weight, ctx.taps = (top_row, end_row), n_values, weight, taps
@@ -206,7 +205,6 @@ class ColumnPhotometric(torch.autograd.Function):
             differentiate_columns,
             -(-height // RUN) * line,
             [*ctx.counted, ctx.taps, x, y, partials, weights, gradient],
-            device=x.device,
             block_dim=BLOCK_DIM,
         )
         return (gradient.view(height, line // _COLORS, _COLORS), *[None] * 6)

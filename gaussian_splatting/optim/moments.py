@@ -106,7 +106,6 @@ class BlockMoments:
             decode_rows,
             plain[0].numel(),
             [_width(plain[0]), *_interleaved(codes, scales), *(p.view(-1) for p in plain)],
-            device=plain[0].device,
             min_items=_MIN_ELEMENTS,
         )
         return dict(zip((*MOMENTS, *SCALES), (*plain, *scales), strict=True))
@@ -130,7 +129,6 @@ class BlockMoments:
                 _width(like), int(has_scales), *(g.view(-1) for g in given),
                 *_interleaved([moments[n] for n in MOMENTS], [moments[n] for n in SCALES]),
             ],
-            device=like.device,
             min_items=_MIN_ROWS,
         )  # fmt: skip
         return moments
@@ -177,7 +175,6 @@ def _launch_step(
             *(t.detach().contiguous().view(-1) for t in (grad, value)),
             *(m.view(-1) for m in moments.values()),
         ],
-        device=value.device,
         min_items=min_items,
     )
 

@@ -148,7 +148,7 @@ def counts_while_projecting(device: torch.device) -> bool:
 
 
 def _launch(kernel: Any, n: int, inputs: list[Any], device: torch.device) -> None:
-    launch(kernel, n, inputs, device=device, min_items=MIN_ITEMS)
+    launch(kernel, n, inputs, min_items=MIN_ITEMS)
 
 
 def _vector_of(sh_rest: Tensor) -> type:

@@ -188,7 +188,6 @@ def median_depth(gaussians: Gaussians, camera: Camera) -> Tensor:
         find_medians,
         depths.numel(),
         [camera.width, tiles.across, tiles.offsets, tiles.ids, found.splats, depths.view(-1)],
-        device=depths.device,
         min_items=_MIN_PIXELS,
     )
     return depths

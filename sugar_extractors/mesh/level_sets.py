@@ -84,7 +84,7 @@ def build_model(
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
     heights = density_factor * gaussians.opacities
-    launch(pack_rows, n, [*shape, heights, packed], device=device, min_items=_MIN_ITEMS)
+    launch(pack_rows, n, [*shape, heights, packed], min_items=_MIN_ITEMS)
     return LevelSetModel(
         gaussians,
         nearest_neighbors(gaussians.means, n_neighbors).indices,
@@ -126,7 +126,6 @@ def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
         moved.shape[0],
         [make_view(camera), *(as_array(t, wp.vec3) for t in
                               (model.gaussians.means, model.corners, moved))],
-        device=moved.device,
         min_items=4096,
     )  # fmt: skip
     return rasterize_camera_triangles(moved, model.faces, camera)
@@ -248,7 +247,6 @@ def march_rays(
             torch.tensor(list(levels), dtype=torch.float32, device=device),
             as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
         ],
-        device=device,
         min_items=_MIN_ITEMS,
     )  # fmt: skip
     return LevelSetPoints(points, normals, valid)

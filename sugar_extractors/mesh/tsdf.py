@@ -385,7 +385,6 @@ def _fuse(
                     view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3),
                     distances, weights, as_array(colors, wp.vec3),
                 ],
-                device=device,
                 min_items=_MIN_ITEMS,
             )  # fmt: skip
             progress.update(done, fields={"voxels": f"{n:,}"})

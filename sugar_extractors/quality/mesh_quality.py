@@ -414,7 +414,6 @@ class Surface:
             find_nearest,
             n,
             [self._tree.id, as_array(queries, wp.vec3), distances, faces],
-            device=self._device,
             min_items=_MIN_ITEMS,
         )
         found = faces.cpu().numpy()

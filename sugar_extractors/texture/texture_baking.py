@@ -331,7 +331,6 @@ def _gather(
         find_shown,
         len(faces),
         [view, config.depth_tolerance, corners, *surface, depths, shown],
-        device=vertices.device,
         min_items=_MIN_ITEMS,
     )
     launch(
@@ -351,7 +350,6 @@ def _gather(
             shown,
             as_array(sums, wp.vec4),
         ],
-        device=vertices.device,
         min_items=_MIN_ITEMS,
     )
 

@@ -417,9 +417,9 @@ class DemoRenderer:
         fill, texels = torch.empty_like(points), points.new_empty(*size, 3)
         grids = [as_array(grid, wp.vec3) for grid in (points, normals, fill, texels)]
         lists = [as_array(grid.view(-1, 3), wp.vec3) for grid in (points, normals, fill)]
-        launch(bake_fill, fill.numel() // 3, [self._mesh.id, *lists], device=self._device)
+        launch(bake_fill, fill.numel() // 3, [self._mesh.id, *lists])
         arguments = [self._mesh.id, self._seed, int(is_disc), *grids]
-        launch(bake_texels, math.prod(size), arguments, device=self._device)
+        launch(bake_texels, math.prod(size), arguments)
         return texels
 
     def pictures(
@@ -452,7 +452,7 @@ class DemoRenderer:
             samples,
             pictures,
         ]
-        launch(trace_pictures, math.prod(size[:3]), arguments, device=self._device)
+        launch(trace_pictures, math.prod(size[:3]), arguments)
         return pictures.cpu().numpy()
 
     def visible(self, points: np.ndarray, normals: np.ndarray, eyes: np.ndarray) -> np.ndarray:
@@ -461,5 +461,5 @@ class DemoRenderer:
         visible = torch.empty(size, dtype=torch.uint8, device=self._device)
         vectors = [self._vectors(array) for array in (points, normals, eyes)]
         arguments = [self._mesh.id, *(as_array(v, wp.vec3) for v in vectors), visible]
-        launch(trace_visibility, math.prod(size), arguments, device=self._device)
+        launch(trace_visibility, math.prod(size), arguments)
         return visible.cpu().numpy().astype(bool)

@@ -242,7 +242,6 @@ def to_camera(points: Tensor, camera: Camera) -> Tensor:
         move_to_camera,
         points.shape[0],
         [make_view(camera), as_array(points, wp.vec3), as_array(moved, wp.vec3)],
-        device=points.device,
         min_items=_MIN_ITEMS,
     )
     return moved
@@ -263,13 +262,7 @@ def rasterize_camera_triangles(
     counts = torch.empty(n_faces, dtype=torch.int32, device=device)
     mesh = [as_array(vertices, wp.vec3), as_array(faces, wp.vec3i)]
     rect_array = as_array(rects, wp.vec4i)
-    launch(
-        bound_faces,
-        n_faces,
-        [view, near, *mesh, rect_array, counts],
-        device=device,
-        min_items=_MIN_ITEMS,
-    )
+    launch(bound_faces, n_faces, [view, near, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
     across, down = n_tiles(camera)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
     for chunk in _face_chunks(counts):
@@ -278,14 +271,9 @@ def rasterize_camera_triangles(
             hit_faces,
             across * down * (TILE // cell) ** 2,
             [view, near, cell, offsets, ids, *mesh, rect_array, hits, depths],
-            device=device,
         )
     launch(
-        weigh_corners,
-        camera.height,
-        [view, *mesh, hits, as_array(weights, wp.vec3)],
-        device=device,
-        min_items=16,
+        weigh_corners, camera.height, [view, *mesh, hits, as_array(weights, wp.vec3)], min_items=16
     )
     return TriangleHits(hits, depths, weights)
 
@@ -317,7 +305,6 @@ def _tile_lists(
         tiles_of_pairs,
         n_pairs,
         [view, faces, numbers, as_array(rects, wp.vec4i), tiles],
-        device=device,
         min_items=_MIN_ITEMS,
     )
     tiles, order = tiles.sort()

@@ -469,7 +469,6 @@ class _Matched(torch.autograd.Function):
                 as_array(planes.detach().contiguous(), wp.vec3), gray, gray2, correlation,
                 as_array(gradient, wp.vec3), counts,
             ],
-            device=device,
             min_items=_MIN_ITEMS,
         )  # fmt: skip
         counted = counts.bool()
