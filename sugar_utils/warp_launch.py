@@ -150,6 +150,7 @@ def launch(
     """Run ``kernel(first, *inputs)`` for ``n_items`` items where its tensors are; none are a no-op.
 
     Args:
+        device: Needed where ``inputs`` hold addresses and no tensor.
         block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
     if n_items == 0:

@@ -129,5 +129,6 @@ def _launch(parameters: Sequence[Stepped]) -> None:
             wp.vec4(*(share for beta in ADAM_BETAS for share in (beta, 1.0 - beta))),
             ADAM_EPS,
         ],
+        device=tensors[0].device,
         min_items=_MIN_ELEMENTS,
     )
