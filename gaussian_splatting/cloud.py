@@ -10,29 +10,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_MIN_LENGTH = 1e-12
-"""Of a quaternion that is divided by its length."""
+_MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
 
 
 @dataclass
 class Gaussians:
-    """Activated Gaussians, as the rasterizer and the fields want them.
+    """Activated Gaussians, as the rasterizer and the fields want them."""
 
-    Attributes:
-        means: Centres. (N, 3) world units
-        quats: Unit quaternions, wxyz. (N, 4)
-        scales: Standard deviations along the local axes. (N, 3) world units
-        opacities: In (0, 1). (N,)
-        sh_dc: Band 0 of the spherical harmonics. (N, 1, 3)
-        sh_rest: Bands 1 and up. (N, K - 1, 3)
-    """
-
-    means: Tensor
-    quats: Tensor
-    scales: Tensor
-    opacities: Tensor
-    sh_dc: Tensor
-    sh_rest: Tensor
+    means: Tensor  # centres, (N, 3) world units
+    quats: Tensor  # unit quaternions, wxyz, (N, 4)
+    scales: Tensor  # standard deviations along the local axes, (N, 3) world units
+    opacities: Tensor  # in (0, 1), (N,)
+    sh_dc: Tensor  # band 0 of the spherical harmonics, (N, 1, 3)
+    sh_rest: Tensor  # bands 1 and up, (N, K - 1, 3)
 
     def __len__(self) -> int:
         return self.means.shape[0]
@@ -94,23 +84,14 @@ class _Activation(torch.autograd.Function):
 
 @dataclass
 class GaussianCloud:
-    """Raw parameters of N Gaussians, in the order in which checkpoints list them.
+    """Raw parameters of N Gaussians, in the order in which checkpoints list them."""
 
-    Attributes:
-        means: Centres. (N, 3) world units
-        sh_dc: Band 0 of the spherical harmonics. (N, 1, 3)
-        sh_rest: Bands 1 to 3. (N, 15, 3)
-        opacity_logits: Opacity before the sigmoid. (N, 1)
-        log_scales: Natural logarithm of the standard deviations. (N, 3)
-        quats: Quaternions, wxyz, not normalised. (N, 4)
-    """
-
-    means: Tensor
-    sh_dc: Tensor
-    sh_rest: Tensor
-    opacity_logits: Tensor
-    log_scales: Tensor
-    quats: Tensor
+    means: Tensor  # centres, (N, 3) world units
+    sh_dc: Tensor  # band 0 of the spherical harmonics, (N, 1, 3)
+    sh_rest: Tensor  # bands 1 to 3, (N, 15, 3)
+    opacity_logits: Tensor  # opacity before the sigmoid, (N, 1)
+    log_scales: Tensor  # natural logarithm of the standard deviations, (N, 3)
+    quats: Tensor  # quaternions, wxyz, not normalised, (N, 4)
 
     def __len__(self) -> int:
         return self.means.shape[0]

@@ -18,15 +18,10 @@ SHELL_RADIUS = 20.0
 
 @dataclass(frozen=True)
 class FarShell:
-    """Tells which Gaussians stand for what is infinitely far.
+    """Tells which Gaussians stand for what is infinitely far."""
 
-    Attributes:
-        middle: Of the cameras. (3,) world units
-        nearest: Distance from there beyond which they do, in world units.
-    """
-
-    middle: np.ndarray
-    nearest: float
+    middle: np.ndarray  # of the cameras, (3,) world units
+    nearest: float  # distance from there beyond which they do, in world units
 
     @classmethod
     def around(cls, cameras: Sequence[Camera], extent: float) -> FarShell | None:

@@ -118,14 +118,10 @@ class _Sources(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Capture:
-    """What results were made from, as far as it is known.
-
-    Attributes:
-        checkpoint: The vanilla checkpoint whose cameras say where the world lies; None if the
-            scene's own do.
-    """
+    """What results were made from, as far as it is known."""
 
     scene: Path | None = None
+    # The vanilla checkpoint whose cameras say where the world lies; None if the scene's own do.
     checkpoint: Path | None = None
 
 

@@ -107,15 +107,12 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        state: A warning costs quality or time; with a problem, training fails or runs elsewhere
-            than one expects.
-    """
+    """One thing that was looked at."""
 
     what: str
     value: str
+    # A warning costs quality or time; with a problem, training fails or runs elsewhere than one
+    # expects.
     state: State = "ok"
     advice: str = ""
 
@@ -135,9 +132,7 @@ def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
     console.table(title, rows)
 
 
-TESTED_TORCH = ((2, 7), (2, 15))
-"""Oldest and newest torch that the tests were run with."""
-
+TESTED_TORCH = ((2, 7), (2, 15))  # oldest and newest torch that the tests were run with
 LITTLE_MEMORY, LITTLE_DISK = 4 * 2**30, 10 * 2**30
 REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
 OPTIONAL = {
@@ -293,9 +288,7 @@ def _version(package: str) -> str | None:
 
 FEW_VIEWS, FEW_POINTS = 20, 100
 LARGE_SHARE_OF_EXTENT, SMALL_SHARE_OF_EXTENT = 0.5, 1e-7
-MANY = 0.05
-"""Share of Gaussians from which something is worth a warning."""
-
+MANY = 0.05  # share of Gaussians from which something is worth a warning
 PERCENTILES = (1, 50, 99)
 _NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
 

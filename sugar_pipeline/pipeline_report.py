@@ -41,23 +41,18 @@ _QUALITY_NOTE = (
 
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage of a pipeline, as it went.
-
-    Attributes:
-        seconds: How long it took; None when it was not run because its result was there.
-        peak_bytes: Most memory in use; None when it was not run.
-        run_directory: Folder of a training run; None for a stage that trains nothing.
-        problem: Why the result is a failure; None if it is not.
-    """
+    """One stage of a pipeline, as it went."""
 
     name: str
+    # How long it took; None when it was not run because its result was there.
     seconds: float | None = None
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  # most memory in use; None when it was not run
     outputs: Sequence[Path] = ()
+    # Folder of a training run; None for a stage that trains nothing.
     run_directory: Path | None = None
     figures: Mapping[str, object] = field(default_factory=dict)
     status: str = "finished"
-    problem: str | None = None
+    problem: str | None = None  # why the result is a failure; None if it is not
     dropped_views: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -69,19 +69,15 @@ TITLE = "SuGaR of"
 
 @dataclass
 class PipelineResult:
-    """What a pipeline made.
-
-    Attributes:
-        coarse_mesh: Coarse mesh; None where no mesh was wanted, and likewise below.
-        report: HTML file; None if it could not be written.
-    """
+    """What a pipeline made."""
 
     records: list[StageRecord] = field(default_factory=list)
+    # Coarse mesh; None where no mesh was wanted, and likewise below.
     coarse_mesh: Path | None = None
     refined: Path | None = None
     textured: Path | None = None
     quality: dict[str, MeshQuality] = field(default_factory=dict)
-    report: Path | None = None
+    report: Path | None = None  # HTML file; None if it could not be written
 
 
 def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineResult:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sugar_utils.quaternions import rotation_matrices
 
-MIN_SCALE = 1e-8
-"""Scales are clamped to this before they are inverted. World units."""
+MIN_SCALE = 1e-8  # scales are clamped to this before they are inverted. World units.
 
 
 def smallest_axis(scales: Tensor) -> Tensor:

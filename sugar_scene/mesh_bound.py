@@ -249,7 +249,7 @@ class Placement:
 
     def _launch(self, kernel, *tensors: Tensor) -> None:
         arrays = [self._faces, as_array(self._weights, wp.vec3), *map(_described, tensors)]
-        launch(kernel, len(self._faces), arrays, device=self._faces.device, min_items=_MIN_ITEMS)
+        launch(kernel, len(self._faces), arrays, min_items=_MIN_ITEMS)
 
 
 _VECTORS = {2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
@@ -310,27 +310,16 @@ LAYOUTS = {
 
 @dataclass
 class BoundCloud:
-    """Raw parameters of mesh-bound Gaussians, in the order in which checkpoints list them.
+    """Raw parameters of mesh-bound Gaussians, in the order in which checkpoints list them."""
 
-    Attributes:
-        vertices: (V, 3) world units
-        sh_dc: (G, 1, 3)
-        sh_rest: (G, 15, 3)
-        opacity_logits: (G, 1)
-        log_scales: In-plane standard deviations, logarithm. (G, 2)
-        rotations: In-plane rotation as a complex number, not normalised. (G, 2)
-        faces: Vertex indices, not optimised. (F, 3) int64
-        thickness: Standard deviation along the normal, not optimised. Scalar, world units
-    """
-
-    vertices: Tensor
-    sh_dc: Tensor
-    sh_rest: Tensor
-    opacity_logits: Tensor
-    log_scales: Tensor
-    rotations: Tensor
-    faces: Tensor
-    thickness: Tensor
+    vertices: Tensor  # (V, 3) world units
+    sh_dc: Tensor  # (G, 1, 3)
+    sh_rest: Tensor  # (G, 15, 3)
+    opacity_logits: Tensor  # (G, 1)
+    log_scales: Tensor  # in-plane standard deviations, logarithm, (G, 2)
+    rotations: Tensor  # in-plane rotation as a complex number, not normalised, (G, 2)
+    faces: Tensor  # vertex indices, not optimised, (F, 3) int64
+    thickness: Tensor  # standard deviation along the normal, not optimised. Scalar, world units
 
     def to(self, device: torch.device | str) -> BoundCloud:
         """The same on another device."""

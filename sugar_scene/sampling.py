@@ -80,7 +80,6 @@ def draw_samples(
         _place_samples,
         n_samples,
         [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points],
-        device=mask.device,
         min_items=_MIN_SAMPLES,
     )
     return indices, noise

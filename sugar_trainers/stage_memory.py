@@ -37,9 +37,7 @@ from sugar_utils.console import Console
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
 WithoutSamples = TypeVar("WithoutSamples", MultiviewConfig, RefineConfig)
 
-_ACTIVATION_BYTES = 36
-"""Per Gaussian: scales, opacities, unit quaternions and their lengths."""
-
+_ACTIVATION_BYTES = 36  # per Gaussian: scales, opacities, unit quaternions and their lengths
 _BOUND_ACTIVATION_BYTES = (36, 44)
 """Per triangle, gradients of its corners; per Gaussian, centre, quaternion, scales, opacity."""
 

@@ -37,27 +37,19 @@ kernels; on a GPU it has not been run."""
 
 @dataclass(frozen=True)
 class Gpu:
-    """One CUDA device as torch sees it.
-
-    Attributes:
-        capability: CUDA compute capability, for example (8, 9).
-    """
+    """One CUDA device as torch sees it."""
 
     name: str
-    capability: tuple[int, int]
+    capability: tuple[int, int]  # CUDA compute capability, for example (8, 9)
     memory: int = 0
 
 
 @dataclass(frozen=True)
 class CudaFacts:
-    """What decides whether CUDA can be used.
-
-    Attributes:
-        torch_cuda: CUDA version that torch was built for; None for the CPU-only build.
-    """
+    """What decides whether CUDA can be used."""
 
     driver: bool
-    torch_cuda: str | None
+    torch_cuda: str | None  # CUDA version that torch was built for; None for the CPU-only build
     architectures: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     warp_gpus: int = 0

@@ -28,9 +28,7 @@ from sugar_utils.errors import printable
 from sugar_utils.files import flat_items, write_text_atomic
 from sugar_utils.memory import format_bytes
 
-MAX_POINTS = 400
-"""Points drawn of a series."""
-
+MAX_POINTS = 400  # points drawn of a series
 N_COLORS = 8
 _WIDTH, _HEIGHT = 520, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 12, 46
@@ -203,13 +201,9 @@ _WEB = Path(__file__).parent / "web"
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with a line below it.
+    """A picture with a line below it."""
 
-    Attributes:
-        image: (H, W, 3) uint8, or an image file.
-    """
-
-    image: np.ndarray | Path
+    image: np.ndarray | Path  # (H, W, 3) uint8, or an image file
     caption: str = ""
     alt: str = ""
 

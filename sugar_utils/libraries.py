@@ -38,8 +38,7 @@ def load_package(
         raise UserError(f"{what} needs the package {package} ({error}); {advice}") from error
 
 
-_FATAL = 3
-"""Level by which glog, which pycolmap prints with, knows what it dies of."""
+_FATAL = 3  # level by which glog, which pycolmap prints with, knows what it dies of
 
 
 def load_pycolmap() -> ModuleType:

@@ -26,12 +26,8 @@ from torch import Tensor
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import NO_VECTORISER, launch
 
-BATCH = 100_000
-"""Queries of a launch where nobody asks for another number."""
-
-LEAF_SIZE = 16
-"""Points per leaf. From 4 to 32 the time on a CPU differs by less than a tenth."""
-
+BATCH = 100_000  # queries of a launch where nobody asks for another number
+LEAF_SIZE = 16  # points per leaf. From 4 to 32 the time on a CPU differs by less than a tenth.
 _MORTON_BITS = 21
 _MAX_DEPTH = 32
 _NO_INDEX = 2**31 - 1
@@ -48,38 +44,23 @@ wp.set_module_options(_EXACT)
 
 
 class Neighbors(NamedTuple):
-    """Nearest points of each query.
+    """Nearest points of each query."""
 
-    Attributes:
-        indices: Rows of the points, nearest first. (Q, k) int32
-        sq_distances: Squared distances. (Q, k) float32, world units squared
-    """
-
-    indices: Tensor
-    sq_distances: Tensor
+    indices: Tensor  # rows of the points, nearest first, (Q, k) int32
+    sq_distances: Tensor  # squared distances, (Q, k) float32, world units squared
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """Bounding boxes over Morton-sorted points.
+    """Bounding boxes over Morton-sorted points."""
 
-    Attributes:
-        points: In tree order. (N, 3)
-        rows: Row of each of them in the caller's order. (N,) int32
-        boxes: Low and high corner of each node; row 0 unused. (2 P, 6)
-        lowest: Lowest caller's row below each node. (2 P,) int32
-        codes: Places on the curve through the cube of all points, rising. (N,) int64
-        low: Corner of that cube. (3,) float64
-        side: Its side. () float64
-    """
-
-    points: Tensor
-    rows: Tensor
-    boxes: Tensor
-    lowest: Tensor
-    codes: Tensor
-    low: Tensor
-    side: Tensor
+    points: Tensor  # in tree order, (N, 3)
+    rows: Tensor  # row of each of them in the caller's order, (N,) int32
+    boxes: Tensor  # low and high corner of each node; row 0 unused, (2 P, 6)
+    lowest: Tensor  # lowest caller's row below each node, (2 P,) int32
+    codes: Tensor  # places on the curve through the cube of all points, rising, (N,) int64
+    low: Tensor  # corner of that cube, (3,) float64
+    side: Tensor  # its side, () float64
 
     @property
     def first_leaf(self) -> int:
@@ -248,12 +229,11 @@ def _build_tree(points: Tensor) -> _Tree:
         _leaf_boxes,
         first_leaf,
         [first_leaf, n, sorted_points, rows, boxes, lowest],
-        device=device,
         min_items=_MIN_ITEMS,
     )
     level = first_leaf // 2
     while level >= 1:
-        launch(_inner_boxes, level, [level, boxes, lowest], device=device, min_items=_MIN_ITEMS)
+        launch(_inner_boxes, level, [level, boxes, lowest], min_items=_MIN_ITEMS)
         level //= 2
     return _Tree(sorted_points, rows, boxes, lowest, codes, low, side)
 
@@ -278,7 +258,6 @@ def _search(
             kernel,
             min(query_batch, n - start),
             [start, queries, rows, *tree_arguments, leaves, int(skip_self), indices, sq_distances],
-            device=device,
             min_items=_MIN_ITEMS,
         )
     return Neighbors(indices, sq_distances)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from sugar_utils.errors import UserError
 
-MAX_ROWS = 2**31 - 1
-"""Warp counts rows with 32 bits; bytes between them with 64."""
+MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
 
 
 class TypedTensor(NamedTuple):
@@ -31,8 +30,7 @@ class TypedTensor(NamedTuple):
     dtype: Any = None
 
 
-Argument = Tensor | TypedTensor
-"""A tensor that a kernel is given."""
+Argument = Tensor | TypedTensor  # a tensor that a kernel is given
 
 
 def describe(given: Argument) -> Any:

@@ -205,8 +205,7 @@ class ProcessGroup:
             ) from error
 
 
-ALONE = ProcessGroup()
-"""A single process."""
+ALONE = ProcessGroup()  # a single process
 
 
 def leave_process_group() -> None:

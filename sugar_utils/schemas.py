@@ -17,12 +17,8 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 
 WRITE_AGAIN = "the file is damaged, write it again"
-FAR = 1e15
-"""Beyond it, squares do not fit into float32."""
-
-MAX_DEPTH = 50
-"""Nested containers in settings; beyond it somebody is playing."""
-
+FAR = 1e15  # beyond it, squares do not fit into float32
+MAX_DEPTH = 50  # maximum nesting depth of JSON input
 Coordinate = Annotated[float, Meta(ge=-FAR, le=FAR)]
 Positive = Annotated[float, Meta(gt=0, le=FAR)]
 PixelCount = Annotated[float, Meta(ge=1, le=2**20)]

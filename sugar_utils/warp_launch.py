@@ -143,17 +143,21 @@ def launch(
     n_items: int,
     inputs: Sequence[Any],
     *,
-    device: torch.device,
+    device: torch.device | None = None,
     min_items: int = 1,
     block_dim: int = 256,
 ) -> None:
-    """Run ``kernel(first, *inputs)`` for ``n_items`` items; zero items are a no-op.
+    """Run ``kernel(first, *inputs)`` for ``n_items`` items where its tensors are; none are a no-op.
 
     Args:
+        device: Needed where ``inputs`` hold addresses and no tensor.
         block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
     """
     if n_items == 0:
         return
+    if device is None:
+        tensors = (x.tensor if type(x) is TypedTensor else x for x in inputs)
+        device = next(x.device for x in tensors if isinstance(x, Tensor))
     if device.type == "cpu":
         _load_once(kernel)
         prepared = _prepare(kernel, 1, [0, *inputs], device="cpu")

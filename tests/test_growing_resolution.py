@@ -100,14 +100,14 @@ def test_small_copies_stay_under_the_budget_of_the_photographs(scene, n_kept):
             views.prefetch(each)
             copies.append(weakref.ref(views.get(each, 0.5)[1]))
             kept = {id(copy): copy for ref in copies if (copy := ref()) is not None}
-            assert sum(copy.nbytes for copy in kept.values()) <= images.statistics.n_bytes <= budget
+            assert sum(copy.nbytes for copy in kept.values()) <= images.n_bytes <= budget
             del kept
         if n_kept >= n:
             # Whole photographs make room for copies, which are made once.
-            assert images.statistics.misses + images.statistics.hits == n
-            assert images.statistics.n_bytes >= n * whole // 4
+            assert images.misses + images.hits == n
+            assert images.n_bytes >= n * whole // 4
         views.get(camera, 1.0)
-        assert images.statistics.n_bytes <= 2 * whole
+        assert images.n_bytes <= 2 * whole
 
 
 def test_a_view_has_a_pixel_at_least():

@@ -195,8 +195,8 @@ def test_the_store_decodes_each_image_once(tmp_path):
         assert first.shape == (6, 8, 3)
         np.testing.assert_array_equal(first.numpy(), pixels)
         assert store.get(camera) is first
-        assert (store.statistics.hits, store.statistics.misses) == (1, 1)
-        assert store.statistics.n_bytes == 6 * 8 * 3
+        assert (store.hits, store.misses) == (1, 1)
+        assert store.n_bytes == 6 * 8 * 3
         assert store.get(camera.resized(4, 3)).shape == (3, 4, 3)
 
 
@@ -209,10 +209,10 @@ def test_the_least_recently_used_image_leaves_first(tmp_path):
     with ImageStore(budget_bytes=2 * 6 * 8 * 3) as store:
         for camera in (a, b, a, c, a):
             store.get(camera)
-            assert store.statistics.n_bytes <= 2 * 6 * 8 * 3
-        assert (store.statistics.hits, store.statistics.misses) == (2, 3)
+            assert store.n_bytes <= 2 * 6 * 8 * 3
+        assert (store.hits, store.misses) == (2, 3)
         store.get(b)
-        assert store.statistics.misses == 4
+        assert store.misses == 4
 
 
 def test_a_prefetched_image_is_a_hit_even_without_a_budget(tmp_path):
@@ -223,8 +223,8 @@ def test_a_prefetched_image_is_a_hit_even_without_a_budget(tmp_path):
             store.prefetch(camera)
             store.prefetch(camera)
             np.testing.assert_array_equal(store.get(camera).numpy(), pixels)
-        assert (store.statistics.hits, store.statistics.misses) == (3, 0)
-        assert store.statistics.n_bytes == 0
+        assert (store.hits, store.misses) == (3, 0)
+        assert store.n_bytes == 0
 
 
 def test_prefetching_gives_the_same_bits_as_decoding_on_demand(tmp_path):
@@ -283,10 +283,10 @@ def test_for_a_gpu_photographs_are_decoded_into_pinned_memory(tmp_path, monkeypa
             found = store.get(camera)
             assert found.is_pinned()
             assert torch.equal(found, plain.get(camera))
-        assert store.statistics.n_bytes == 2 * 256
+        assert store.n_bytes == 2 * 256
         assert set(by_hand.devices) == {gpu}
         store.limit(300)
-        assert store.statistics.n_bytes == 256
+        assert store.n_bytes == 256
         store.serve(torch.device("cpu"))
         assert not store.get(cameras[0]).is_pinned()
 
@@ -307,7 +307,7 @@ def test_closing_lets_go_of_everything(tmp_path):
     store.prefetch(camera_for(tmp_path / "a.png"))
     store.get(camera_for(tmp_path / "a.png"))
     store.close()
-    assert store.statistics.n_bytes == 0
+    assert store.n_bytes == 0
     store.close()
 
 

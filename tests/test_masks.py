@@ -167,7 +167,7 @@ def test_bytes_of_masks_count_in_the_budget(capture):
     with ImageStore() as store:
         for camera in load(capture).train_cameras:
             store.get(camera)
-        assert store.statistics.n_bytes == 40 * 30 * (4 + 3 + 3)
+        assert store.n_bytes == 40 * 30 * (4 + 3 + 3)
 
 
 def test_photographs_without_a_mask_are_named(capture):

@@ -162,9 +162,9 @@ def test_a_store_shrinks_at_once(scene):
     camera = scene.cameras[0]
     with ImageStore(budget_bytes=10**6) as store:
         store.get(camera)
-        assert store.statistics.n_bytes == camera.width * camera.height * 3
+        assert store.n_bytes == camera.width * camera.height * 3
         store.limit(0)
-        assert store.statistics.n_bytes == 0
+        assert store.n_bytes == 0
 
 
 def coarse(scene, checkpoint, output, *flags) -> int:

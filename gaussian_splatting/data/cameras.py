@@ -24,55 +24,37 @@ MaskMode = Literal["object", "ignore"]
 
 @dataclass(frozen=True)
 class ViewMask:
-    """Which pixels of a photograph count; black ones do not.
-
-    Attributes:
-        mode: ``object``: outside there is nothing; ``ignore``: outside, nothing is known.
-        outline_error: Mean error of its outline as a share of the longest side of the image; 0 for
-            masks that are as precise as can be measured.
-    """
+    """Which pixels of a photograph count; black ones do not."""
 
     path: Path
-    mode: MaskMode
+    mode: MaskMode  # ``object``: outside there is nothing; ``ignore``: outside, nothing is known
     alpha: bool = False
     lens: str = ""
+    # Mean error of its outline as a share of the longest side of the image; 0 for masks that are as
+    # precise as can be measured.
     outline_error: float = 0.0
     weight: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Camera:
-    """A posed pinhole camera and the photograph it took.
-
-    Attributes:
-        width: Image width in pixels at which this camera renders.
-        height: Image height in pixels.
-        fx: Horizontal focal length in pixels.
-        fy: Vertical focal length in pixels.
-        cx: Principal point x in pixels from the left edge.
-        cy: Principal point y in pixels from the top edge.
-        rotation: World-to-camera rotation. (3, 3) float64
-        translation: World-to-camera translation in world units. (3,) float64
-        image_path: The photograph on disk; None for a camera without one.
-        source_path: The photograph as it was taken, where ``image_path`` is an undistorted copy.
-        lens: Camera model and parameters that the copy was undistorted with; else empty.
-        mask: Which pixels of the photograph count; None for all.
-    """
+    """A posed pinhole camera and the photograph it took."""
 
     name: str
-    width: int
-    height: int
-    fx: float
-    fy: float
-    cx: float
-    cy: float
-    rotation: np.ndarray
-    translation: np.ndarray
-    image_path: Path | None = None
+    width: int  # image width in pixels at which this camera renders
+    height: int  # image height in pixels
+    fx: float  # horizontal focal length in pixels
+    fy: float  # vertical focal length in pixels
+    cx: float  # principal point x in pixels from the left edge
+    cy: float  # principal point y in pixels from the top edge
+    rotation: np.ndarray  # world-to-camera rotation, (3, 3) float64
+    translation: np.ndarray  # world-to-camera translation in world units, (3,) float64
+    image_path: Path | None = None  # the photograph on disk; None for a camera without one
+    # The photograph as it was taken, where ``image_path`` is an undistorted copy.
     source_path: Path | None = None
-    lens: str = ""
+    lens: str = ""  # camera model and parameters that the copy was undistorted with; else empty
     mask_path: Path | None = None
-    mask: ViewMask | None = None
+    mask: ViewMask | None = None  # which pixels of the photograph count; None for all
 
     @property
     def center(self) -> np.ndarray:
@@ -122,17 +104,11 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class Pixels(NamedTuple):
-    """Where points are in an image; points outside of it have the nearest pixel of its border.
+    """Where points are in an image; points outside of it have the nearest pixel of its border."""
 
-    Attributes:
-        rows: (...,) int64
-        columns: (...,) int64
-        inside: Points before the camera and in the image. (...,) bool
-    """
-
-    rows: Tensor
-    columns: Tensor
-    inside: Tensor
+    rows: Tensor  # (...,) int64
+    columns: Tensor  # (...,) int64
+    inside: Tensor  # points before the camera and in the image, (...,) bool
 
 
 def pixel_rays(
@@ -170,9 +146,7 @@ def pixels_of(points: Tensor, camera: Camera) -> Pixels:
     )
 
 
-MIN_GROUND_SHARE = 0.15
-"""Points that lie in a plane before it is taken for the ground."""
-
+MIN_GROUND_SHARE = 0.15  # of the points must lie in a plane before it is taken for the ground
 _MAX_TILT = 25.0
 _PLANE_TRIALS = 500
 _PLANE_WIDTH = 0.01

@@ -49,27 +49,20 @@ from sugar_utils.schemas import FAR
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _CACHE_FOLDER = "undistorted_cache"
-_FIT_POINTS = 300
-"""Observed points of an image whose reprojection is looked at."""
-
+_FIT_POINTS = 300  # observed points of an image whose reprojection is looked at
 _CACHE_VERSION = 2
 """Counts the ways in which copies were made; those of an earlier way are made again."""
 
 
 @dataclass(frozen=True)
 class ColmapModel:
-    """What a COLMAP model says.
-
-    Attributes:
-        points: Points, ordered by their COLMAP number. (P, 3) float32 world units
-        points_rgb: Their colours. (P, 3) uint8
-        observations: Which points the photographs observe; None where no tracks are kept.
-    """
+    """What a COLMAP model says."""
 
     cameras: list[Camera]
-    points: np.ndarray
-    points_rgb: np.ndarray
+    points: np.ndarray  # points, ordered by their COLMAP number, (P, 3) float32 world units
+    points_rgb: np.ndarray  # their colours, (P, 3) uint8
     n_undistorted: int
+    # Which points the photographs observe; None where no tracks are kept.
     observations: Observations | None = None
 
 
@@ -414,8 +407,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
     return folder
 
 
-PARTS = ("cameras", "images", "points3D", "rigs", "frames")
-"""Files of a model, without the suffix."""
+PARTS = ("cameras", "images", "points3D", "rigs", "frames")  # files of a model, without the suffix
 
 
 def write_model(model: Any, folder: Path) -> None:

@@ -13,7 +13,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
@@ -31,9 +30,7 @@ from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 
-COUNTS = 128
-"""From this value of the mask's byte on, a pixel counts where it must count or not."""
-
+COUNTS = 128  # from this value of the mask's byte on, a pixel counts where it must count or not
 OUTLINE = (255, 0, 200)
 _ROWS = 64
 
@@ -333,18 +330,6 @@ def fit_to_file(camera: Camera) -> Camera:
     return camera.resized(width, height)
 
 
-@dataclass(frozen=True)
-class ImageStoreStatistics:
-    """What an image store has done so far."""
-
-    hits: int
-    """Images that were there, or already on their way, when asked for."""
-    misses: int
-    """Images that had to be decoded while the caller waited."""
-    n_bytes: int
-    """Bytes of decoded images held now."""
-
-
 class ImageStore:
     """Decoded training images under a byte budget, the least recently used leaving first.
 
@@ -366,7 +351,9 @@ class ImageStore:
         self._images: OrderedDict[tuple, Tensor] = OrderedDict()
         self._pending: dict[tuple, Future[Tensor]] = {}
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="image-prefetch")
-        self._hits = self._misses = self._n_bytes = 0
+        self.hits = 0  # images that were there, or already on their way, when asked for
+        self.misses = 0  # images that had to be decoded while the caller waited
+        self.n_bytes = 0  # of decoded images held now
         self._device: torch.device | None = None
 
     def serve(self, device: torch.device) -> None:
@@ -381,16 +368,16 @@ class ImageStore:
         """
         key = _store_key(camera)
         if key in self._images:
-            self._hits += 1
+            self.hits += 1
             self._images.move_to_end(key)
             return self._images[key]
         future = self._pending.pop(key, None)
         if future is not None:
             image = future.result()
-            self._hits += 1
+            self.hits += 1
         else:
             image = self._decode(camera)
-            self._misses += 1
+            self.misses += 1
         self._keep(key, image)
         return image
 
@@ -414,7 +401,7 @@ class ImageStore:
     def drop_scaled(self, scale: float) -> None:
         """Let go of all copies of a scale."""
         for key in [key for key in self._images if key[-1] == scale]:
-            self._n_bytes -= held_bytes(self._images.pop(key))
+            self.n_bytes -= held_bytes(self._images.pop(key))
 
     def shown(self, camera: Camera) -> Tensor:
         """The photograph as figures and pictures see it: an object on the plain background."""
@@ -448,28 +435,23 @@ class ImageStore:
             return
         self._drop_to(self._budget - n_bytes)
         self._images[key] = image
-        self._n_bytes += n_bytes
+        self.n_bytes += n_bytes
 
     def _drop_to(self, n_bytes: int) -> None:
-        while self._n_bytes > n_bytes:
-            self._n_bytes -= held_bytes(self._images.popitem(last=False)[1])
+        while self.n_bytes > n_bytes:
+            self.n_bytes -= held_bytes(self._images.popitem(last=False)[1])
 
     def limit(self, budget_bytes: int) -> None:
         """Keep at most this many bytes of decoded images from now on."""
         self._budget = budget_bytes
         self._drop_to(budget_bytes)
 
-    @property
-    def statistics(self) -> ImageStoreStatistics:
-        """Counts so far."""
-        return ImageStoreStatistics(self._hits, self._misses, self._n_bytes)
-
     def close(self) -> None:
         """Stop the background thread and let go of all images."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
         self._images.clear()
-        self._n_bytes = 0
+        self.n_bytes = 0
 
     def __enter__(self) -> ImageStore:
         return self

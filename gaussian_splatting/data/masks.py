@@ -45,15 +45,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.settings import flag
 
 NONE, ALPHA = "none", "alpha"
-FOLDERS = ("masks", "mask")
-"""Folders of a scene that are taken for masks unasked."""
-
-OVERVIEW_SIDE = 512
-"""Longest side in pixels of the small masks that are checked and carve the hull."""
-
-MAX_BLACK_SHARE = 0.25
-"""If more masks are all black, they are no masks."""
-
+FOLDERS = ("masks", "mask")  # folders of a scene that are taken for masks unasked
+OVERVIEW_SIDE = 512  # longest side in pixels of the small masks that are checked and carve the hull
+MAX_BLACK_SHARE = 0.25  # if more masks are all black, they are no masks
 _ENDINGS = ("_mask", "-mask", ".mask")
 """What names of masks may have behind the photograph's name, with its extension or without."""
 
@@ -264,12 +258,8 @@ def _check(camera: Camera) -> None:
     overview(camera)
 
 
-TOLERANCE = 2
-"""Pixels of the small masks by which a point may lie outside: poses are that wrong."""
-
-OUTLINE_ERRORS = 1.0
-"""The same in outline errors of the masks, where those are imprecise."""
-
+TOLERANCE = 2  # pixels of the small masks by which a point may lie outside: poses are that wrong
+OUTLINE_ERRORS = 1.0  # the same in outline errors of the masks, where those are imprecise
 VOTES_SHARE = 0.1
 """A point is outside if at least this share of the views that show it vote against it."""
 
@@ -277,8 +267,7 @@ MIN_VOTES, FEW_VIEWS_SHARE = 1.5, 0.25
 """Votes that are needed in any case, or this share of the views where that is less."""
 
 _MIN_Z = 1e-6
-_STEPS = 4
-"""Steps of a pixel in which distances are stored, which end at 255 steps."""
+_STEPS = 4  # steps of a pixel in which distances are stored, which end at 255 steps
 
 
 def votes_outside(
@@ -352,13 +341,10 @@ def distance_outside(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VisualHull:
-    """Masks of training views, small.
-
-    Attributes:
-        distances: Distances from the masks, as of :func:`distance_outside`. (H, W) uint8 each
-    """
+    """Masks of training views, small."""
 
     cameras: tuple[Camera, ...]
+    # Distances from the masks, as of :func:`distance_outside`, (H, W) uint8 each.
     distances: tuple[Tensor, ...]
     tolerance: float = float(TOLERANCE)
     weights: tuple[float, ...] | None = None

@@ -63,21 +63,16 @@ class ViewFit:
 
 @dataclass(frozen=True)
 class Observations:
-    """Points that photographs observe.
+    """Points that photographs observe."""
 
-    Attributes:
-        points: Positions. (P, 3) float32 world units
-        errors: Mean reprojection errors. (P,) float32 pixels of the photographs as calibrated
-        lengths: Photographs that observe each point. (P,) int32
-        rows: Rows of the above that a photograph observes, by its name. (n,) int32 each
-        rgb: Colours of the points; None where they are not known. (P, 3) uint8
-    """
-
-    points: np.ndarray
+    points: np.ndarray  # positions, (P, 3) float32 world units
+    # Mean reprojection errors, (P,) float32 pixels of the photographs as calibrated.
     errors: np.ndarray
-    lengths: np.ndarray
+    lengths: np.ndarray  # photographs that observe each point, (P,) int32
+    # Rows of the above that a photograph observes, by its name, (n,) int32 each.
     rows: dict[str, np.ndarray]
     fits: dict[str, ViewFit] = field(default_factory=dict)
+    # Colours of the points; None where they are not known, (P, 3) uint8.
     rgb: np.ndarray | None = None
 
     def only(self, names: Iterable[str]) -> Observations:
@@ -106,20 +101,13 @@ class Observations:
 
 @dataclass(frozen=True)
 class SeenPoints:
-    """Observed points in a view.
+    """Observed points in a view."""
 
-    Attributes:
-        pixels: Where they are. (n, 2) pixels
-        depths: Along the view axis. (n,) world units
-        errors: Mean reprojection errors. (n,) pixels of the photographs as calibrated
-        lengths: Photographs that observe each point. (n,)
-        rgb: Colours of the points; None where they are not known. (n, 3) uint8
-    """
-
-    pixels: np.ndarray
-    depths: np.ndarray
-    errors: np.ndarray
-    lengths: np.ndarray
+    pixels: np.ndarray  # where they are, (n, 2) pixels
+    depths: np.ndarray  # along the view axis, (n,) world units
+    errors: np.ndarray  # mean reprojection errors, (n,) pixels of the photographs as calibrated
+    lengths: np.ndarray  # photographs that observe each point, (n,)
+    # Colours of the points; None where they are not known, (n, 3) uint8.
     rgb: np.ndarray | None = None
 
     @property

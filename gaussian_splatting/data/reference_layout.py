@@ -47,8 +47,7 @@ from sugar_utils.schemas import (
 )
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
-OBJECT_MASKS = "object_masks"
-"""Folder of estimated masks in a checkpoint folder."""
+OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
 """Folder of the vanilla stage's resumable checkpoints, and the record of a run."""
 
 _CLOUD_NAME = "point_cloud.ply"
@@ -59,34 +58,28 @@ _Row = tuple[_Entry, _Entry, _Entry]
 
 @dataclass(frozen=True)
 class StoredCamera:
-    """One entry of ``cameras.json``.
-
-    Attributes:
-        has_principal_point: Whether ``cx`` and ``cy`` were stored. Other programs leave them out;
-            the principal point is then assumed at the image centre.
-    """
+    """One entry of ``cameras.json``."""
 
     camera: Camera
+    # Whether ``cx`` and ``cy`` were stored. Other programs leave them out; the principal point is
+    # then assumed at the image centre.
     has_principal_point: bool
 
 
 @dataclass(frozen=True)
 class ReferenceCheckpoint:
-    """A trained 3DGS model on disk.
-
-    Attributes:
-        cameras: Entries of ``cameras.json`` in file order; None without that file.
-        held_out_views: Names of the views that its training held out; None if it kept no record.
-        object_masks: Folder of the masks that its training estimated; None if it did not.
-    """
+    """A trained 3DGS model on disk."""
 
     root: Path
     ply_path: Path
     iteration: int | None
+    # Entries of ``cameras.json`` in file order; None without that file.
     cameras: tuple[StoredCamera, ...] | None
     settings: dict[str, Any] = field(default_factory=dict)
+    # Names of the views that its training held out; None if it kept no record.
     held_out_views: frozenset[str] | None = None
     dropped_views: dict[str, str] | None = None
+    # Folder of the masks that its training estimated; None if it did not.
     object_masks: Path | None = None
 
     @property

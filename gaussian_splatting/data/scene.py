@@ -34,29 +34,24 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything a stage needs to know about a capture.
-
-    Attributes:
-        original_train_cameras: The training cameras at their calibrated size, for cameras.json;
-            those that were left out included.
-        points: Points of the reconstruction. (P, 3) float32 world units; P may be 0
-        points_rgb: Their colours. (P, 3) uint8
-        extent: 1.1 times the largest distance of a training camera from their mean, world units.
-        held_out_note: What figures of held-out views must be read with; empty where nothing is.
-        observations: Points that photographs observe; None where the reconstruction has no tracks.
-    """
+    """Everything a stage needs to know about a capture."""
 
     root: Path
     train_cameras: list[Camera]
     test_cameras: list[Camera]
+    # The training cameras at their calibrated size, for cameras.json; those that were left out
+    # included.
     original_train_cameras: list[Camera]
     original_test_cameras: list[Camera]
-    points: np.ndarray
-    points_rgb: np.ndarray
+    points: np.ndarray  # points of the reconstruction, (P, 3) float32 world units; P may be 0
+    points_rgb: np.ndarray  # their colours, (P, 3) uint8
+    # 1.1 times the largest distance of a training camera from their mean, world units
     extent: float
     white_background: bool
     description: str
+    # What figures of held-out views must be read with; empty where nothing is.
     held_out_note: str = ""
+    # Points that photographs observe; None where the reconstruction has no tracks.
     observations: Observations | None = None
     dropped_views: dict[str, str] = field(default_factory=dict)
     dropped_test_cameras: list[Camera] = field(default_factory=list)

@@ -71,17 +71,12 @@ class _Transforms(_Lens, kw_only=True):
 
 @dataclass(frozen=True)
 class TransformsModel:
-    """What the JSON files of a scene say.
-
-    Attributes:
-        points: Initial points. (P, 3) float32 world units
-        points_rgb: Their colours. (P, 3) uint8
-    """
+    """What the JSON files of a scene say."""
 
     train_cameras: list[Camera]
     test_cameras: list[Camera]
-    points: np.ndarray
-    points_rgb: np.ndarray
+    points: np.ndarray  # initial points, (P, 3) float32 world units
+    points_rgb: np.ndarray  # their colours, (P, 3) uint8
 
 
 def find_transforms(root: Path) -> list[Path]:

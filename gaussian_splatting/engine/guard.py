@@ -18,9 +18,7 @@ from gaussian_splatting.rasterization.pair_forecast import PairGuess
 from sugar_utils.errors import TrainingError
 
 MAX_SCALE_IN_EXTENTS = 1e4
-TOTAL = "loss"
-"""Name under which stages report the weighted sum of their terms."""
-
+TOTAL = "loss"  # name under which stages report the weighted sum of their terms
 _ROW_LIMIT = 3
 _KEPT = "the last good checkpoint is kept"
 _LOOK = "look at this image and its pose, or continue from it with lower learning rates"

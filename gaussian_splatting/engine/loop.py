@@ -30,9 +30,7 @@ from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup
 
-LEFT_OUT = "left_out_views"
-"""Key of the views that were left out so far, in a checkpoint."""
-
+LEFT_OUT = "left_out_views"  # key of the views that were left out so far, in a checkpoint
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
 
@@ -49,20 +47,16 @@ class Interrupted(UserError):
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """When the loop does what; all numbers are absolute iterations.
-
-    Attributes:
-        checkpoint_interval: Iterations between two checkpoints; None for milestones only.
-        keep_checkpoints: How many interval checkpoints to keep; None for all.
-    """
+    """When the loop does what; all numbers are absolute iterations."""
 
     first: int
     last: int
     seed: int = 0
     log_interval: int = 200
+    # Iterations between two checkpoints; None for milestones only.
     checkpoint_interval: int | None = 1000
     checkpoint_milestones: tuple[int, ...] = ()
-    keep_checkpoints: int | None = None
+    keep_checkpoints: int | None = None  # how many interval checkpoints to keep; None for all
     test_iterations: tuple[int, ...] = ()
     export_iterations: tuple[int, ...] = ()
     view_check_iterations: tuple[int, ...] = ()

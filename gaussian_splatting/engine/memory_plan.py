@@ -33,9 +33,7 @@ MAX_STRIPS = 32
 MIN_CHUNK = 50_000
 STRIPS = 4
 SURVEYED_VIEWS = 4
-MIN_IMAGES = 2
-"""The one that is trained on and the next one."""
-
+MIN_IMAGES = 2  # the one that is trained on and the next one
 _FREE_SHARE = 0.8
 """Of the free memory; the rest is for what is not in tensors, and for other programs."""
 
@@ -110,11 +108,7 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What the step of a phase works on.
-
-    Attributes:
-        neighbors: Neighbours of each Gaussian; 0 where none are needed.
-    """
+    """What the step of a phase works on."""
 
     n: int
     model: ModelLoad
@@ -122,21 +116,17 @@ class StepLoad:
     geometry: Geometry = "none"
     activation: int = 0
     samples: int = 0
-    neighbors: int = 0
+    neighbors: int = 0  # neighbours of each Gaussian; 0 where none are needed
     pair_bytes: int = 64 * 2**20
     fixed: int = 0
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How a step saves memory; the result depends on it by rounding only.
-
-    Attributes:
-        sample_chunk: Samples evaluated at once; None for all.
-    """
+    """How a step saves memory; the result depends on it by rounding only."""
 
     split: ImageSplit = WHOLE_IMAGE
-    sample_chunk: int | None = None
+    sample_chunk: int | None = None  # samples evaluated at once; None for all
 
 
 def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
@@ -198,12 +188,7 @@ LoadsOf = Callable[[OptimizerConfig], Mapping[str, StepLoad]]
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What the user said about memory; none of it changes the result but for rounding.
-
-    Attributes:
-        processes: How many train together; where each sees several views per step, it keeps one
-            more copy of the gradients.
-    """
+    """What the user said about memory; none of it changes the result but for rounding."""
 
     vram_budget: float | None = flag(
         None, "GiB for tensors on the training device, and on the CPU for photographs as well; "
@@ -223,7 +208,10 @@ class MemoryOptions:
         None, "project and blend again instead of keeping the results; the same bits, a little "
         "less memory, about 1.15 times the time; unset: as --vram_budget needs it",
     )  # fmt: skip
+    # Processes that train together; with several views per step each keeps one more copy of the
+    # gradients.
     processes: int = field(default_factory=lambda: Launch.read().size)
+    # Of these, those that share the memory of this machine.
     sharers: int = field(default_factory=lambda: Launch.read().local_size)
 
     @property
@@ -252,16 +240,12 @@ class MemoryOptions:
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """A plan that fits.
-
-    Attributes:
-        image_bytes: Of the budget for images; 0 where those lie in other memory.
-    """
+    """A plan that fits."""
 
     plan: MemoryPlan
     phases: dict[str, dict[str, int]]
     budget: int
-    image_bytes: int
+    image_bytes: int  # of the budget for images; 0 where those lie in other memory
 
     @property
     def peak(self) -> int:

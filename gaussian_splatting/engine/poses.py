@@ -36,9 +36,7 @@ from sugar_utils.errors import UserError
 WAY = 0.03
 """Radians, and extents: twice what is worth repairing; a reconstruction that is worse is wrong."""
 
-RATES = (2e-4, 3e-3)
-"""Least and largest learning rate to begin with."""
-
+RATES = (2e-4, 3e-3)  # least and largest learning rate to begin with
 _MOTIONS = "pose_motions"
 _KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_steps": "steps"}
 """Name in checkpoints to attribute of the optimiser."""
@@ -46,15 +44,10 @@ _KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_s
 
 @dataclass(frozen=True)
 class PoseConfig:
-    """How poses are learned.
+    """How poses are learned."""
 
-    Attributes:
-        rate: Learning rate of rotations in radians, and of shifts in camera extents.
-        final_share: Share of the rate that is left at the end; it falls log-linearly.
-    """
-
-    rate: float = 1e-3
-    final_share: float = 0.05
+    rate: float = 1e-3  # learning rate of rotations in radians, and of shifts in camera extents
+    final_share: float = 0.05  # share of the rate that is left at the end; it falls log-linearly
     start: int = 500
     last: int = 30_000
     anchor: float = 0.1

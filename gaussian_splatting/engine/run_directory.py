@@ -179,13 +179,9 @@ _OBSOLETE = "obsolete"
 
 @dataclass
 class ResumePlan:
-    """What to do with a run's folder.
+    """What to do with a run's folder."""
 
-    Attributes:
-        payload: Checkpoint to continue from; None to start anew.
-    """
-
-    payload: dict[str, Any] | None = None
+    payload: dict[str, Any] | None = None  # checkpoint to continue from; None to start anew
     source: Path | None = None
     finished: bool = False
 

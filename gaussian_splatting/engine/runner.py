@@ -42,12 +42,7 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True)
 class StageRun(Generic[Model]):
-    """A run that has read its inputs and has not touched its folder yet.
-
-    Attributes:
-        enrich: Makes more of the initial model by looking at the photographs; not called where a
-            checkpoint is continued.
-    """
+    """A run that has read its inputs and has not touched its folder yet."""
 
     title: str
     scene: Scene
@@ -55,6 +50,8 @@ class StageRun(Generic[Model]):
     loop: LoopConfig
     build: Callable[[Model, ImageStore, Console], Stage]
     results: Sequence[Path]
+    # Makes more of the initial model by looking at the photographs; not called where a checkpoint
+    # is continued.
     enrich: Callable[[Model, ImageStore, Console], Model] | None = None
     channels: tuple[int, ...] = ()
 
@@ -191,8 +188,7 @@ RENDERED_CHANNELS = (3, 6)
 WORKERS_CPU, WORKERS_GPU = 2, 8
 """Modules that are compiled at once; the compiler for CPUs mostly waits for itself."""
 
-PATIENCE = 1.5
-"""Seconds after which it is said that kernels are being compiled; loading takes less."""
+PATIENCE = 1.5  # seconds after which it is said that kernels are being compiled; loading takes less
 
 
 def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:

@@ -34,32 +34,24 @@ from sugar_utils.device import constants
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one view said.
+    """What one view said."""
 
-    Attributes:
-        terms: Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
-        radii: Screen radii, 0 for Gaussians the view did not see. (N,) int32
-        settle: What else the view changes; called when its numbers were found to be good.
-    """
-
+    # Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
     terms: dict[str, Tensor]
-    radii: Tensor
+    radii: Tensor  # screen radii, 0 for Gaussians the view did not see, (N,) int32
     guess: PairGuess | None = None
+    # What else the view changes; called when its numbers were found to be good.
     settle: Callable[[], None] = lambda: None
 
 
 class Stage(ABC):
-    """One optimisation, step by step; what is not abstract does no more than learn exposures.
-
-    Attributes:
-        extent: Camera extent in world units.
-        poses: Poses that are learned beside the model; None where they are taken as they are.
-    """
+    """One optimisation, step by step; what is not abstract does no more than learn exposures."""
 
     name: str
     model: TrainableModel
-    extent: float
+    extent: float  # camera extent in world units
     memory_plan: MemoryPlan
+    # Poses that are learned beside the model; None where they are taken as they are.
     poses: PoseRefinement | None = None
     exposures: Exposures | None = None
     pairs: PairForecast | None = None
@@ -150,21 +142,17 @@ rendered view, strip by strip; or depth and normals of the view at half its size
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of the loss.
-
-    Attributes:
-        value: The unweighted scalar, from what is seen there: an :class:`ImageStrip` of an image,
-            else what the stage says. Of a chunk or a strip it is the share, the sum divided by
-            the number in the whole. None where a view has nothing for it.
-        maps: What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``,
-            ``"plane"``.
-    """
+    """One term of the loss."""
 
     name: str
     weight: float
     at: Place
+    # The unweighted scalar, from what is seen there: an :class:`ImageStrip` of an image, else what
+    # the stage says. Of a chunk or a strip it is the share, the sum divided by the number in the
+    # whole. None where a view has nothing for it.
     value: Callable[[Any], Tensor | None]
     active: Callable[[int], bool] = lambda iteration: True
+    # What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``, ``"plane"``.
     maps: tuple[str, ...] = ()
     halo: int = 0
 
@@ -188,19 +176,16 @@ class LossTerm:
 
 @dataclass(frozen=True)
 class ImageStrip:
-    """What a term sees of a strip of the image.
-
-    Attributes:
-        photograph: Photograph of the view. (H, W, 3) bytes or floats, or (H, W, 4) bytes with a
-            mask of what to ignore. At half its size only what the mask says, None without one.
-        exposure: Its exposure; None where it has none. See :func:`exposed`. (2, 3)
-        inside: Pixels of the whole image that say what the exposure is; None for all. (H, W) bool
-    """
+    """What a term sees of a strip of the image."""
 
     maps: StripMaps
     camera: Camera
+    # Photograph of the view, (H, W, 3) bytes or floats, or (H, W, 4) bytes with a mask of what to
+    # ignore. At half its size only what the mask says, None without one.
     photograph: Tensor | None
+    # Its exposure; None where it has none. See :func:`exposed`. (2, 3).
     exposure: Tensor | None = None
+    # Pixels of the whole image that say what the exposure is; None for all, (H, W) bool.
     inside: Tensor | None = None
     beside: Any = None
 

@@ -36,17 +36,12 @@ from sugar_utils.process_group import ProcessGroup
 
 @dataclass
 class StepSum:
-    """What the views of a step said together.
-
-    Attributes:
-        visible: Gaussians that a view showed; None where nobody asks. (N,) bool
-        stop: Signal that asked a process to stop; None if none did.
-    """
+    """What the views of a step said together."""
 
     terms: dict[str, Tensor]
-    visible: Tensor | None
+    visible: Tensor | None  # Gaussians that a view showed; None where nobody asks, (N,) bool
     showing: int = 0
-    stop: str | None = None
+    stop: str | None = None  # signal that asked a process to stop; None if none did
 
     def add(self, terms: dict[str, Tensor], visible: Tensor | None) -> None:
         """Count another view; a term that a view lacks counts as zero."""
@@ -319,8 +314,7 @@ class Stepper:
             )
 
 
-SIGNALS = tuple(EXIT_OF_SIGNAL)
-"""What asks a run to stop."""
+SIGNALS = tuple(EXIT_OF_SIGNAL)  # what asks a run to stop
 
 
 class StopRequest:

@@ -58,25 +58,17 @@ WHOLE_IMAGE = ImageSplit()
 
 @dataclass(frozen=True)
 class StripMaps:
-    """What a term sees of a strip: leaves that collect gradients, None where not rendered.
+    """What a term sees of a strip: leaves that collect gradients, None where not rendered."""
 
-    Attributes:
-        image: Colour. (R, W, 3)
-        depth: Depth along the view axis. (R, W) world units
-        normal_xy: Camera-space x and y of the normals; see ``complete_normals``. (R, W, 2)
-        counted: Rows of these maps that count; the others are their neighbours.
-        plane: Blended normals and distances of the Gaussians' planes. (R, W, 4)
-        features: Blended free features. (R, W, F)
-    """
-
-    image: Tensor | None
-    depth: Tensor | None
+    image: Tensor | None  # colour, (R, W, 3)
+    depth: Tensor | None  # depth along the view axis, (R, W) world units
+    # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
     normal_xy: Tensor | None
     shown: Rows
-    counted: slice
+    counted: slice  # rows of these maps that count; the others are their neighbours
     height: int
-    plane: Tensor | None = None
-    features: Tensor | None = None
+    plane: Tensor | None = None  # blended normals and distances of the Gaussians' planes, (R, W, 4)
+    features: Tensor | None = None  # blended free features, (R, W, F)
 
     @property
     def share(self) -> float:

@@ -27,19 +27,13 @@ from sugar_utils.random import draw_labels, generator
 
 @dataclass(frozen=True)
 class Target:
-    """What a render of one view is compared with.
+    """What a render of one view is compared with."""
 
-    Attributes:
-        photograph: (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1.
-        background: Colour behind the render. (3,)
-        exposure: Leaf of the photograph's exposure; None where it has none. (2, 3)
-        inside: Pixels that say what the exposure is; None for all. (H, W) bool
-    """
-
+    # (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1
     photograph: Tensor
-    background: Tensor
-    exposure: Tensor | None
-    inside: Tensor | None
+    background: Tensor  # colour behind the render, (3,)
+    exposure: Tensor | None  # leaf of the photograph's exposure; None where it has none, (2, 3)
+    inside: Tensor | None  # pixels that say what the exposure is; None for all, (H, W) bool
 
 
 def target_of(
@@ -202,8 +196,7 @@ class CameraOrder:
         return self._permutation[step % self._n]
 
 
-_LEAST_WEIGHT = 1e-3
-"""Of a masked pixel, in steps of the mask's byte."""
+_LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
 
 
 class SizedViews:

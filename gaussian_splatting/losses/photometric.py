@@ -22,8 +22,7 @@ from gaussian_splatting.losses.ssim_reference import (
 
 DSSIM_WEIGHT = 0.2
 
-SSIM_HALO = WINDOW_SIZE // 2
-"""Rows on each side that the SSIM of a row depends on."""
+SSIM_HALO = WINDOW_SIZE // 2  # rows on each side that the SSIM of a row depends on
 
 
 def color_terms(

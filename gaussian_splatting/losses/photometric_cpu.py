@@ -97,7 +97,6 @@ class NativePhotometric(torch.autograd.Function):
             _forward_rows,
             end_row - top_row,
             [top_row, width, height, stride, int(keep), taps, x, y, sums, partials],
-            device=x.device,
         )
         ctx.size, ctx.counted = (width, height, stride), (top_row, end_row)
         ctx.n_values, ctx.weight = n_values, weight
@@ -116,6 +115,5 @@ class NativePhotometric(torch.autograd.Function):
             _backward_rows,
             height,
             [*ctx.counted, width, height, stride, taps, x, y, partials, weights, gradient],
-            device=x.device,
         )
         return (gradient, *[None] * 6)

@@ -22,11 +22,8 @@ from gaussian_splatting.losses.ssim_reference import (
 )
 from sugar_utils.warp_launch import launch
 
-RUN = 32
-"""Rows of a run; ten more are blurred across for it."""
-
-BLOCK_DIM = 128
-"""Threads of a block on a GPU: 12 warps reside where 8 would with larger ones."""
+RUN = 32  # rows of a run; ten more are blurred across for it
+BLOCK_DIM = 128  # threads of a block on a GPU: 12 warps reside where 8 would with larger ones
 
 wp.set_module_options({"enable_backward": False, "block_dim": BLOCK_DIM})
 
@@ -191,7 +188,6 @@ class ColumnPhotometric(torch.autograd.Function):
                 top_row, end_row, int(keep), taps, 1.0 / n_values, weight, share / max(n_runs, 1),
                 x, y, sums, partials,
             ],
-            device=device,
             block_dim=BLOCK_DIM,
         )  # fmt: skip
         ctx.counted, ctx.n_values, ctx.weight, ctx.taps = (top_row, end_row), n_values, weight, taps
@@ -209,7 +205,6 @@ class ColumnPhotometric(torch.autograd.Function):
             differentiate_columns,
             -(-height // RUN) * line,
             [*ctx.counted, ctx.taps, x, y, partials, weights, gradient],
-            device=x.device,
             block_dim=BLOCK_DIM,
         )
         return (gradient.view(height, line // _COLORS, _COLORS), *[None] * 6)

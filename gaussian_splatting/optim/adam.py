@@ -47,16 +47,12 @@ _GROUP_SETTINGS = {
 
 @dataclass
 class _Group:
-    """What belongs to one parameter.
-
-    Attributes:
-        moments: Tensors by name; None before the first step.
-    """
+    """What belongs to one parameter."""
 
     rate: float
     format: MomentFormat
     steps: int = 0
-    moments: dict[str, Tensor] | None = None
+    moments: dict[str, Tensor] | None = None  # tensors by name; None before the first step
     moved: bool = False
 
 

@@ -19,9 +19,7 @@ from sugar_utils.warp_launch import launch
 
 wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
-MAX_PARAMETERS = 8
-"""In one launch."""
-
+MAX_PARAMETERS = 8  # in one launch
 _GROUPS = wp.constant(MAX_PARAMETERS)
 _MIN_ELEMENTS = 16_384
 
@@ -32,16 +30,11 @@ Numbers = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.float32)
 
 @dataclass(frozen=True)
 class Stepped:
-    """A parameter and its step.
+    """A parameter and its step."""
 
-    Attributes:
-        value: Changed in place. (N, ...) float32
-        moments: Changed in place, float32.
-    """
-
-    value: Tensor
+    value: Tensor  # changed in place, (N, ...) float32
     gradient: Tensor
-    moments: dict[str, Tensor]
+    moments: dict[str, Tensor]  # changed in place, float32
     step: AdamStep
 
 

@@ -35,8 +35,7 @@ wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=n
 
 SIGNED_LEVELS = 127.0
 _LOW_SHIFT = 19
-_LEVEL_OFFSET = (127 << 4) - 255
-"""Leading 12 bits of the float32 1.0 minus the code of 1."""
+_LEVEL_OFFSET = (127 << 4) - 255  # leading 12 bits of the float32 1.0 minus the code of 1
 _SMALLEST_SCALE = 1e-33
 
 # Typed here: inside a kernel such a literal is a signed integer, and a compiler warns.
@@ -46,15 +45,11 @@ _KEPT_BITS = wp.constant(wp.uint32(0xFFFF0000))
 
 @wp.struct
 class StepSettings:
-    """What all elements of one step share.
-
-    Attributes:
-        sparse: 1 where rows that were not seen sit out.
-    """
+    """What all elements of one step share."""
 
     seed: wp.uint32
     width: int
-    sparse: int
+    sparse: int  # 1 where rows that were not seen sit out
     beta1: float
     beta2: float
     step_size: float

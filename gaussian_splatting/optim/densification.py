@@ -87,15 +87,10 @@ class DensificationConfig:
 
 @dataclass
 class DensificationStats:
-    """What is watched between two rounds.
+    """What is watched between two rounds."""
 
-    Attributes:
-        gradient_sum: Summed norms of the screen-space gradient. (N,)
-        views: Views that saw each Gaussian. (N,)
-    """
-
-    gradient_sum: Tensor
-    views: Tensor
+    gradient_sum: Tensor  # summed norms of the screen-space gradient, (N,)
+    views: Tensor  # views that saw each Gaussian, (N,)
 
     @classmethod
     def zeros(cls, n: int, device: torch.device) -> DensificationStats:
@@ -279,23 +274,13 @@ def _logit(p: float) -> float:
 
 Densification = Literal["reference", "scored"]
 
-N_MARKS = 2
-"""Features: pixels in error, and pixels."""
-
-FOOTPRINTS = "footprints"
-"""Name of the sums in checkpoints."""
+N_MARKS = 2  # features: pixels in error, and pixels
+FOOTPRINTS = "footprints"  # name of the sums in checkpoints
 
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """Which Gaussians have children, and which are removed because they show next to nothing.
-
-    Attributes:
-        error: Mean absolute difference of the colours, 0 to 1, from which a pixel is wrong.
-        wrong_share: What a Gaussian must show of such pixels to be cloned or split, in the mean of
-            the views that see it: a share of what Gaussians show of any pixels in the mean.
-        shown_pixels: What a faint Gaussian must show of any pixels not to be removed.
-    """
+    """Which Gaussians have children, and which are removed because they show next to nothing."""
 
     densification: Densification | None = flag(
         None, "reference: clone or split where the gradient is large; scored: only where the "
@@ -304,9 +289,12 @@ class ScoreConfig:
         group="vanilla stage", choices=get_args(Densification), idle="with --gs_output_dir",
     )  # fmt: skip
     views: int = 10
+    # Mean absolute difference of the colours, 0 to 1, from which a pixel is wrong.
     error: float = 0.05
+    # What a Gaussian must show of such pixels to be cloned or split, in the mean of the views that
+    # see it: a share of what Gaussians show of any pixels in the mean.
     wrong_share: float = 0.2
-    shown_pixels: float = 0.1
+    shown_pixels: float = 0.1  # what a faint Gaussian must show of any pixels not to be removed
     faint: float = 0.1
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 

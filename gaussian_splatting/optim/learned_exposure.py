@@ -22,21 +22,14 @@ from gaussian_splatting.optim.schedule import scaled
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
-MAX_RATE = 0.05
-"""Of the shortest runs, which show each photograph some ten times."""
-
+MAX_RATE = 0.05  # of the shortest runs, which show each photograph some ten times
 KEY, STEPS = "exposure of ", "exposure steps"
 """Names in checkpoints: one entry per photograph, and one for all."""
 
 
 @dataclass(frozen=True)
 class ExposureConfig:
-    """Whether and how exposures are learned.
-
-    Attributes:
-        final_share: Share of it that is left at the end; it falls log-linearly. At a steady rate
-            exposures tremble, which cost half a decibel where there was nothing to compensate.
-    """
+    """Whether and how exposures are learned."""
 
     exposure_compensation: bool = flag(
         False, "learn a gain and an offset per colour channel for each training photograph, for "
@@ -46,6 +39,8 @@ class ExposureConfig:
     )  # fmt: skip
     start: int = 1_000
     rate: float = 0.01
+    # Share of it that is left at the end; it falls log-linearly. At a steady rate exposures
+    # tremble, which cost half a decibel where there was nothing to compensate.
     final_share: float = 0.01
 
     def with_schedule(self, scale: float) -> ExposureConfig:
@@ -178,9 +173,7 @@ def exposures_of(
     return Exposures(config, names, device, span, initial)
 
 
-BETAS = (0.9, 0.99)
-"""The second is short: a photograph is seen some hundred times."""
-
+BETAS = (0.9, 0.99)  # the second is short: a photograph is seen some hundred times
 _EPSILON = 1e-15
 
 

@@ -39,16 +39,12 @@ _MIN_ROWS = 512
 
 @dataclass(frozen=True)
 class AdamStep:
-    """One step of one parameter.
-
-    Attributes:
-        seen: Rows that take part; None for all. (N,) bool
-    """
+    """One step of one parameter."""
 
     rate: float
     count: int
     seed: int
-    seen: Tensor | None = None
+    seen: Tensor | None = None  # rows that take part; None for all, (N,) bool
 
 
 class PlainMoments:
@@ -110,7 +106,6 @@ class BlockMoments:
             decode_rows,
             plain[0].numel(),
             [_width(plain[0]), *_interleaved(codes, scales), *(p.view(-1) for p in plain)],
-            device=plain[0].device,
             min_items=_MIN_ELEMENTS,
         )
         return dict(zip((*MOMENTS, *SCALES), (*plain, *scales), strict=True))
@@ -134,14 +129,12 @@ class BlockMoments:
                 _width(like), int(has_scales), *(g.view(-1) for g in given),
                 *_interleaved([moments[n] for n in MOMENTS], [moments[n] for n in SCALES]),
             ],
-            device=like.device,
             min_items=_MIN_ROWS,
         )  # fmt: skip
         return moments
 
 
-MomentFormat = PlainMoments | BlockMoments
-"""A way to store the moments of a parameter."""
+MomentFormat = PlainMoments | BlockMoments  # a way to store the moments of a parameter
 
 
 def moment_format(name: StateFormat) -> MomentFormat:
@@ -182,7 +175,6 @@ def _launch_step(
             *(t.detach().contiguous().view(-1) for t in (grad, value)),
             *(m.view(-1) for m in moments.values()),
         ],
-        device=value.device,
         min_items=min_items,
     )
 

@@ -79,14 +79,11 @@ from sugar_utils.schemas import Coordinate, Count, read_checked
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way to find the cameras; its steps are noted under names of its own.
-
-    Attributes:
-        masks: Of each; only where they count features are looked for. None: everywhere.
-    """
+    """One way to find the cameras; its steps are noted under names of its own."""
 
     work: Work
     photographs: Sequence[Photograph]
+    # Of each; only where they count features are looked for. None: everywhere.
     masks: Sequence[ViewMask | None] | None
     content: str
 
@@ -142,14 +139,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class FoundCameras:
-    """What is gone on with.
-
-    Attributes:
-        attempt: Which one that is; None where the models are somebody else's.
-    """
+    """What is gone on with."""
 
     models: Models
-    attempt: Attempt | None = None
+    attempt: Attempt | None = None  # which one that is; None where the models are somebody else's
 
 
 def attempts_of(
@@ -271,9 +264,7 @@ def _map(attempt: Attempt) -> Models:
     return models
 
 
-OUTCOME = "outcome.json"
-"""What came out, for programs, in the folder of work."""
-
+OUTCOME = "outcome.json"  # what came out, for programs, in the folder of work
 _SHARPNESS_SIDE = 800
 _FEWEST = 3
 
@@ -290,14 +281,10 @@ class Outcome(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Converted:
-    """A scene with cameras.
-
-    Attributes:
-        page: The page about it; None if it could not be written.
-    """
+    """A scene with cameras."""
 
     root: Path
-    page: Path | None
+    page: Path | None  # the page about it; None if it could not be written
     line: str
     seconds: float
     peak_bytes: int

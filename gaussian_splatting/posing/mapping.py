@@ -21,18 +21,14 @@ MAX_INCREMENTAL = 500
 
 SMALLEST_MODEL = 3
 
-WELL_KNOWN = 20
-"""Photographs of one camera from which the middle of its lens is found, too."""
+WELL_KNOWN = 20  # photographs of one camera from which the middle of its lens is found, too
 
 
 @dataclass(frozen=True)
 class Models:
-    """What hangs together.
+    """What hangs together."""
 
-    Attributes:
-        largest: pycolmap's reconstruction with most photographs; None if there is no model.
-    """
-
+    # Pycolmap's reconstruction with most photographs; None if there is no model.
     largest: Any | None
     registered: list[list[str]]
 

@@ -49,8 +49,7 @@ def database_name(index: int) -> str:
     return f"{index + 1:06}"
 
 
-_OF_CPP = re.compile(r"\[\w+\.(cc|h):\d+\]")
-"""How messages of COLMAP's own checks begin."""
+_OF_CPP = re.compile(r"\[\w+\.(cc|h):\d+\]")  # how messages of COLMAP's own checks begin
 
 
 @contextlib.contextmanager
@@ -221,9 +220,7 @@ Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
 MAX_EXHAUSTIVE = 150
 """Photographs up to which all pairs are compared: their number grows with the square."""
 
-COMPARED_FEATURES = 256
-"""Features of a photograph by which similar ones are found."""
-
+COMPARED_FEATURES = 256  # features of a photograph by which similar ones are found
 _PART = 64
 
 
@@ -385,8 +382,7 @@ MAX_ERROR = 0.005
 of the photographs."""
 
 MIN_MATCHES, MIN_PAIRS = 30, 2
-CONTRADICTING_SHARE = 0.5
-"""Share of the pairs of an image that must contradict its pose."""
+CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose
 
 
 def contradicting_pairs(

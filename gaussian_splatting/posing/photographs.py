@@ -51,21 +51,16 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Photograph:
-    """One photograph, from its header.
-
-    Attributes:
-        focal: Focal length in pixels of the whole file; None where EXIF does not tell.
-        depth: What is not 8-bit RGB or grey, in words; else empty.
-    """
+    """One photograph, from its header."""
 
     name: str
     path: Path
     width: int
     height: int
-    focal: float | None
+    focal: float | None  # focal length in pixels of the whole file; None where EXIF does not tell
     device: str
     turned: bool
-    depth: str
+    depth: str  # what is not 8-bit RGB or grey, in words; else empty
     transparent: bool
 
 
@@ -271,9 +266,7 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
 CHOICE_FILE = "frames.json"
 """Which frames were chosen, beside them. Pictures without it are somebody else's."""
 
-MIN_FRAMES = 3
-"""Fewer make no reconstruction."""
-
+MIN_FRAMES = 3  # fewer make no reconstruction
 _LOOKED_AT = 640
 _THUMBNAIL = 48
 _STILL = 1.0
@@ -312,8 +305,7 @@ class _Look:
     thumbnail: np.ndarray
 
 
-Advance = Callable[[int], None]
-"""Told how many frames are done."""
+Advance = Callable[[int], None]  # told how many frames are done
 
 
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> FrameChoice:

@@ -302,9 +302,7 @@ class Work:
         self.steps.append((title, time.monotonic() - began, memory_usage("cpu").peak))
 
 
-DIVISORS = (2, 4, 8)
-"""Of the smaller copies that ``--resize`` makes."""
-
+DIVISORS = (2, 4, 8)  # of the smaller copies that ``--resize`` makes
 _JPEG = {"quality": 95, "subsampling": 0}
 
 

@@ -23,12 +23,8 @@ BLURRED = 0.35
 
 FEW_FEATURES = 200
 FINE_SHARE, USABLE_SHARE = 0.95, 0.75
-FINE_ERROR = 1.5
-"""Mean reprojection error in pixels of the size that features were looked for at."""
-
-LOOSE_POINTS = 60
-"""A photograph that shares fewer points with every other hangs by little."""
-
+FINE_ERROR = 1.5  # mean reprojection error in pixels of the size that features were looked for at
+LOOSE_POINTS = 60  # a photograph that shares fewer points with every other hangs by little
 SPLIT_SHARE = 0.2
 """A second model with more of the photographs than this means two sets, not stragglers."""
 
@@ -44,16 +40,11 @@ _LESS_MASKED = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of all photographs, in their order.
-
-    Attributes:
-        sharpness: Of each. (N,)
-        n_features: Found in each. (N,)
-    """
+    """What is known of all photographs, in their order."""
 
     names: Sequence[str]
-    sharpness: Sequence[float]
-    n_features: Sequence[int]
+    sharpness: Sequence[float]  # of each, (N,)
+    n_features: Sequence[int]  # found in each, (N,)
     matches: Mapping[tuple[int, int], int]
     models: Sequence[Sequence[str]]
     n_points: int = 0
@@ -67,13 +58,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said in the end.
+    """What is said in the end."""
 
-    Attributes:
-        word: ``fine``, ``usable`` or ``poor``.
-    """
-
-    word: str
+    word: str  # ``fine``, ``usable`` or ``poor``
     n_registered: int
     left_out: list[tuple[str, str]]
     other_models: list[list[str]]

@@ -33,13 +33,9 @@ from sugar_utils.random import generator
 
 @dataclass(frozen=True)
 class GraphRows(BlendedRows):
-    """Blended rows with the graph that made them.
+    """Blended rows with the graph that made them."""
 
-    Attributes:
-        leaf: Copy of the splats that collects their gradient. (N, 9 + C)
-    """
-
-    leaf: Tensor
+    leaf: Tensor  # copy of the splats that collects their gradient, (N, 9 + C)
     outputs: tuple[Tensor, Tensor]
 
 
@@ -168,28 +164,19 @@ def load_gsplat() -> GsplatRasterizer:
 
 
 PASS_CHANNELS = 3
-_W_GUARD = 1e-7
-"""The package divides by w plus this."""
-
+_W_GUARD = 1e-7  # the package divides by w plus this
 _BEHIND = -1.0
 """Depth of splats that were culled: before the package's own near plane, whatever it is."""
 
 
 @dataclass(frozen=True)
 class SplatList:
-    """What is to be blended, not sorted: the package sorts for itself, strip by strip.
+    """What is to be blended, not sorted: the package sorts for itself, strip by strip."""
 
-    Attributes:
-        radii: Three standard deviations, rounded up; 0 for culled splats. (N,) int32 pixels
-        depths: View-axis depth, by which splats are sorted. (N,) world units
-        width: Image width in pixels.
-        height: Image height in pixels.
-    """
-
-    radii: Tensor
-    depths: Tensor
-    width: int
-    height: int
+    radii: Tensor  # three standard deviations, rounded up; 0 for culled splats, (N,) int32 pixels
+    depths: Tensor  # view-axis depth, by which splats are sorted, (N,) world units
+    width: int  # image width in pixels
+    height: int  # image height in pixels
 
 
 class InriaRasterizer(GraphRasterizer):

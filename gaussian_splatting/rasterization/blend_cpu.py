@@ -70,15 +70,15 @@ class TileKernels:
 
     def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Blend tiles."""
-        launch(self.forward, n_tiles, inputs, device=device)
+        launch(self.forward, n_tiles, inputs)
 
     def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
         """Fill the rows of the pairs in some tiles."""
-        launch(self.backward, n_tiles, inputs, device=device)
+        launch(self.backward, n_tiles, inputs)
 
     def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
         """Add the rows of each splat's pairs to its gradients."""
-        launch(self.sum_pairs, n_splats, inputs, device=device, min_items=MIN_ITEMS)
+        launch(self.sum_pairs, n_splats, inputs, min_items=MIN_ITEMS)
 
 
 @functools.cache

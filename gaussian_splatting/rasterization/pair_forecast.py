@@ -18,8 +18,7 @@ from gaussian_splatting.data.cameras import Camera
 MARGIN, SPARE = 1.1, 4096
 """Room beyond what the last visit had: as a factor, and for views of few pairs."""
 
-MOST = 2**30
-"""Forecasts end here, so that pairs may double and still be numbered by 32 bits."""
+MOST = 2**30  # forecasts end here, so that pairs may double and still be numbered by 32 bits
 
 
 def with_room(n_pairs: float) -> int:

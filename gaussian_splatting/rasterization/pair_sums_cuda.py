@@ -24,12 +24,8 @@ from sugar_utils.warp_math import (
     sum_columns,
 )
 
-_WARPS_TOGETHER = 4
-"""In one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks."""
-
-SPLAT_COLUMNS = 6
-"""Columns of a row before those of the channels."""
-
+_WARPS_TOGETHER = 4  # in one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks
+SPLAT_COLUMNS = 6  # columns of a row before those of the channels
 _LANES = wp.constant(WARP_LANES)
 _COLUMNS = wp.constant(SUM_COLUMNS)
 _SPLAT_COLUMNS = wp.constant(SPLAT_COLUMNS)

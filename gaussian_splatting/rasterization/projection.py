@@ -24,8 +24,7 @@ from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, co
 from gaussian_splatting.rasterization.view import make_view
 from sugar_utils.warp_launch import as_array, launch
 
-MIN_ITEMS = 2048
-"""Gaussians per launch below which another strip costs more than it gives."""
+MIN_ITEMS = 2048  # Gaussians per launch below which another strip costs more than it gives
 
 
 @dataclass(frozen=True)
@@ -66,23 +65,16 @@ class ChannelLayout:
 
 @dataclass
 class Projection:
-    """Splats of one camera, before any pixel is touched.
+    """Splats of one camera, before any pixel is touched."""
 
-    Attributes:
-        means2d: Centres. (N, 2) pixels, the middle of the first pixel is (0, 0); differentiable
-        splats: Rows as described in ``projection_kernels``. (N, 9 + C); differentiable
-        radii: Three standard deviations, rounded up; 0 for culled Gaussians. (N,) int32 pixels
-        depths: View-axis depth of every Gaussian, culled ones too. (N,) world units
-        tile_rects: First and past-the-last tile in x, then in y. (N, 4) int32
-        tile_counts: Tiles among those that the splat reaches. (N,) int32
-    """
-
+    # Centres, (N, 2) pixels, the middle of the first pixel is (0, 0); differentiable.
     means2d: Tensor
-    splats: Tensor
+    splats: Tensor  # rows as described in ``projection_kernels``, (N, 9 + C); differentiable
+    # Three standard deviations, rounded up; 0 for culled Gaussians, (N,) int32 pixels.
     radii: Tensor
-    depths: Tensor
-    tile_rects: Tensor
-    tile_counts: Tensor
+    depths: Tensor  # view-axis depth of every Gaussian, culled ones too, (N,) world units
+    tile_rects: Tensor  # first and past-the-last tile in x, then in y, (N, 4) int32
+    tile_counts: Tensor  # tiles among those that the splat reaches, (N,) int32
     layout: ChannelLayout
     camera: Camera
     n_pairs: int | None = None
@@ -156,7 +148,7 @@ def counts_while_projecting(device: torch.device) -> bool:
 
 
 def _launch(kernel: Any, n: int, inputs: list[Any], device: torch.device) -> None:
-    launch(kernel, n, inputs, device=device, min_items=MIN_ITEMS)
+    launch(kernel, n, inputs, min_items=MIN_ITEMS)
 
 
 def _vector_of(sh_rest: Tensor) -> type:

@@ -31,8 +31,7 @@ class Rasterizer:
         blocks: Whether the kernels of GPUs blend, which a CPU can run slowly; None: on a GPU.
     """
 
-    name = "warp"
-    """As the flag ``--rasterizer`` spells it."""
+    name = "warp"  # as the flag ``--rasterizer`` spells it
 
     def __init__(self, blocks: bool | None = None) -> None:
         self._blocks = blocks
@@ -120,31 +119,20 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class BlendedRows:
-    """Pixels of some rows, and what their gradient needs.
+    """Pixels of some rows, and what their gradient needs."""
 
-    Attributes:
-        pixels: Blended channels. (R, W, C)
-        transmittance: Light left at the end of each ray. (R, W)
-        last: Place in the tile lists of the last splat that each pixel blended. (R, W) int32
-    """
-
-    pixels: Tensor
-    transmittance: Tensor
-    last: Tensor
+    pixels: Tensor  # blended channels, (R, W, C)
+    transmittance: Tensor  # light left at the end of each ray, (R, W)
+    last: Tensor  # place in the tile lists of the last splat that each pixel blended, (R, W) int32
     rows: Rows
 
 
 @dataclass(frozen=True)
 class SplatGradients:
-    """Sums of gradients of splats, to which every strip of an image adds its part.
+    """Sums of gradients of splats, to which every strip of an image adds its part."""
 
-    Attributes:
-        means2d: (N, 2) per pixel
-        splats: Columns as in ``projection_kernels``. (N, 9 + C)
-    """
-
-    means2d: Tensor
-    splats: Tensor
+    means2d: Tensor  # (N, 2) per pixel
+    splats: Tensor  # columns as in ``projection_kernels``, (N, 9 + C)
 
     @classmethod
     def zeros(cls, projection: Projection) -> SplatGradients:

@@ -28,28 +28,19 @@ NORMAL_EPS = 1e-12
 
 @dataclass
 class RenderOutput:
-    """What a render call was asked for; the rest is None.
+    """What a render call was asked for; the rest is None."""
 
-    Attributes:
-        image: Colour over the background, not clamped above 1. (H, W, 3)
-        depth: Blended view-axis depth, not divided by alpha. (H, W) world units
-        normal: Unit camera-space normals towards the camera (z <= 0). (H, W, 3)
-        plane: Blended planes of the Gaussians: normals in camera axes towards the camera, and
-            their distances n . X to the camera (negative), not divided by alpha. (H, W, 4)
-        features: Blended free features over a zero background. (H, W, F)
-        alpha: 1 minus the transmittance left at the end of the ray. (H, W)
-        radii: Screen radius, 0 for Gaussians that were culled. (N,) int32 pixels
-        means2d: Projected centres; call ``retain_grad()`` before a backward pass to read the
-            pixel-space gradients that densification needs. (N, 2) pixels
-    """
-
-    image: Tensor | None
-    depth: Tensor | None
-    normal: Tensor | None
+    image: Tensor | None  # colour over the background, not clamped above 1, (H, W, 3)
+    depth: Tensor | None  # blended view-axis depth, not divided by alpha, (H, W) world units
+    normal: Tensor | None  # unit camera-space normals towards the camera (z <= 0), (H, W, 3)
+    # Blended planes of the Gaussians: normals in camera axes towards the camera, and their
+    # distances n . X to the camera (negative), not divided by alpha. (H, W, 4).
     plane: Tensor | None
-    features: Tensor | None
-    alpha: Tensor
-    radii: Tensor
+    features: Tensor | None  # blended free features over a zero background, (H, W, F)
+    alpha: Tensor  # 1 minus the transmittance left at the end of the ray, (H, W)
+    radii: Tensor  # screen radius, 0 for Gaussians that were culled, (N,) int32 pixels
+    # Projected centres; call ``retain_grad()`` before a backward pass to read the pixel-space
+    # gradients that densification needs, (N, 2) pixels.
     means2d: Tensor
 
     @property
@@ -197,7 +188,6 @@ def median_depth(gaussians: Gaussians, camera: Camera) -> Tensor:
         find_medians,
         depths.numel(),
         [camera.width, tiles.across, tiles.offsets, tiles.ids, found.splats, depths.view(-1)],
-        device=depths.device,
         min_items=_MIN_PIXELS,
     )
     return depths

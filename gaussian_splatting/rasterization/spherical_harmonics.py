@@ -7,9 +7,7 @@ Signs and constants are those that 3DGS files use: colour = max(0, sum_k Y_k(dir
 import warp as wp
 from torch import Tensor
 
-SH_C0 = 0.28209479177387814
-"""The constant basis function, 1 / (2 sqrt(pi))."""
-
+SH_C0 = 0.28209479177387814  # the constant basis function, 1 / (2 sqrt(pi))
 vec16 = wp.types.vector(length=16, dtype=wp.float32)
 
 C0 = wp.constant(SH_C0)

@@ -40,16 +40,12 @@ _NEEDLE = wp.constant(1.0e4)
 
 @wp.struct
 class Ellipse:
-    """Where a splat is visible, as far as rows of tiles need it; x is relative to the image.
-
-    Attributes:
-        pad_x: How far a pixel at the rim may lie outside by rounding.
-    """
+    """Where a splat is visible, as far as rows of tiles need it; x is relative to the image."""
 
     whole: int
     x: float
     y: float
-    pad_x: float
+    pad_x: float  # how far a pixel at the rim may lie outside by rounding
     pad_y: float
     slope: float
     half_square: float

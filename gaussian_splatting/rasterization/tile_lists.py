@@ -26,26 +26,17 @@ _MAX_PAIRS = 2**31 - 1
 
 @dataclass(frozen=True)
 class TileLists:
-    """Which splats each tile blends, front to back.
+    """Which splats each tile blends, front to back."""
 
-    Attributes:
-        offsets: Start of each tile's run in ``ids``. (tiles + 1,) int32
-        ids: Splats by tile, then depth, then index; M may be more than there are pairs. (M,) int32
-        first_pairs: Where each splat's run begins in ``places``. (N,) int32
-        counts: How long it is. (N,) int32
-        places: Places of a splat in ``ids``, ascending within its run. (M,) int32
-        width: Image width in pixels.
-        height: Image height in pixels.
-    """
-
-    offsets: Tensor
+    offsets: Tensor  # start of each tile's run in ``ids``, (tiles + 1,) int32
+    # Splats by tile, then depth, then index; M may be more than there are pairs, (M,) int32.
     ids: Tensor
-    first_pairs: Tensor
-    counts: Tensor
-    places: Tensor
+    first_pairs: Tensor  # where each splat's run begins in ``places``, (N,) int32
+    counts: Tensor  # how long it is, (N,) int32
+    places: Tensor  # places of a splat in ``ids``, ascending within its run, (M,) int32
     across: int
-    width: int
-    height: int
+    width: int  # image width in pixels
+    height: int  # image height in pixels
 
 
 def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> TileLists:
@@ -77,7 +68,6 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
             across, n_pairs, projection.splats.detach(), as_array(projection.tile_rects, wp.vec4i),
             first_pairs, pair_tiles, owners,
         ],
-        device=counts.device,
         min_items=MIN_ITEMS,
     )  # fmt: skip
     if blocks:
@@ -97,10 +87,7 @@ def _runs_natively(projection: Projection) -> tuple[Tensor, Tensor, int]:
     n, total = counts.shape[0], torch.zeros(1, dtype=torch.int64, device=device)
     order, first_pairs = _ints(n, device), _ints(n, device)
     launch(
-        sort_splats,
-        1,
-        [n, projection.depths, counts, order, _ints(n, device), first_pairs, total],
-        device=device,
+        sort_splats, 1, [n, projection.depths, counts, order, _ints(n, device), first_pairs, total]
     )
     return order, first_pairs, int(total)
 
@@ -132,12 +119,7 @@ def _sort_natively(
     n_pairs, device = pair_tiles.shape[0], pair_tiles.device
     offsets, ids, places = _ints(n_all + 1, device), _ints(n_pairs, device), _ints(n_pairs, device)
     cursor = _ints(n_all + 1, device)
-    launch(
-        sort_pairs,
-        1,
-        [n_pairs, n_all, counts, order, pair_tiles, offsets, cursor, ids, places],
-        device=device,
-    )
+    launch(sort_pairs, 1, [n_pairs, n_all, counts, order, pair_tiles, offsets, cursor, ids, places])
     return offsets, ids, places
 
 
@@ -154,5 +136,5 @@ def _sort_by_radix(pair_tiles: Tensor, owners: Tensor, n_all: int) -> tuple[Tens
     offsets = torch.searchsorted(pair_tiles[:n_pairs], edges, out_int32=True)
     ids, places = _ints(n_pairs, device), _ints(n_pairs, device)
     inputs = [pairs, owners, places, ids]
-    launch(place_pairs, n_pairs, inputs, device=device, min_items=MIN_ITEMS)
+    launch(place_pairs, n_pairs, inputs, min_items=MIN_ITEMS)
     return offsets, ids, places

@@ -18,9 +18,7 @@ LOW_PASS = 0.3
 FRUSTUM_MARGIN = 0.3
 """How far outside the image, in half fields of view, the projection is linearised in place."""
 
-TILE = 16
-"""Side of a square tile in pixels."""
-
+TILE = 16  # side of a square tile in pixels
 ALPHA_MAX = 0.99
 ALPHA_MIN = 1.0 / 255.0
 TRANSMITTANCE_MIN = 1e-4

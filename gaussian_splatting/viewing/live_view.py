@@ -46,12 +46,8 @@ from sugar_utils.process_group import ProcessGroup
 if TYPE_CHECKING:
     import viser
 
-SHARE = 0.25
-"""Of the time, at most, that goes into pictures while training goes on."""
-
-RENEW_SECONDS = 1.0
-"""How old a picture may get while the model behind it changes."""
-
+SHARE = 0.25  # of the time, at most, that goes into pictures while training goes on
+RENEW_SECONDS = 1.0  # how old a picture may get while the model behind it changes
 TELL_SECONDS = 0.5
 _PAUSED_SECONDS = 0.05
 
@@ -157,8 +153,7 @@ class LiveView:
 
 LONGEST_SIDE = 800
 _MOST_FRUSTA = 100
-_FRUSTUM_SHARE = 0.04
-"""Size of a camera's pyramid, of the extent of the capture."""
+_FRUSTUM_SHARE = 0.04  # size of a camera's pyramid, of the extent of the capture
 
 
 class TrainingPage:

@@ -236,29 +236,20 @@ def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
             server.stop()
 
 
-REST_SECONDS = 0.3
-"""A camera that has not moved for so long is looked through in full size."""
-
-MOVING_SECONDS = 0.12
-"""What a picture may take while the camera moves."""
-
+REST_SECONDS = 0.3  # a camera that has not moved for so long is looked through in full size
+MOVING_SECONDS = 0.12  # what a picture may take while the camera moves
 SMALLEST_SIDE = 96
 _FIRST_SIDE = 256
 
 
 @dataclass(frozen=True, eq=False)
 class BrowserView:
-    """Where a browser looks from.
+    """Where a browser looks from."""
 
-    Attributes:
-        position: Of the camera, in world units. (3,)
-        wxyz: Quaternion from the camera's axes (x right, y down, z forward) to the world's. (4,)
-        fov: Vertical field of view in radians.
-    """
-
-    position: np.ndarray
+    position: np.ndarray  # of the camera, in world units, (3,)
+    # Quaternion from the camera's axes (x right, y down, z forward) to the world's, (4,).
     wxyz: np.ndarray
-    fov: float
+    fov: float  # vertical field of view in radians
     width: int
     height: int
 

@@ -114,15 +114,11 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Largest differences of all Gaussians.
-
-    Attributes:
-        rotation: Of axes, weighted by how much longer than the shortest they are; degrees.
-    """
+    """Largest differences of all Gaussians."""
 
     position: float
     scale: float
-    rotation: float
+    rotation: float  # of axes, weighted by how much longer than the shortest they are; degrees
     color: float
     opacity: float
     harmonics: float

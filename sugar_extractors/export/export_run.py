@@ -165,8 +165,7 @@ def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f"{target.name}.{ending}")
 
 
-TemporaryPaths = Mapping[Path, Path]
-"""For each file the path to write to."""
+TemporaryPaths = Mapping[Path, Path]  # for each file the path to write to
 
 
 def _export_gaussians(

@@ -35,9 +35,7 @@ from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_package
 
 MILLIMETRES = 1000.0
-Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
-"""From y up to z up."""
-
+Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])  # from y up to z up
 _MAX_ROUNDS = 8
 _ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
 

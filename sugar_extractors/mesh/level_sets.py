@@ -47,37 +47,24 @@ _NEGLIGIBLE_SQUARE = 80.0
 
 @dataclass(frozen=True)
 class LevelSetModel:
-    """Opaque Gaussians, ready to be searched for level sets.
-
-    Attributes:
-        neighbors: Neighbours of each, itself first. (N, K) int32
-        packed: Rows of ``field_device.pack_rows``. (N, 16)
-        corners: Corners of the diamonds. (4 N, 3) world units
-        faces: Triangles of the diamonds; face f belongs to Gaussian f // 2. (2 N, 3)
-    """
+    """Opaque Gaussians, ready to be searched for level sets."""
 
     gaussians: Gaussians
-    neighbors: Tensor
-    packed: Tensor
-    corners: Tensor
-    faces: Tensor
+    neighbors: Tensor  # neighbours of each, itself first, (N, K) int32
+    packed: Tensor  # rows of ``field_device.pack_rows``, (N, 16)
+    corners: Tensor  # corners of the diamonds, (4 N, 3) world units
+    faces: Tensor  # triangles of the diamonds; face f belongs to Gaussian f // 2, (2 N, 3)
 
     def __len__(self) -> int:
         return len(self.gaussians)
 
 
 class LevelSetPoints(NamedTuple):
-    """Results of one view for L levels and S rays.
+    """Results of one view for L levels and S rays."""
 
-    Attributes:
-        points: (L, S, 3) world units.
-        normals: Unit, out of the object. (L, S, 3)
-        valid: Rays that start below the level and cross it. (L, S) bool
-    """
-
-    points: Tensor
-    normals: Tensor
-    valid: Tensor
+    points: Tensor  # (L, S, 3) world units
+    normals: Tensor  # unit, out of the object, (L, S, 3)
+    valid: Tensor  # rays that start below the level and cross it, (L, S) bool
 
 
 def build_model(
@@ -97,7 +84,7 @@ def build_model(
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
     heights = density_factor * gaussians.opacities
-    launch(pack_rows, n, [*shape, heights, packed], device=device, min_items=_MIN_ITEMS)
+    launch(pack_rows, n, [*shape, heights, packed], min_items=_MIN_ITEMS)
     return LevelSetModel(
         gaussians,
         nearest_neighbors(gaussians.means, n_neighbors).indices,
@@ -139,7 +126,6 @@ def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
         moved.shape[0],
         [make_view(camera), *(as_array(t, wp.vec3) for t in
                               (model.gaussians.means, model.corners, moved))],
-        device=moved.device,
         min_items=4096,
     )  # fmt: skip
     return rasterize_camera_triangles(moved, model.faces, camera)
@@ -261,7 +247,6 @@ def march_rays(
             torch.tensor(list(levels), dtype=torch.float32, device=device),
             as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
         ],
-        device=device,
         min_items=_MIN_ITEMS,
     )  # fmt: skip
     return LevelSetPoints(points, normals, valid)
@@ -277,17 +262,11 @@ CANDIDATES_PER_POINT = 2
 
 @dataclass(frozen=True)
 class SurfaceSamples:
-    """Coloured points with normals; P of them, on the CPU.
+    """Coloured points with normals; P of them, on the CPU."""
 
-    Attributes:
-        points: (P, 3) float32 world units.
-        normals: Unit, outward. (P, 3) float32
-        colors: (P, 3) uint8.
-    """
-
-    points: np.ndarray
-    normals: np.ndarray
-    colors: np.ndarray
+    points: np.ndarray  # (P, 3) float32 world units
+    normals: np.ndarray  # unit, outward, (P, 3) float32
+    colors: np.ndarray  # (P, 3) uint8
 
     def __len__(self) -> int:
         return len(self.points)

@@ -103,14 +103,11 @@ def _unheard(n_bytes: int) -> None:
 
 
 class PoissonMesh(NamedTuple):
-    """A reconstructed surface.
-
-    Attributes:
-        densities: How well samples support each vertex, on a logarithmic scale; only the order
-            of the values is the same for all backends. (V,)
-    """
+    """A reconstructed surface."""
 
     mesh: TriangleMesh
+    # How well samples support each vertex, on a logarithmic scale; only the order of the values is
+    # the same for all backends, (V,).
     densities: np.ndarray
 
 
@@ -231,8 +228,7 @@ class PycolmapBackend:
         return TriangleMesh(vertices, small.faces, mesh.colors[rows.numpy()])
 
 
-MeshingBackend = Open3dBackend | PycolmapBackend
-"""What mesh extraction asks of a geometry library."""
+MeshingBackend = Open3dBackend | PycolmapBackend  # what mesh extraction asks of a geometry library
 
 
 def choose_backend(name: str = "auto") -> MeshingBackend:
@@ -323,15 +319,11 @@ def _read_result(path: Path) -> TriangleMesh:
     return read_mesh_ply(path)
 
 
-MIN_POINTS = 64
-"""Fewer points in a region count as none: Poisson would make a blob of them."""
-
+MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
 _QUERY_CHUNK = 1 << 20
 _SAMPLED_POINTS = 10_000
 
-LEAST_DEPTH, MOST_DEPTH = 4, 10
-"""Of octrees whose depth is chosen by the program."""
-
+LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
 USUAL_QUANTILE = 0.1
 """Of the original. Of an object inside of its masks it would cut thin parts away."""
 

@@ -15,24 +15,16 @@ import numpy as np
 from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.level_sets import Box
 
-MIN_VIEWS = 3
-"""Photographs that observe a point that counts: two agree by chance now and then."""
-
-MIN_POINTS = 50
-"""Fewer points in a box do not tell where the scene ends."""
+MIN_VIEWS = 3  # photographs that observe a point that counts: two agree by chance now and then
+MIN_POINTS = 50  # fewer points in a box do not tell where the scene ends
 
 
 @dataclass(frozen=True)
 class ObservedRegion:
-    """A convex region.
+    """A convex region."""
 
-    Attributes:
-        normals: Outward normals of its sides. (S, 3)
-        offsets: A point x lies inside where normals . x <= offsets. (S,) world units
-    """
-
-    normals: np.ndarray
-    offsets: np.ndarray
+    normals: np.ndarray  # outward normals of its sides, (S, 3)
+    offsets: np.ndarray  # a point x lies inside where normals . x <= offsets. (S,) world units
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Points inside. (N, 3) -> (N,) bool"""

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-POINTS, MESH = "points", "mesh"
-"""Names of the files, without their endings."""
+POINTS, MESH = "points", "mesh"  # names of the files, without their endings
 
 
 def by_pycolmap(folder: Path, options: dict[str, Any]) -> None:

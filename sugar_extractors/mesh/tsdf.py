@@ -50,22 +50,17 @@ from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
 
-BLOCK = 8
-"""Voxels along the side of a block."""
-
+BLOCK = 8  # voxels along the side of a block
 _BLOCK_SIDE = wp.constant(BLOCK)
 _N_FOOTPRINT_VIEWS = 8
 _COARSER = 1.25
 _MIN_ITEMS = 4096
 
 
-DEPTHS = ("blended", "level_set", "plane")
-"""Where depth comes from."""
+DEPTHS = ("blended", "level_set", "plane")  # where depth comes from
 
 
-PLANE_MARGIN = 0.05
-"""Of a multi-view model, in camera extents."""
-
+PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
 PLANE_FILL = 32
 """Edges of the pinholes that are closed in its meshes: where ground is seen at a grazing angle,
 views confirm most depths but not all."""
@@ -80,11 +75,6 @@ class TsdfConfig:
     Blended depth is the mean along the ray, divided by alpha; the level set is sharper and slower.
     The automatic voxel is the median side of a pixel on the surface times ``pixels_per_voxel``, at
     least 1/2048 of the box.
-
-    Attributes:
-        min_views: Voxels seen by fewer views count as unknown; more than 1 opens holes where
-            views are sparse, and never is it more than half of the views.
-        max_voxels: Ceiling of the voxels stored; where it is met, voxels are made larger.
     """
 
     tsdf_depth: str = _flag(
@@ -111,8 +101,11 @@ class TsdfConfig:
         4.0, "reach of the fused distances, in voxels", parse=positive_float
     )
     min_alpha: float = 0.5
+    # Voxels seen by fewer views count as unknown; more than 1 opens holes where views are sparse,
+    # and never is it more than half of the views.
     min_views: int = 1
     min_component: int = 300
+    # Ceiling of the voxels stored; where it is met, voxels are made larger.
     max_voxels: int = 40_000_000
 
     @property
@@ -130,14 +123,10 @@ class TsdfConfig:
 
 @dataclass(frozen=True)
 class FusedRegion:
-    """Result of one region.
-
-    Attributes:
-        voxel_size: Side of a voxel, world units.
-    """
+    """Result of one region."""
 
     mesh: TriangleMesh
-    voxel_size: float
+    voxel_size: float  # side of a voxel, world units
     n_voxels: int
 
 
@@ -396,7 +385,6 @@ def _fuse(
                     view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3),
                     distances, weights, as_array(colors, wp.vec3),
                 ],
-                device=device,
                 min_items=_MIN_ITEMS,
             )  # fmt: skip
             progress.update(done, fields={"voxels": f"{n:,}"})
@@ -424,21 +412,14 @@ class SparseField:
 
     Corner (x, y, z) of the whole grid lies at ``origin + voxel * (x, y, z)``; within a block the
     last axis runs fastest.
-
-    Attributes:
-        voxel: Side of a voxel, world units.
-        table: Block number by place; -1 where none is stored. (X, Y, Z) int32
-        distances: Positive outside. (B S^3,)
-        weights: 0 where the distance is unknown. (B S^3,)
-        colors: 0 to 1. (B S^3, 3)
     """
 
     origin: tuple[float, float, float]
-    voxel: float
-    table: Tensor
-    distances: Tensor
-    weights: Tensor
-    colors: Tensor
+    voxel: float  # side of a voxel, world units
+    table: Tensor  # block number by place; -1 where none is stored, (X, Y, Z) int32
+    distances: Tensor  # positive outside, (B S^3,)
+    weights: Tensor  # 0 where the distance is unknown, (B S^3,)
+    colors: Tensor  # 0 to 1, (B S^3, 3)
 
     @property
     def side(self) -> int:

@@ -37,9 +37,7 @@ from sugar_utils.warp_launch import as_array, launch, on_stream_of
 OBJECT_FILE, VISIBLE_FILE, FACTS_FILE = "gt_object.ply", "gt_visible.ply", "gt.json"
 MARGIN = 0.05
 CLEARANCE = 0.01
-THRESHOLDS = (0.005, 0.01)
-"""Distances at which F-scores are taken."""
-
+THRESHOLDS = (0.005, 0.01)  # distances at which F-scores are taken
 N_SAMPLES = 100_000
 _MAX_DRAWN = 40 * N_SAMPLES
 _REACH = 1.0
@@ -58,22 +56,14 @@ class _Facts(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a mesh is compared with.
-
-    Attributes:
-        visible_points: Points of the object that the photographs show. (N, 3) world units
-        visible_normals: Their unit normals. (N, 3)
-        low: Low corner of the box inside which a mesh is judged. (3,) world units
-        high: High corner. (3,)
-        size: Longest side of the object in world units.
-    """
+    """What a mesh is compared with."""
 
     surface: TriangleMesh
-    visible_points: np.ndarray
-    visible_normals: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    size: float
+    visible_points: np.ndarray  # points of the object that the photographs show, (N, 3) world units
+    visible_normals: np.ndarray  # their unit normals, (N, 3)
+    low: np.ndarray  # low corner of the box inside which a mesh is judged, (3,) world units
+    high: np.ndarray  # high corner, (3,)
+    size: float  # longest side of the object in world units
 
 
 @dataclass(frozen=True)
@@ -326,17 +316,11 @@ _MIN_ITEMS = 1024
 
 @dataclass(frozen=True)
 class AreaSamples:
-    """Points on a mesh.
+    """Points on a mesh."""
 
-    Attributes:
-        points: (N, 3) float64, the mesh's units.
-        normals: Unit normal of the face of each. (N, 3)
-        faces: Row of that face. (N,)
-    """
-
-    points: np.ndarray
-    normals: np.ndarray
-    faces: np.ndarray
+    points: np.ndarray  # (N, 3) float64, the mesh's units
+    normals: np.ndarray  # unit normal of the face of each, (N, 3)
+    faces: np.ndarray  # row of that face, (N,)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -347,17 +331,11 @@ class AreaSamples:
 
 
 class Nearest(NamedTuple):
-    """The place of a surface that is nearest to each point.
+    """The place of a surface that is nearest to each point."""
 
-    Attributes:
-        distances: (Q,) float64, the mesh's units.
-        normals: Unit normal of the face there. (Q, 3)
-        faces: Row of that face; -1 where there is no surface. (Q,) int64
-    """
-
-    distances: np.ndarray
-    normals: np.ndarray
-    faces: np.ndarray
+    distances: np.ndarray  # (Q,) float64, the mesh's units
+    normals: np.ndarray  # unit normal of the face there, (Q, 3)
+    faces: np.ndarray  # row of that face; -1 where there is no surface, (Q,) int64
 
 
 def sample_surface(
@@ -436,7 +414,6 @@ class Surface:
             find_nearest,
             n,
             [self._tree.id, as_array(queries, wp.vec3), distances, faces],
-            device=self._device,
             min_items=_MIN_ITEMS,
         )
         found = faces.cpu().numpy()

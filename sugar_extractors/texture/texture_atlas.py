@@ -25,28 +25,18 @@ from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
 from sugar_utils.errors import UserError
 
 ATLASES = ("squares", "xatlas")
-MIN_SQUARE_SIZE = 5
-"""Below this, the margins of a square leave its triangles no area."""
-
-MAX_SIDE = 32_768
-"""Larger textures are refused by graphics hardware and by many programs."""
-
-CHART_MARGIN = 2
-"""Texels around a chart that continue it."""
-
+MIN_SQUARE_SIZE = 5  # below this, the margins of a square leave its triangles no area
+MAX_SIDE = 32_768  # larger textures are refused by graphics hardware and by many programs
+CHART_MARGIN = 2  # texels around a chart that continue it
 _CHUNK_TEXELS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Atlas:
-    """The texture coordinates of a mesh.
-
-    Attributes:
-        corners: Texture coordinates of the corners of each face, in texels. (F, 3, 2) float32
-    """
+    """The texture coordinates of a mesh."""
 
     kind: str
-    corners: Tensor
+    corners: Tensor  # texture coordinates of the corners of each face, in texels, (F, 3, 2) float32
     side: int
     square_size: int
 

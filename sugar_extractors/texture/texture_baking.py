@@ -31,9 +31,7 @@ wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 )
 
-BYTES_PER_TEXEL = 20
-"""Sum of colours, sum of weights, face."""
-
+BYTES_PER_TEXEL = 20  # sum of colours, sum of weights, face
 BUDGET_BYTES = 5 << 28
 """Default for the rows worked on at once: a texture of 8008 x 8008 texels in one go."""
 
@@ -41,9 +39,7 @@ REACH = 1.5
 """Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
 and samples of a texel lie within half of one."""
 
-MOST_PIXELS = 1_000
-"""Pixels of a face's box above which nobody looks whether one of them shows it."""
-
+MOST_PIXELS = 1_000  # pixels of a face's box above which nobody looks whether one of them shows it
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
@@ -54,13 +50,10 @@ ViewSource = Callable[[Camera], Tensor]
 
 @dataclass(frozen=True)
 class BakingConfig:
-    """How colours are gathered.
+    """How colours are gathered."""
 
-    Attributes:
-        depth_tolerance: How far a pixel's depth may be from the plane of the triangle, in widths
-            of a pixel at that depth.
-    """
-
+    # How far a pixel's depth may be from the plane of the triangle, in widths of a pixel at that
+    # depth.
     depth_tolerance: float = 2.0
     cosine_power: float = 4.0
     budget_bytes: int = BUDGET_BYTES
@@ -68,13 +61,9 @@ class BakingConfig:
 
 @dataclass(frozen=True)
 class BakedTexture:
-    """A filled texture.
+    """A filled texture."""
 
-    Attributes:
-        texture: Row 0 is at v = 1, as in a picture file. (side, side, 3) uint8
-    """
-
-    texture: Tensor
+    texture: Tensor  # row 0 is at v = 1, as in a picture file, (side, side, 3) uint8
     seen_texels: int
     face_texels: int
     seen_faces: int
@@ -342,7 +331,6 @@ def _gather(
         find_shown,
         len(faces),
         [view, config.depth_tolerance, corners, *surface, depths, shown],
-        device=vertices.device,
         min_items=_MIN_ITEMS,
     )
     launch(
@@ -362,7 +350,6 @@ def _gather(
             shown,
             as_array(sums, wp.vec4),
         ],
-        device=vertices.device,
         min_items=_MIN_ITEMS,
     )
 

@@ -39,19 +39,13 @@ _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 330
 
 @dataclass(frozen=True)
 class TexturedMesh:
-    """A mesh with a picture on it; all tensors on one device.
+    """A mesh with a picture on it; all tensors on one device."""
 
-    Attributes:
-        vertices: (V, 3) float32 world units.
-        faces: Rows of the vertices. (F, 3) int64
-        uvs: Texture coordinates of the corners of each face, v upwards. (F, 3, 2) float32 in [0, 1]
-        texture: Row 0 is at v = 1. (H, W, 3) uint8
-    """
-
-    vertices: Tensor
-    faces: Tensor
+    vertices: Tensor  # (V, 3) float32 world units
+    faces: Tensor  # rows of the vertices, (F, 3) int64
+    # Texture coordinates of the corners of each face, v upwards, (F, 3, 2) float32 in [0, 1].
     uvs: Tensor
-    texture: Tensor
+    texture: Tensor  # row 0 is at v = 1, (H, W, 3) uint8
 
     @property
     def n_faces(self) -> int:

@@ -38,20 +38,13 @@ _ROPE_RADIUS, _FLUTE_DEPTH = 0.66, 0.09
 
 @dataclass(frozen=True)
 class DemoGeometry:
-    """Triangles of the demo scene, outward normals, float64 world units.
+    """Triangles of the demo scene, outward normals, float64 world units."""
 
-    Attributes:
-        points: Vertices of the knot, row by row along the rope. (N_ALONG * N_AROUND, 3)
-        faces: Triangles, counter-clockwise from outside. (F, 3) int32
-        disc_points: Vertices of the disc, the centre first. (D, 3)
-        disc_faces: Its triangles, counter-clockwise from above. int32
-    """
-
-    points: np.ndarray
+    points: np.ndarray  # vertices of the knot, row by row along the rope, (N_ALONG * N_AROUND, 3)
     normals: np.ndarray
-    faces: np.ndarray
-    disc_points: np.ndarray
-    disc_faces: np.ndarray
+    faces: np.ndarray  # triangles, counter-clockwise from outside, (F, 3) int32
+    disc_points: np.ndarray  # vertices of the disc, the centre first, (D, 3)
+    disc_faces: np.ndarray  # its triangles, counter-clockwise from above. int32
 
 
 def make_geometry() -> DemoGeometry:
@@ -424,9 +417,9 @@ class DemoRenderer:
         fill, texels = torch.empty_like(points), points.new_empty(*size, 3)
         grids = [as_array(grid, wp.vec3) for grid in (points, normals, fill, texels)]
         lists = [as_array(grid.view(-1, 3), wp.vec3) for grid in (points, normals, fill)]
-        launch(bake_fill, fill.numel() // 3, [self._mesh.id, *lists], device=self._device)
+        launch(bake_fill, fill.numel() // 3, [self._mesh.id, *lists])
         arguments = [self._mesh.id, self._seed, int(is_disc), *grids]
-        launch(bake_texels, math.prod(size), arguments, device=self._device)
+        launch(bake_texels, math.prod(size), arguments)
         return texels
 
     def pictures(
@@ -459,7 +452,7 @@ class DemoRenderer:
             samples,
             pictures,
         ]
-        launch(trace_pictures, math.prod(size[:3]), arguments, device=self._device)
+        launch(trace_pictures, math.prod(size[:3]), arguments)
         return pictures.cpu().numpy()
 
     def visible(self, points: np.ndarray, normals: np.ndarray, eyes: np.ndarray) -> np.ndarray:
@@ -468,5 +461,5 @@ class DemoRenderer:
         visible = torch.empty(size, dtype=torch.uint8, device=self._device)
         vectors = [self._vectors(array) for array in (points, normals, eyes)]
         arguments = [self._mesh.id, *(as_array(v, wp.vec3) for v in vectors), visible]
-        launch(trace_visibility, math.prod(size), arguments, device=self._device)
+        launch(trace_visibility, math.prod(size), arguments)
         return visible.cpu().numpy().astype(bool)

@@ -110,8 +110,7 @@ def _placed(camera: Camera, number: int, rotation: np.ndarray, place: np.ndarray
     )  # fmt: skip
 
 
-_PROBES = 8
-"""Cameras that decide which depth is white: one for all pictures, or they would flicker."""
+_PROBES = 8  # cameras that decide which depth is white: one for all pictures, or they would flicker
 
 
 def film(options: FilmOptions, console: Console | None = None) -> Path:

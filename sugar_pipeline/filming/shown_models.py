@@ -42,31 +42,23 @@ Result = GaussianCloud | TexturedMesh | TriangleMesh
 """What a file of the stages holds that can be looked at."""
 
 SHOWS = ("image", "depth", "median_depth", "normal", "clay", "alpha")
-DEPTHS = ("depth", "median_depth")
-"""Those that are drawn from black to white."""
-
+DEPTHS = ("depth", "median_depth")  # those that are drawn from black to white
 _SEEN = 0.5
 
 
 @dataclass(frozen=True)
 class ShownModel:
-    """A result that can be looked at.
-
-    Attributes:
-        picture: Colours from a camera. (H, W, 3) in [0, 1]
-        geometry: Depth, infinite where there is nothing (H, W); and normals in camera axes, zero
-            there (H, W, 3).
-        median_depth: Depth where half of the light is left, infinite where more is. (H, W)
-        alpha: How much of what lies behind is hidden. (H, W) in [0, 1]
-        mesh: Its triangles, to be shown as clay; None of Gaussians.
-    """
+    """A result that can be looked at."""
 
     name: str
-    picture: Callable[[Camera], Tensor]
+    picture: Callable[[Camera], Tensor]  # colours from a camera, (H, W, 3) in [0, 1]
+    # Depth, infinite where there is nothing (H, W); and normals in camera axes, zero there (H, W,
+    # 3).
     geometry: Callable[[Camera], tuple[Tensor, Tensor]]
+    # Depth where half of the light is left, infinite where more is, (H, W).
     median_depth: Callable[[Camera], Tensor]
-    alpha: Callable[[Camera], Tensor]
-    mesh: TriangleMesh | None = None
+    alpha: Callable[[Camera], Tensor]  # how much of what lies behind is hidden, (H, W) in [0, 1]
+    mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
 
 
 def open_model(
@@ -220,12 +212,9 @@ def _longer_side(camera: Camera) -> int:
 
 
 VIDEO_SUFFIX = ".mp4"
-_QUALITY = "18"
-"""Constant rate factor of H.264: what the eye does not tell from the original."""
-
+_QUALITY = "18"  # constant rate factor of H.264: what the eye does not tell from the original
 _BITS_PER_PIXEL = 4
-_SIDES = (2, 16_384)
-"""Least and most pixels a side that libx264 takes."""
+_SIDES = (2, 16_384)  # least and most pixels a side that libx264 takes
 
 
 def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:

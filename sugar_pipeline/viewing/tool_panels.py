@@ -21,9 +21,7 @@ from sugar_utils.errors import UserError
 if TYPE_CHECKING:
     import viser
 
-Post = Callable[[Callable[[], None]], None]
-"""Has something done by the thread that renders."""
-
+Post = Callable[[Callable[[], None]], None]  # has something done by the thread that renders
 _BOX_COLOR, _MEASURE_COLOR, _PATH_COLOR = (255, 180, 40), (255, 60, 60), (60, 160, 255)
 _MOST_FRAMES = 3_600
 _PATH_SIDE = 1280
@@ -214,12 +212,9 @@ class PathPanel:
 
 
 _PROBE_PIXELS = 3
-_PROBE_ANGLE = math.radians(0.2)
-"""Field of view of the camera that looks along a click."""
-
+_PROBE_ANGLE = math.radians(0.2)  # field of view of the camera that looks along a click
 _BOX_DIGITS = 4
-_COVERED_SHARE = 0.02
-"""Of the points on each side that a first box leaves out: strays far outside."""
+_COVERED_SHARE = 0.02  # of the points on each side that a first box leaves out: strays far outside
 
 
 def hit(model: ShownModel, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:

@@ -42,11 +42,8 @@ if TYPE_CHECKING:
 _LARGEST_TEXTURE = 8_192
 _POINT_SHARE = 0.002
 _FRUSTUM_SHARE = 0.03
-_TYPICAL_SIZE = 0.05
-"""Standard deviation that the middle one of a cloud's Gaussians is sent with."""
-
-GLB_TURN = (0.0, 1.0, 0.0, 0.0)
-"""From glTF's axes back to those of a capture, as a quaternion."""
+_TYPICAL_SIZE = 0.05  # standard deviation that the middle one of a cloud's Gaussians is sent with
+GLB_TURN = (0.0, 1.0, 0.0, 0.0)  # from glTF's axes back to those of a capture, as a quaternion
 
 
 _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
@@ -135,9 +132,7 @@ def add_cameras(
 PHOTOGRAPH, ERROR = "photograph", "error"
 PICTURES = (*SHOWS, PHOTOGRAPH, ERROR)
 LAYOUTS = ("one", "side by side", "slider")
-LARGEST_ERROR = 0.25
-"""Mean difference of the colours, of 1, that is drawn white."""
-
+LARGEST_ERROR = 0.25  # mean difference of the colours, of 1, that is drawn white
 _PAPER = 24
 _LINE = 255
 _KEPT_PHOTOGRAPHS = 8
@@ -320,36 +315,24 @@ _IDLE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Layer:
-    """A result on the page.
-
-    Attributes:
-        model: What our renderer draws; None of a GLB file.
-        points: That say where it is. (P, 3) world units
-        cut: The same, cut to a box of two corners; None where nothing of it is in there.
-    """
+    """A result on the page."""
 
     title: str
     result: Result | bytes
-    model: ShownModel | None
-    points: np.ndarray
+    model: ShownModel | None  # what our renderer draws; None of a GLB file
+    points: np.ndarray  # that say where it is, (P, 3) world units
+    # The same, cut to a box of two corners; None where nothing of it is in there.
     cut: Callable[[np.ndarray, np.ndarray], Layer | None]
 
 
 @dataclass(frozen=True)
 class SceneContext:
-    """Where the results stand.
+    """Where the results stand."""
 
-    Attributes:
-        scene: The capture; None where it is unknown.
-        extent: Size of all, in world units.
-        box: Corners of a first box. (3,) each
-        metres_per_unit: None where the scale is unknown.
-    """
-
-    scene: Scene | None
-    extent: float
-    box: tuple[np.ndarray, np.ndarray]
-    metres_per_unit: float | None
+    scene: Scene | None  # the capture; None where it is unknown
+    extent: float  # size of all, in world units
+    box: tuple[np.ndarray, np.ndarray]  # corners of a first box, (3,) each
+    metres_per_unit: float | None  # none where the scale is unknown
     white: bool
     path_file: Path
     picture_size: int

@@ -32,11 +32,8 @@ OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-c
 
 wp.set_module_options(OPTIONS)
 
-PACK_SIZE = 16
-"""Numbers per Gaussian in the packed table: one cache line."""
-
-NEGLIGIBLE_SQUARE = 208.0
-"""exp(-m / 2) is zero in float32 from here on."""
+PACK_SIZE = 16  # numbers per Gaussian in the packed table: one cache line
+NEGLIGIBLE_SQUARE = 208.0  # exp(-m / 2) is zero in float32 from here on
 
 
 @wp.func
@@ -196,9 +193,7 @@ def evaluate_samples(
     normal_error[s] = wp.dot(error, error)
 
 
-PAIR_SIZE = 11
-"""Gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1."""
-
+PAIR_SIZE = 11  # gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1
 PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
 """What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s))."""
 

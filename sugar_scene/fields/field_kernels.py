@@ -97,11 +97,10 @@ class _Fields(torch.autograd.Function):
                 evaluate_owners,
                 owners.shape[0],
                 [owners, starts, *inputs],
-                device=device,
                 min_items=_MIN_ITEMS // 8,
             )
         else:
-            launch(evaluate_samples, n_samples, [indices, *inputs], device=device)
+            launch(evaluate_samples, n_samples, [indices, *inputs])
         ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
         ctx.density_factor, ctx.native = density_factor, native
         ctx.set_materialize_grads(False)
@@ -125,7 +124,6 @@ class _Fields(torch.autograd.Function):
                 add_up_samples_native if ctx.native else sample_gradients_kernel(),
                 chunk.shape[0],
                 [chunk, starts[first:], *inputs, pair_rows],
-                device=noise.device,
                 min_items=_MIN_ITEMS // 8,
             )
             targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
@@ -134,7 +132,6 @@ class _Fields(torch.autograd.Function):
                 add_up_pairs,
                 targets.shape[0],
                 [targets, order, pair_rows.view(-1, PAIR_SIZE), *grads],
-                device=noise.device,
                 min_items=_MIN_ITEMS,
             )
         return (*grads, *[None] * 6)
@@ -172,10 +169,6 @@ def _pack(means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor) -> Te
     """What each neighbour contributes to a sample, in one cache line. (N, 16)"""
     packed = torch.empty((means.shape[0], PACK_SIZE), device=means.device)
     launch(
-        pack_rows,
-        means.shape[0],
-        [means, quats, scales, opacities, packed],
-        device=means.device,
-        min_items=_MIN_ITEMS,
+        pack_rows, means.shape[0], [means, quats, scales, opacities, packed], min_items=_MIN_ITEMS
     )
     return packed

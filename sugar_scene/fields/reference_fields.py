@@ -18,39 +18,25 @@ from torch import Tensor
 from sugar_scene.geometry import inverse_square_roots, smallest_axis_normals, smallest_scales
 from sugar_utils.quaternions import rotation_matrices
 
-SAMPLE_SPREAD = 1.5
-"""Samples are drawn from Gaussians this much wider than those they belong to."""
-
-MAX_SQ_MAHALANOBIS = 1e8
-"""Squared Mahalanobis distances are clamped to this before the exponential."""
-
+SAMPLE_SPREAD = 1.5  # samples are drawn from Gaussians this much wider than those they belong to
+MAX_SQ_MAHALANOBIS = 1e8  # squared Mahalanobis distances are clamped to this before the exponential
 MIN_NORMAL_SCALE = 1e-6
 """Lower clamp of the smallest scale in the weights of neighbour normals. World units."""
 
-MIN_WEIGHT_SUM = 1e-6
-"""Lower clamp of the sum of weights that neighbour normals are averaged with."""
-
+MIN_WEIGHT_SUM = 1e-6  # lower clamp of the sum of weights that neighbour normals are averaged with
 _MIN_DENSITY = 1e-16
 _SINGULAR_SQUARE = 1e-6
 
 
 class FieldSamples(NamedTuple):
-    """Fields at sampled points.
+    """Fields at sampled points."""
 
-    Attributes:
-        points: Where the fields are evaluated. (S, 3) world units
-        density: Sum of the opacities of the neighbours at the point; may exceed 1. (S,)
-        beta: Mean of the smallest scales of the neighbours. (S,) world units
-        plane_distance: Signed distance to the tangent plane of the sample's Gaussian. (S,) world
-            units
-        normal_error: Squared distance of that Gaussian's normal to the weighted mean normal of
-            its neighbours. (S,)
-    """
-
-    points: Tensor
-    density: Tensor
-    beta: Tensor
+    points: Tensor  # where the fields are evaluated, (S, 3) world units
+    density: Tensor  # sum of the opacities of the neighbours at the point; may exceed 1, (S,)
+    beta: Tensor  # mean of the smallest scales of the neighbours, (S,) world units
+    # Signed distance to the tangent plane of the sample's Gaussian, (S,) world units.
     plane_distance: Tensor
+    # Squared distance of that Gaussian's normal to the weighted mean normal of its neighbours, (S,)
     normal_error: Tensor
 
 

@@ -131,9 +131,7 @@ class CornerSums:
         sums = values.new_empty(self._n_vertices, 3)
         vectors = as_array(values.view(-1, 3), wp.vec3), as_array(sums, wp.vec3)
         arguments = [self._ends, self._corners, *vectors]
-        launch(
-            add_up_corners, self._n_vertices, arguments, device=values.device, min_items=_MIN_ITEMS
-        )
+        launch(add_up_corners, self._n_vertices, arguments, min_items=_MIN_ITEMS)
         return sums
 
 
@@ -178,5 +176,5 @@ class PairsOfTriangles:
         n_pairs = len(self._pairs)
         errors, pulls = vertices.new_empty(n_pairs), vertices.new_empty(n_pairs, 4, 3)
         arguments = [as_array(vertices, wp.vec3), self._pairs, errors, as_array(pulls, wp.vec3)]
-        launch(bend_pairs, n_pairs, arguments, device=vertices.device, min_items=_MIN_ITEMS)
+        launch(bend_pairs, n_pairs, arguments, min_items=_MIN_ITEMS)
         return errors, self._sums(pulls)

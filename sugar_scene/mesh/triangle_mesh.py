@@ -22,19 +22,12 @@ from sugar_utils.files import atomic_path, require_regular_file
 
 @dataclass(frozen=True)
 class TriangleMesh:
-    """A coloured triangle mesh.
+    """A coloured triangle mesh."""
 
-    Attributes:
-        vertices: (V, 3) float64 world units.
-        faces: Rows of the vertices, counter-clockwise seen from outside. (F, 3) int64
-        colors: (V, 3) uint8.
-        normals: Unit, outward; None until they are computed. (V, 3) float64
-    """
-
-    vertices: np.ndarray
-    faces: np.ndarray
-    colors: np.ndarray
-    normals: np.ndarray | None = None
+    vertices: np.ndarray  # (V, 3) float64 world units
+    faces: np.ndarray  # rows of the vertices, counter-clockwise seen from outside, (F, 3) int64
+    colors: np.ndarray  # (V, 3) uint8
+    normals: np.ndarray | None = None  # unit, outward; None until they are computed, (V, 3) float64
 
     @property
     def n_vertices(self) -> int:

@@ -39,17 +39,11 @@ _TILE_SIDE = wp.constant(TILE)
 
 @dataclass(frozen=True)
 class TriangleHits:
-    """What each pixel sees first.
+    """What each pixel sees first."""
 
-    Attributes:
-        face: Row of the face; -1 where there is none. (H, W) int32
-        depth: Depth along the view axis; infinite where there is none. (H, W) world units
-        barycentrics: Weights of the face's three corners, perspective-correct; zero where there
-            is none. (H, W, 3)
-    """
-
-    face: Tensor
-    depth: Tensor
+    face: Tensor  # row of the face; -1 where there is none, (H, W) int32
+    depth: Tensor  # depth along the view axis; infinite where there is none, (H, W) world units
+    # Weights of the face's three corners, perspective-correct; zero where there is none, (H, W, 3).
     barycentrics: Tensor
 
     @property
@@ -248,7 +242,6 @@ def to_camera(points: Tensor, camera: Camera) -> Tensor:
         move_to_camera,
         points.shape[0],
         [make_view(camera), as_array(points, wp.vec3), as_array(moved, wp.vec3)],
-        device=points.device,
         min_items=_MIN_ITEMS,
     )
     return moved
@@ -269,13 +262,7 @@ def rasterize_camera_triangles(
     counts = torch.empty(n_faces, dtype=torch.int32, device=device)
     mesh = [as_array(vertices, wp.vec3), as_array(faces, wp.vec3i)]
     rect_array = as_array(rects, wp.vec4i)
-    launch(
-        bound_faces,
-        n_faces,
-        [view, near, *mesh, rect_array, counts],
-        device=device,
-        min_items=_MIN_ITEMS,
-    )
+    launch(bound_faces, n_faces, [view, near, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
     across, down = n_tiles(camera)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
     for chunk in _face_chunks(counts):
@@ -284,14 +271,9 @@ def rasterize_camera_triangles(
             hit_faces,
             across * down * (TILE // cell) ** 2,
             [view, near, cell, offsets, ids, *mesh, rect_array, hits, depths],
-            device=device,
         )
     launch(
-        weigh_corners,
-        camera.height,
-        [view, *mesh, hits, as_array(weights, wp.vec3)],
-        device=device,
-        min_items=16,
+        weigh_corners, camera.height, [view, *mesh, hits, as_array(weights, wp.vec3)], min_items=16
     )
     return TriangleHits(hits, depths, weights)
 
@@ -323,7 +305,6 @@ def _tile_lists(
         tiles_of_pairs,
         n_pairs,
         [view, faces, numbers, as_array(rects, wp.vec4i), tiles],
-        device=device,
         min_items=_MIN_ITEMS,
     )
     tiles, order = tiles.sort()

@@ -38,17 +38,13 @@ _MIN_SQUARE = 1e-12
 
 @dataclass(frozen=True)
 class ViewPair:
-    """A reference view and its neighbour.
-
-    Attributes:
-        rotation: From camera axes of the reference to those of the neighbour. (3, 3) float64
-        translation: X' = rotation X + translation. (3,) float64, world units
-    """
+    """A reference view and its neighbour."""
 
     reference: Camera
     neighbor: Camera
+    # From camera axes of the reference to those of the neighbour, (3, 3) float64.
     rotation: np.ndarray
-    translation: np.ndarray
+    translation: np.ndarray  # x' = rotation X + translation, (3,) float64, world units
 
     @classmethod
     def of(cls, reference: Camera, neighbor: Camera) -> ViewPair:
@@ -135,8 +131,7 @@ REACH = 10.0
 """Gaussians farther from a camera, in camera extents, are sky and background that no two views see
 differently: they have no planes."""
 
-MIN_DEPTH = 1e-4
-"""Points nearer to the camera than this have no pixel. World units."""
+MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 
 
 def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,8 +158,7 @@ def plane_depth_map(plane: Tensor, camera: Camera) -> Tensor:
     return torch.where(known, depth, 0.0)
 
 
-_BITS = 36
-"""Of the largest gradient as an integer: 2^26 of them fit into 63 bits."""
+_BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bits
 
 
 def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -323,15 +317,11 @@ class _SharedPoints:
 
 wp.set_module_options({"enable_backward": False})
 
-PATCH_RADIUS = 3
-"""Patches have 7 x 7 pixels."""
-
+PATCH_RADIUS = 3  # patches have 7 x 7 pixels
 MIN_VARIANCE = 4e-5
 """Patches of the reference whose grey values, in [0, 1], vary less have nothing to match."""
 
-EPSILON = 1e-6
-"""Added to both variances."""
-
+EPSILON = 1e-6  # added to both variances
 UNCOUNTED = -1.0
 """Grey value of pixels that a mask leaves out; a patch that touches one does not count."""
 
@@ -479,7 +469,6 @@ class _Matched(torch.autograd.Function):
                 as_array(planes.detach().contiguous(), wp.vec3), gray, gray2, correlation,
                 as_array(gradient, wp.vec3), counts,
             ],
-            device=device,
             min_items=_MIN_ITEMS,
         )  # fmt: skip
         counted = counts.bool()

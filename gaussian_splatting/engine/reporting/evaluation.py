@@ -32,19 +32,16 @@ from sugar_utils.errors import UserError
 
 @dataclass(frozen=True)
 class ViewScore:
-    """Scores of one view.
-
-    Attributes:
-        counted_psnr: PSNR of the pixels that its mask counts; None without a mask.
-        fitted_psnr: PSNR in dB after a gain and an offset per channel, by least squares; None
-            where it was not asked for.
-    """
+    """Scores of one view."""
 
     name: str
     l1: float
     psnr: float
     ssim: float
+    # PSNR in dB after a gain and an offset per channel, by least squares; None where it was not
+    # asked for
     fitted_psnr: float | None = None
+    # PSNR of the pixels that its mask counts; None without a mask
     counted_psnr: float | None = None
     counted_ssim: float | None = None
 
@@ -273,18 +270,14 @@ def render_view(
     )
 
 
-SIDE = 240
-"""Longest side in pixels at which views are compared."""
-
+SIDE = 240  # longest side in pixels at which views are compared
 MIN_GAP, SPREAD = 7.0, 5.0
 """Decibels below the median, and the same in standard deviations, from which a view is suspect."""
 
 CURED_SHARE = 0.5
 """Share of its gap to the median that a suspect view must gain by another pose to be kept."""
 
-MAX_SHARE = 0.2
-"""If more views are suspect, the model is at fault and not they."""
-
+MAX_SHARE = 0.2  # if more views are suspect, the model is at fault and not they
 MIN_VIEWS = 8
 
 

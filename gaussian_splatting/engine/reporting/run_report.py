@@ -28,9 +28,7 @@ from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import RunRecord, read_checked
 
 REPORT_FILE = "report.html"
-_MAX_RECORD_BYTES = 1024
-"""A scalar takes some 60 bytes; histograms and pictures take kilobytes."""
-
+_MAX_RECORD_BYTES = 1024  # a scalar takes some 60 bytes; histograms and pictures take kilobytes
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _TOTAL = "Loss/loss"
 

@@ -37,37 +37,31 @@ N_WORST = 3
 LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
 
-SOLID = 0.5
-"""Opacity from which a pixel is covered."""
-
-MUCH_FOG = 0.02
-"""Share of held-out pixels; with a shell it is well below."""
+SOLID = 0.5  # opacity from which a pixel is covered
+MUCH_FOG = 0.02  # share of held-out pixels; with a shell it is well below
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What one evaluation found.
+    """What one evaluation found."""
 
-    Attributes:
-        held_out: Scores of the held-out views; None where nothing is held out.
-        fog: Share of held-out pixels in front of every point that their photograph observes; None
-            where no points are known.
-        exposure_stops: Least and largest gain of a training photograph, in stops; None where
-            exposures are not learned.
-        posed: Scores of the held-out views, each from the pose in which it fits best; None where
-            poses are not learned.
-        with_dropped: Scores of the held-out views with those that contradict the rest; None where
-            there are none of these.
-        mask_iou: Intersection over union of the rendered opacity with the object masks of the
-            measured views; None without such masks.
-    """
-
+    # Scores of the held-out views; None where nothing is held out.
     held_out: EvaluationResult | None
     training: EvaluationResult | None = None
+    # Share of held-out pixels in front of every point that their photograph observes; None where no
+    # points are known.
     fog: float | None = None
+    # Least and largest gain of a training photograph, in stops; None where exposures are not
+    # learned.
     exposure_stops: tuple[float, float] | None = None
+    # Scores of the held-out views, each from the pose in which it fits best; None where poses are
+    # not learned.
     posed: EvaluationResult | None = None
+    # Scores of the held-out views with those that contradict the rest; None where there are none of
+    # these.
     with_dropped: EvaluationResult | None = None
+    # Intersection over union of the rendered opacity with the object masks of the measured views;
+    # None without such masks.
     mask_iou: float | None = None
     counted_psnr: float | None = None
     constant_psnr: float | None = None
@@ -295,15 +289,11 @@ def _scores(result: EvaluationResult) -> str:
     return f"PSNR {result.psnr:.2f} dB, {fitted}SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"
 
 
-FARTHEST_SHARE = 0.98
-"""Of all pixels, that are nearer than what is drawn white."""
-
+FARTHEST_SHARE = 0.98  # of all pixels, that are nearer than what is drawn white
 NEAR_SHARE, FAR_BEHIND = 0.25, 3.0
 """White in any case is so many times the depth that this share of the pixels is nearer than."""
 
-THUMBNAIL = 240
-"""Longest side in pixels."""
-
+THUMBNAIL = 240  # longest side in pixels
 WORST_FILE = "worst.png"
 _SAMPLED_PIXELS = 1_000_000
 
@@ -377,8 +367,7 @@ def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
         Image.fromarray(torch.cat(padded).numpy()).save(temporary)
 
 
-FOG_MARGIN = 0.1
-"""Share of the nearest observed point's depth that a pixel must be in front of it."""
+FOG_MARGIN = 0.1  # share of the nearest observed point's depth that a pixel must be in front of it
 
 
 def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
@@ -401,12 +390,8 @@ colour behind imprecise masks come close to it, and failures lie far below."""
 MIN_MASK_IOU = 0.6
 """Least intersection over union of rendered opacity, or of a mesh, with the masks."""
 
-MAX_GAP = 12.0
-"""Decibels by which training views may be better than held-out ones."""
-
-MIN_COVERED = 0.02
-"""Least share of the images that a mesh covers where there are no masks."""
-
+MAX_GAP = 12.0  # decibels by which training views may be better than held-out ones
+MIN_COVERED = 0.02  # least share of the images that a mesh covers where there are no masks
 _POSES = "python train.py --doctor -s SCENE checks them"
 
 
