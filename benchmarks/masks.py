@@ -110,7 +110,7 @@ def stamp(args: argparse.Namespace) -> None:
     shutil.copytree(args.scene, args.out, ignore=shutil.ignore_patterns("undistorted_cache"))
     paths = sorted((args.out / "images").iterdir())
     paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
-    (args.out / "masks").mkdir()
+    (args.out / "masks").mkdir(exist_ok=True)
     for number, path in enumerate(paths):
         image = np.array(Image.open(path).convert("RGB"))
         height, width = image.shape[:2]

@@ -11,7 +11,7 @@ a real step of each phase, the optimizer's included:
 - ``naive``: the terms of ``geometry`` in one graph, whole image, everything in float32.
 
 Printed are the peak bytes alive in tensors, the prediction of the memory planner, and the peak of
-the resident set of a process that does nothing else. ``--table`` changes one setting at a time.
+the resident set of a process that does nothing else, with one setting changed at a time.
 """
 
 from __future__ import annotations
@@ -32,21 +32,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.live_bytes import peak_bytes
-from benchmarks.rasterizer import (
-    Case,
-    as_cloud,
-    make_scene,
-    print_machine,
-    print_table,
-)
-from benchmarks.step_scenes import make_multiview_stage, make_wall
+from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_plan import MemoryPlan, predicted_bytes, survey
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, exposures_of
-from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -63,15 +56,22 @@ from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, boolean, positive_int
+from sugar_utils.flags import Parser, positive_int
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
+from tests.support.step_scenes import (
+    Case,
+    as_cloud,
+    make_multiview_stage,
+    make_scene,
+    make_wall,
+    photograph,
+)
 
 EXTENT = 5.0
 ITERATIONS = {
     "entropy": 8_000, "neighbors": 9_100, "geometry": 9_100, "naive": 9_100, "multiview": 9_100,
 }  # fmt: skip
-PHASES = ("entropy", "neighbors", "geometry", "naive", "multiview", "refine")
 REFINE_ITERATION = 4_000
 """Late enough for all bands of the colour."""
 
@@ -81,7 +81,7 @@ class Setting:
     """What is weighed.
 
     Attributes:
-        phase: One of ``PHASES``.
+        phase: See the top of this file.
         n: Gaussians.
         width: Image width in pixels.
         height: Image height in pixels.
@@ -152,12 +152,6 @@ def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
     radius = 4.4 * width / 1920 * (1e6 / n) ** 0.5
     gaussians, camera = make_scene(Case("memory", n, width, setting.height, 1, radius=radius))
     return as_cloud(gaussians), camera
-
-
-def photograph(camera: Camera) -> Tensor:
-    """Bytes without meaning. (H, W, 3)"""
-    rng = torch.Generator().manual_seed(0)
-    return torch.randint(256, (camera.height, camera.width, 3), generator=rng, dtype=torch.uint8)
 
 
 def exposures(setting: Setting, camera: Camera) -> Exposures | None:
@@ -293,49 +287,32 @@ def weigh_alone(setting: Setting) -> Weight:
         return pool.apply(weigh_setting, (setting,))
 
 
-def settings_of(args: argparse.Namespace) -> list[Setting]:
-    """All phases that were asked for, with the flags given."""
-    return [
-        Setting(
-            phase, args.gaussians, args.width, args.height,
-            strips=1 if phase == "naive" else args.strips,
-            full_res_normals=args.full_res_normals,
-            samples=args.samples,
-            sample_chunk=args.samples if phase == "naive" else args.sample_chunk or args.samples,
-            optimizer=OptimizerConfig() if phase == "naive"
-            else OptimizerConfig(args.optimizer_state, args.use_bfloat16),
-        )
-        for phase in args.phases.split(",")
-    ]  # fmt: skip
-
-
 def table_settings(args: argparse.Namespace) -> list[Setting]:
-    """One thing changed at a time, from the naive step to everything that saves memory."""
+    """One setting changed at a time, from the naive step to everything that saves memory."""
     plain = Setting(
         "geometry", args.gaussians, args.width, args.height,
         samples=args.samples, sample_chunk=args.samples,
     )  # fmt: skip
-    quarter = args.samples // 4
     bfloat = OptimizerConfig("bf16", use_bfloat16=True)
+    saving = {"strips": args.strips, "recompute": True, "sample_chunk": args.samples // 4}
     return [
         replace(plain, phase="naive"),
         plain,
-        replace(plain, sample_chunk=quarter),
         replace(plain, full_res_normals=False),
-        replace(plain, strips=4),
+        replace(plain, strips=args.strips),
         replace(plain, recompute=True),
-        replace(plain, strips=4, recompute=True, sample_chunk=quarter),
+        replace(plain, **saving),
         replace(plain, optimizer=OptimizerConfig("bf16")),
         replace(plain, optimizer=OptimizerConfig("8bit")),
         replace(plain, optimizer=bfloat),
-        replace(plain, optimizer=bfloat, strips=4, recompute=True, sample_chunk=quarter),
+        replace(plain, optimizer=bfloat, **saving),
         replace(plain, mode="density"),
         replace(plain, mode="sdf"),
-        replace(plain, mode="sdf", strips=4, sample_chunk=quarter),
         replace(plain, phase="entropy"),
+        replace(plain, phase="neighbors"),
+        replace(plain, phase="multiview", samples=16_384, sample_chunk=16_384),
         replace(plain, phase="refine"),
-        replace(plain, phase="refine", strips=4),
-        replace(plain, phase="refine", n=args.gaussians // 6, per_triangle=6),
+        replace(plain, phase="refine", strips=args.strips),
     ]
 
 
@@ -348,7 +325,7 @@ def describe_setting(setting: Setting) -> str:
         words.append(f"{setting.strips} strips")
     if setting.recompute:
         words.append("checkpointing")
-    if setting.sample_chunk != setting.samples:
+    if setting.sample_chunk < setting.samples:
         words.append(f"chunks of {setting.sample_chunk:,}")
     if not setting.full_res_normals:
         words.append("half-size normals")
@@ -362,8 +339,9 @@ def describe_setting(setting: Setting) -> str:
 def run(args: argparse.Namespace) -> None:
     """Weigh what the flags ask for and print it."""
     about, rows, found, naive = print_machine(), [], [], 0
-    settings = table_settings(args) if args.table else settings_of(args)
-    for setting in settings:
+    for setting in table_settings(args):
+        if args.only and describe_setting(setting) not in args.only:
+            continue
         weight = weigh_alone(setting)
         found.append({"setting": asdict(setting), **asdict(weight)})
         if setting.phase == "naive":
@@ -394,17 +372,12 @@ def main() -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--phases", default=",".join(PHASES), help="phases, separated by commas")
-    add("--table", action="store_true", help="a list of settings side by side instead")
+    add("--only", nargs="+", metavar="STEP", help="these rows of the table; unset: all")
     add("--gaussians", type=positive_int, default=1_000_000, help="size of the cloud")
     add("--width", type=positive_int, default=1920, help="image width")
     add("--height", type=positive_int, default=1244, help="image height")
-    add("--strips", type=positive_int, default=1, help="strips per image")
-    add("--full_res_normals", type=boolean, default=True, help="normals at the image's size")
+    add("--strips", type=positive_int, default=4, help="strips per image, where there are some")
     add("--samples", type=positive_int, default=1_000_000, help="samples around the surface")
-    add("--sample_chunk", type=positive_int, help="samples at once; unset: all")
-    add("--optimizer_state", choices=STATE_FORMATS, default="fp32", help="format of moments")
-    add("--use_bfloat16", type=boolean, default=False, help="colour bands 1 to 3 in bfloat16")
     add("--json", type=Path, help="also write the figures to this file")
     run(parser.parse_args())
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -26,108 +26,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-import numpy as np
 import torch
 import warp as wp
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import blend, build_tile_lists, project, rasterize
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, positive_int
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage
+from tests.support.step_scenes import Case, make_scene
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 N_FEATURES = 4
 
 
-@dataclass(frozen=True)
-class Case:
-    """A scene to time.
-
-    Attributes:
-        name: As ``--case`` takes it.
-        n: Gaussians.
-        width: Image width in pixels.
-        height: Image height in pixels.
-        repeats: Timed repetitions.
-        radius: Median radius on screen, in pixels: three deviations along the longest axis.
-    """
-
-    name: str
-    n: int
-    width: int
-    height: int
-    repeats: int
-    radius: float = 4.4
-
-    @property
-    def title(self) -> str:
-        """One line for people."""
-        return f"{self.n:,} Gaussians, {self.width} x {self.height}"
-
-
 CASES = (Case("50k", 50_000, 640, 480, repeats=15), Case("1m", 1_000_000, 1920, 1244, repeats=4))
-
-
-def make_scene(case: Case, seed: int = 0) -> tuple[Gaussians, Camera]:
-    """Gaussians like those of a trained model: a wavy wall, a sphere before it, and floaters.
-
-    Sizes on screen are log-normal, shapes flat or needle-like, opacities either high or spread
-    towards low.
-
-    Args:
-        case: Number, image size and median radius.
-        seed: Random seed.
-    """
-    rng = np.random.default_rng(seed)
-    focal, n = 0.86 * case.width, case.n
-    camera = Camera(
-        "benchmark", case.width, case.height, focal, focal, case.width / 2, case.height / 2,
-        rotation=np.eye(3), translation=np.zeros(3),
-    )  # fmt: skip
-    n_wall, n_ball = round(0.7 * n), round(0.2 * n)
-    n_free = n - n_wall - n_ball
-    half = np.array([case.width, case.height]) / (2 * focal)
-
-    def in_view(depth: np.ndarray, at: np.ndarray) -> np.ndarray:
-        return np.concatenate([at * depth[:, None] * half, depth[:, None]], axis=1)
-
-    at = rng.uniform(-1.05, 1.05, (n_wall, 2))
-    wall = in_view(6 + 0.5 * np.sin(3 * at[:, 0]) + rng.normal(0, 0.03, n_wall), at)
-    ball = rng.normal(size=(n_ball, 3))
-    ball /= np.linalg.norm(ball, axis=1, keepdims=True)
-    ball += (0.3, 0.0, 4.0) + rng.normal(0, 0.01, (n_ball, 3))
-    free = in_view(rng.uniform(2, 12, n_free), rng.uniform(-1.05, 1.05, (n_free, 2)))
-    means = np.concatenate([wall, ball, free])
-
-    deviation = np.exp(rng.normal(np.log(case.radius / 3), 0.75, n)) * means[:, 2] / focal
-    flatness = np.exp(-np.abs(rng.normal(0, (1e-4, 0.6, 1.2), (n, 3))))
-    quats = rng.normal(size=(n, 4))
-    solid = rng.uniform(size=n) < 0.35
-    opacities = np.where(solid, rng.beta(6, 1.2, n), rng.beta(1, 2, n))
-    arrays = (
-        means,
-        quats / np.linalg.norm(quats, axis=1, keepdims=True),
-        deviation[:, None] * flatness,
-        opacities,
-        rng.normal(0, 0.8, (n, 1, 3)),
-        rng.normal(0, 0.2, (n, 15, 3)),
-    )
-    return Gaussians(*(torch.from_numpy(a.astype(np.float32)) for a in arrays)), camera
-
-
-def as_cloud(gaussians: Gaussians) -> GaussianCloud:
-    """Raw parameters of activated Gaussians, their opacities between 0.01 and 0.99."""
-    return GaussianCloud(
-        means=gaussians.means,
-        sh_dc=gaussians.sh_dc,
-        sh_rest=gaussians.sh_rest,
-        opacity_logits=torch.logit(gaussians.opacities.clamp(0.01, 0.99))[:, None],
-        log_scales=gaussians.scales.log(),
-        quats=gaussians.quats,
-    )
 
 
 def synchronize(device: torch.device) -> None:

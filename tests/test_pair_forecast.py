@@ -9,9 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.memory import photograph
-from benchmarks.rasterizer import Case, as_cloud, make_scene
-from benchmarks.step_scenes import MadeUpPhotographs
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
@@ -32,6 +29,7 @@ from sugar_utils.errors import TrainingError
 from sugar_utils.process_group import ALONE
 from tests.support.launches import EXTENT, gpu_paths
 from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.step_scenes import Case, MadeUpPhotographs, as_cloud, make_scene, photograph
 
 CASE = Case("pairs", 200, 48, 36, 1, radius=6.0)
 

@@ -15,9 +15,10 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from benchmarks.rasterizer import Case, as_cloud, make_scene, synchronize
+from benchmarks.rasterizer import synchronize
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
+from tests.support.step_scenes import Case, as_cloud, make_scene
 
 Size = TypeVar("Size")
 

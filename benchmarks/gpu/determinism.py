@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same inputs give the same bits on a device: each kernel, and a short training."""
+"""The same inputs give the same bits on a device: the rasterizer, and a short training."""
 
 from __future__ import annotations
 
@@ -17,16 +17,10 @@ from benchmarks.gpu.common import (
 )
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.losses.photometric import color_loss
-from gaussian_splatting.optim.moments import AdamStep, moment_format
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import build_tile_lists, project, rasterize
-from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.geometry import diamond_faces, diamond_vertices
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_utils.neighbors import nearest_neighbors
 
 EXTENT = 5.0
 
@@ -80,56 +74,6 @@ def rasterizer(setup: Setup) -> Iterator[Finding]:
     yield _repeat(setup, "images and gradients", images)
 
 
-def values(setup: Setup) -> Iterator[Finding]:
-    """Colour loss, fields with their gradients, neighbours, triangles, Adam."""
-    height, width = setup.size(1244, 50), setup.size(1920, 70)
-    target = _random(height, width, 3, setup=setup).sigmoid()
-    image = _random(height, width, 3, setup=setup, seed=1).sigmoid()
-    gaussians, camera = _scene(setup)
-    parameters = (gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities)
-    neighbors = nearest_neighbors(gaussians.means).indices
-    n_samples = setup.size(1_000_000, 2_000)
-    draws = torch.Generator().manual_seed(0)
-    indices = torch.randint(len(gaussians), (n_samples,), generator=draws).sort().values
-    indices, noise = indices.to(setup.place), _random(n_samples, 3, setup=setup)
-    points = _random(setup.size(1_000_000, 2_000), 3, setup=setup)
-    start, grad = (_random(len(gaussians), 45, setup=setup, seed=seed) for seed in (2, 3))
-
-    def color() -> list[Tensor]:
-        leaf = image.clone().requires_grad_()
-        loss = color_loss(leaf, target)
-        loss.backward()
-        return [loss, leaf.grad]
-
-    def fields() -> list[Tensor]:
-        leaves = [t.clone().requires_grad_() for t in parameters]
-        found = evaluate_fields(*leaves, neighbors, indices, noise, native=False)
-        sum(f.mean() for f in found).backward()
-        return [*found, *(leaf.grad for leaf in leaves)]
-
-    def hits() -> list[Tensor]:
-        corners = diamond_vertices(gaussians.means, gaussians.quats, gaussians.scales)
-        faces = diamond_faces(len(gaussians), setup.place)
-        found = rasterize_triangles(corners.reshape(-1, 3), faces, camera)
-        return [found.face, found.depth.nan_to_num(posinf=0.0), found.barycentrics]
-
-    def adam() -> list[Tensor]:
-        kept = []
-        for fmt in map(moment_format, ("fp32", "bf16", "8bit")):
-            value = start.clone()
-            moments = fmt.zeros(value)
-            for count in (1, 2, 3):
-                fmt.step(value, grad, moments, AdamStep(0.01, count, count))
-            kept += [value, *moments.values()]
-        return kept
-
-    yield _repeat(setup, "colour loss", color)
-    yield _repeat(setup, "fields", fields)
-    yield _repeat(setup, "neighbours", lambda: list(nearest_neighbors(points)))
-    yield _repeat(setup, "triangles", hits)
-    yield _repeat(setup, "Adam", adam)
-
-
 def _train(setup: Setup, made: tuple[GaussianCloud, object], config: CoarseConfig) -> list[Tensor]:
     """Twenty iterations across the prune and into the geometric terms; all parameters."""
     cloud, camera = made
@@ -161,6 +105,5 @@ def training(setup: Setup) -> Iterator[Finding]:
 
 CHECKS = (
     Check("rasterizer", rasterizer),
-    Check("values", values, 120),
     Check("training", training, 120),
 )

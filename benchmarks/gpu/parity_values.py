@@ -96,47 +96,28 @@ def neighbors(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _spacing(state: str, name: str, exact: Tensor) -> Tensor:
-    """How far a stored moment may lie from the exact one, entry by entry. (N, W)"""
-    if state == "fp32":
-        return 1e-6 * exact.abs() + 1e-12
-    if state == "bf16":
-        return 2.0**-7 * exact.abs() + 1e-12
-    largest = exact.abs().amax(dim=1, keepdim=True)
-    if name == "exp_avg":
-        # Levels are squares of 127ths: the distance of two grows with the root of the value.
-        step = 2 * (exact.abs() / largest).sqrt() / 127 + 1 / 127**2
-        return (step + 2.0**-7) * largest
-    return (1 / 16 + 2.0**-7) * exact.abs() + 2.0**-15 * largest
-
-
 def adam_formats(setup: Setup) -> Iterator[Finding]:
-    """A first step in every format; what is stored; and agreement with the CPU afterwards."""
+    """A first step in every format, and a sparse one, against float64 and the CPU."""
     n, width = setup.size(20_000, 500), 45
     grad, start = _draw(n, width, seed=1), _draw(n, width, seed=2)
-    first = (1 - ADAM_BETAS[0]) * grad.double()
-    second = (1 - ADAM_BETAS[1]) * grad.double().square()
     truth = start.double() - RATE * grad.double() / (grad.double().abs() + ADAM_EPS)
     seen = torch.arange(n) % 3 > 0
     for state in ("fp32", "bf16", "8bit"):
-        stored, values = [], []
+        firsts, seconds, stored = [], [], []
         for place in (setup.place, torch.device("cpu")):
-            fmt = moment_format(state)
-            value, own = start.to(place, copy=True), grad.to(place)
+            fmt, value, own = moment_format(state), start.to(place, copy=True), grad.to(place)
             moments = fmt.zeros(value)
             fmt.step(value, own, moments, AdamStep(RATE, 1, 7))
-            values.append(value.clone())
-            stored.append({n: t.to("cpu", copy=True) for n, t in fmt.to_file(moments).items()})
+            firsts.append(value.clone())
+            stored.append({k: t.to("cpu", copy=True) for k, t in fmt.to_file(moments).items()})
             fmt.step(value, own, moments, AdamStep(RATE, 2, 8, seen.to(place)))
-            values.append(value)
-        yield compare(f"{state}, values", values[0], truth, 1e-6)
-        for name, exact in (("exp_avg", first), ("exp_avg_sq", second)):
-            kept = stored[0][name].cpu().double()
-            excess = float(((kept - exact).abs() / _spacing(state, name, exact)).max())
-            shown = f"largest distance {excess:.2f} spacings, allowed 1"
-            yield Finding(f"{state}, {name}", excess <= 1, shown, {"spacings": excess})
-        yield compare(f"{state}, sparse step as on the CPU", values[1], values[3], 1e-4, flips=1e-2)
-        yield equal(f"{state}, rows not seen", values[1].cpu()[~seen], values[0].cpu()[~seen])
+            seconds.append(value)
+        yield compare(f"{state}, values", firsts[0], truth, 1e-6)
+        for name, kept in stored[0].items():
+            # Stochastic rounding may fall to the next value where the last bit differs.
+            yield compare(f"{state}, {name}", kept, stored[1][name], 1e-2, flips=1e-3)
+        yield compare(f"{state}, sparse step", seconds[0], seconds[1], 1e-4, flips=1e-2)
+        yield equal(f"{state}, rows not seen", seconds[0].cpu()[~seen], firsts[0].cpu()[~seen])
 
 
 def adam_together(setup: Setup) -> Iterator[Finding]:

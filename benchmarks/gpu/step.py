@@ -25,6 +25,7 @@ from benchmarks.gpu.common import (
 )
 from benchmarks.memory import Setting
 from sugar_utils.memory import format_bytes, out_of_memory, release_cached
+from tests.support.step_scenes import photograph
 
 WIDTH, HEIGHT = 1920, 1244
 SIZES = (1_000_000, 6_000_000)
@@ -33,7 +34,7 @@ SIZES = (1_000_000, 6_000_000)
 def _settings(setup: Setup, n: int) -> dict[str, Setting]:
     sizes = setup.size((n, WIDTH, HEIGHT, 1_000_000), (400, 48, 36, 500))
     args = dict(zip(("gaussians", "width", "height", "samples"), sizes, strict=True))
-    chosen = memory.table_settings(argparse.Namespace(**args))[:11]
+    chosen = memory.table_settings(argparse.Namespace(**args, strips=4))[:10]
     return {memory.describe_setting(setting): setting for setting in chosen}
 
 
@@ -57,7 +58,7 @@ def _measure(setup: Setup, setting: Setting) -> Finding:
     synchronize(setup.place)
     searched = time.perf_counter() - started
     del made
-    target = memory.photograph(camera).to(setup.place)
+    target = photograph(camera).to(setup.place)
     optimizer = stage.model.optimizer
 
     def terms() -> None:

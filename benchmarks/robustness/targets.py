@@ -127,85 +127,65 @@ def _by_suffix(path: Path, draw: Random) -> str:
     return kinds.get(path.suffix, _bytes)(path, draw)
 
 
-_SCENE = "vanilla,vanilla,vanilla eval,doctor,coarse,render capture,view model"
-_CHECKPOINT = "coarse,doctor,metrics,export placed"
-_REFINED = (
-    "out/refined/**/[0-9]*.pt",
-    "metrics,texture,pipeline,export spz,export placed,render model,view model",
-)
-_MODELS = (("out/coarse/**/[0-9]*.pt", "mesh"), _REFINED, _REFINED)
-_TEXTURED = "metrics texture,export glb,export obj,export stl,render textured,view textured"
-_RUNS = tuple(RUNS.items())
-
-KINDS: dict[str, tuple[Corrupt, tuple[tuple[str, str], ...]]] = {
-    "image": (corrupt_image, (("scene/images/*.*", f"{_SCENE},metrics"),)),
-    "nerf image": (
-        corrupt_image,
-        (("nerf/train/*.png", "vanilla nerf"), ("ngp/images/*.png", "vanilla ngp")),
-    ),
-    "mask": (corrupt_image, (("masks/*.*", "vanilla masked,vanilla ignoring,doctor masked"),)),
-    "converted image": (corrupt_image, (("room/input/*", "convert"),)),
-    "conversion": (
-        _by_suffix,
-        (
-            ("room/distorted/*.*", "convert,convert,convert given"),
-            ("room/distorted/sparse/0/*.bin", "convert,convert given"),
-        ),
-    ),
-    "colmap bin": (_bytes, (("scene/sparse/0/*.bin", _SCENE),)),
-    "colmap txt": (_text, (("text/sparse/0/*.txt", "vanilla text,doctor text"),)),
-    "transforms": (
-        _json,
-        (("nerf/*.json", "vanilla nerf,doctor nerf"), ("ngp/*.json", "vanilla ngp,doctor ngp")),
-    ),
-    "gaussians ply": (
-        _ply,
-        (
-            ("vanilla/point_cloud/*/*.ply", "coarse,doctor,export vanilla"),
-            ("cloud.ply", "vanilla cloud,export cloud,render video,view cloud"),
-        ),
-    ),
-    "points ply": (_ply, (("points.ply", "vanilla points"), ("ngp/points.ply", "vanilla ngp"))),
-    "mesh ply": (_ply, (("mesh.ply", "refine,render mesh,view cloud"),)),
-    "exported": (
-        _by_suffix,
-        tuple(
-            (f"exports/{name}", ",".join(c for c in COMMANDS if c.endswith(f" {name}")))
-            for name in EXPORTS
-        ),
-    ),
-    "camera path": (_json, (("path.json", "render path"),)),
-    "result": (
-        _by_suffix,
-        (("out/coarse_mesh/**/*.*", "pipeline"), ("out/refined_mesh/**/*.json", "pipeline")),
-    ),
-    "textured mesh": (
-        _by_suffix,
-        tuple(
-            (f"out/refined_mesh/**/sugar*.{suffix}", _TEXTURED) for suffix in ("obj", "mtl", "png")
-        ),
-    ),
-    "checkpoint bytes": (_bytes, tuple((f"{k}/**/[0-9]*.pt", name) for k, name in _RUNS)),
-    "checkpoint contents": (
-        corrupt_checkpoint,
-        tuple((f"{k}/**/[0-9]*.pt", name) for k, name in _RUNS),
-    ),
-    "model bytes": (_bytes, _MODELS),
-    "model contents": (corrupt_checkpoint, _MODELS),
-    "cameras json": (
-        _json,
-        (("vanilla/cameras.json", f"{_CHECKPOINT},render capture,view model"),),
-    ),
-    "cfg_args": (_cfg_args, (("vanilla/cfg_args", _CHECKPOINT),)),
-    "run json": (
-        _json,
-        (
-            *((f"{k}/**/run.json", name) for k, name in _RUNS),
-            ("out/**/run.json", "pipeline,export placed,view output"),
-        ),
-    ),
-    "scenes json": (_json, (("scenes.json", "metrics"),)),
+_READERS = {
+    "SCENE": "vanilla,vanilla,vanilla eval,doctor,coarse,render capture,view model",
+    "CHECKPOINT": "coarse,doctor,metrics,export placed",
+    "REFINED": "metrics,texture,pipeline,export spz,export placed,render model,view model",
+    "TEXTURED": "metrics texture,export glb,export obj,export stl,render textured,view textured",
 }
+_TABLE = """
+image               image       scene/images/*.*=SCENE,metrics
+nerf image          image       nerf/train/*.png=vanilla nerf; ngp/images/*.png=vanilla ngp
+mask                image       masks/*.*=vanilla masked,vanilla ignoring,doctor masked
+converted image     image       room/input/*=convert
+conversion          by suffix   room/distorted/*.*=convert,convert given;\
+ room/distorted/sparse/0/*.bin=convert,convert given
+colmap bin          bytes       scene/sparse/0/*.bin=SCENE
+colmap txt          text        text/sparse/0/*.txt=vanilla text,doctor text
+transforms          json        nerf/*.json=vanilla nerf,doctor nerf;\
+ ngp/*.json=vanilla ngp,doctor ngp
+gaussians ply       ply         vanilla/point_cloud/*/*.ply=coarse,doctor,export vanilla;\
+ cloud.ply=vanilla cloud,export cloud,render video,view cloud
+points ply          ply         points.ply=vanilla points; ngp/points.ply=vanilla ngp
+mesh ply            ply         mesh.ply=refine,render mesh,view cloud
+camera path         json        path.json=render path
+result              by suffix   out/coarse_mesh/**/*.*=pipeline; out/refined_mesh/**/*.json=pipeline
+textured mesh       by suffix   out/refined_mesh/**/sugar*.obj=TEXTURED;\
+ out/refined_mesh/**/sugar*.mtl=TEXTURED; out/refined_mesh/**/sugar*.png=TEXTURED
+checkpoint bytes    bytes       RUNS/**/[0-9]*.pt
+checkpoint contents checkpoint  RUNS/**/[0-9]*.pt
+model bytes         bytes       out/coarse/**/[0-9]*.pt=mesh; out/refined/**/[0-9]*.pt=REFINED
+model contents      checkpoint  out/coarse/**/[0-9]*.pt=mesh; out/refined/**/[0-9]*.pt=REFINED
+cameras json        json        vanilla/cameras.json=CHECKPOINT,render capture,view model
+cfg_args            cfg_args    vanilla/cfg_args=CHECKPOINT
+run json            json        RUNS/**/run.json;\
+ out/**/run.json=pipeline,export placed,view output
+scenes json         json        scenes.json=metrics
+"""
+_CORRUPT: dict[str, Corrupt] = {
+    "image": corrupt_image, "by suffix": _by_suffix, "bytes": _bytes, "text": _text, "json": _json,
+    "ply": _ply, "checkpoint": corrupt_checkpoint, "cfg_args": _cfg_args,
+}  # fmt: skip
+
+
+def _kinds() -> dict[str, tuple[Corrupt, list[tuple[str, list[str]]]]]:
+    found = {}
+    for line in _TABLE.strip().splitlines():
+        reads = []
+        for read in line[32:].split(";"):
+            pattern, _, names = read.strip().partition("=")
+            for word, readers in _READERS.items():
+                names = names.replace(word, readers)
+            if pattern.startswith("RUNS"):
+                reads += [(pattern.replace("RUNS", k), [name]) for k, name in RUNS.items()]
+            else:
+                reads.append((pattern, names.split(",")))
+        found[line[:20].strip()] = _CORRUPT[line[20:32].strip()], reads
+    exports = [(f"exports/{k}", [c for c in COMMANDS if c.endswith(f" {k}")]) for k in EXPORTS]
+    return {**found, "exported": (_by_suffix, exports)}
+
+
+KINDS = _kinds()
 """How a kind of file is corrupted; patterns of files, each with the commands that read them."""
 
 _SAME_BITS = {"checkpoint bytes": "always", "checkpoint contents": "fallback"}
@@ -222,7 +202,7 @@ def parts_of(kind: str) -> tuple[str, ...]:
     """Parts of the world that cases of a kind may need."""
     if kind not in KINDS:
         return PARTS
-    names = {name for _, readers in KINDS[kind][1] for name in readers.split(",")}
+    names = {name for _, readers in KINDS[kind][1] for name in readers}
     return tuple(part for part in PARTS if any(part in COMMANDS[name].needs for name in names))
 
 
@@ -235,7 +215,7 @@ def corrupt(kind: str, root: Path, draw: Random) -> Plan:
     change, reads = KINDS[kind if kind in KINDS else draw.choice(list(KINDS))]
     pattern, names = draw.choice(reads)
     target = draw.choice([path for path in sorted(root.glob(pattern)) if path.is_file()])
-    command = COMMANDS[draw.choice(names.split(","))]
+    command = COMMANDS[draw.choice(names)]
     words, shown = words_of(command, root), target.relative_to(root).as_posix()
     if kind == "in place":
         what = draw.choice(IN_PLACE)

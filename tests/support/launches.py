@@ -30,9 +30,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.memory import photograph
-from benchmarks.rasterizer import Case, as_cloud, make_scene
-from benchmarks.step_scenes import MadeUpPhotographs, make_multiview_stage
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
@@ -53,6 +50,14 @@ from sugar_utils.prepared_launch import PreparedLaunch
 from sugar_utils.process_group import ALONE
 from tests.support import pretend_device
 from tests.support.pretend_device import GPU, HOST, pretend_gpu, side_of
+from tests.support.step_scenes import (
+    Case,
+    MadeUpPhotographs,
+    as_cloud,
+    make_multiview_stage,
+    make_scene,
+    photograph,
+)
 
 EXTENT = 5.0
 N, WIDTH, HEIGHT, SAMPLES = 400, 48, 36, 500
