@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-# A forked child must find no threads of a GPU driver or of a thread pool.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["OMP_NUM_THREADS"] = "1"
+if __name__ == "__main__":
+    # A forked child must find no threads of a GPU driver or of a thread pool.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sugar_utils  # noqa: F401  before torch
