@@ -34,7 +34,8 @@ from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import Scene, load_scene
-from gaussian_splatting.engine.reporting.evaluation import evaluate, render_view
+from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.rasterization import render_view
 from sugar_extractors.quality.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
 from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_trainers.capture import SugarSize

@@ -34,7 +34,8 @@ from gaussian_splatting.data.images import IMAGE_SUFFIXES, ImageStore, eroded
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.engine.reporting.evaluation import psnr, render_view, to_uint8
+from gaussian_splatting.engine.reporting.evaluation import psnr, to_uint8
+from gaussian_splatting.rasterization import render_view
 from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize

@@ -28,7 +28,6 @@ from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun
 from gaussian_splatting.engine.stage import (
@@ -40,11 +39,16 @@ from gaussian_splatting.engine.stage import (
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
-from gaussian_splatting.engine.training_views import halved_mask, target_of
+from gaussian_splatting.engine.training_views import halved_mask
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled, scaled_all
-from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from gaussian_splatting.rasterization import (
+    WARP,
+    Rasterizer,
+    RenderOutput,
+    project,
+)
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
@@ -142,15 +146,7 @@ class CoarseStage(Stage):
         on = acting(self.terms, iteration)
         gaussians = self.model.cloud.activate()
         leaves = gaussians.as_leaves()
-        seen = target_of(
-            target,
-            plain_background(self._config.white_background, self.model.device),
-            camera,
-            self.exposures,
-            seed=self._config.random_seed,
-            iteration=iteration,
-            view_index=view_index,
-        )
+        seen = self.target(target, camera, iteration, view_index)
         view = self._view(leaves, camera, seen.background, on["image"] + on["samples"])
         near_depth = _reads(on["samples"], "depth")
         asked = on["model"] or (on["samples"] and not near_depth)
@@ -180,16 +176,6 @@ class CoarseStage(Stage):
         settle = partial(self.collect_exposure, camera.name, seen.exposure)
         terms = report(self.terms, {**found, **of_image})
         return StepResult(terms, view.radii, view.guess, settle)
-
-    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
-        """Render all degrees of the colour."""
-        return render_view(
-            self.model.cloud.activate(),
-            camera,
-            white=self._config.white_background,
-            geometry=geometry,
-            rasterizer=self._rasterizer,
-        )
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Mean |cos| between rendered normals and those of the depth map, on solid pixels."""

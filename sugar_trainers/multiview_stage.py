@@ -25,12 +25,10 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.runner import Notices, StageRun
 from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
 from gaussian_splatting.engine.strips import ViewPass, backward_through
-from gaussian_splatting.engine.training_views import target_of
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import (
     DensificationConfig,
@@ -39,7 +37,12 @@ from gaussian_splatting.optim.densification import (
 )
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
-from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project, rasterize
+from gaussian_splatting.rasterization import (
+    WARP,
+    Rasterizer,
+    project,
+    rasterize,
+)
 from gaussian_splatting.shared_flags import ScheduleFlags
 from sugar_scene.multiview.reprojection import NeighborViews
 from sugar_trainers.coarse_config import MULTIVIEW, CoarseConfig
@@ -140,15 +143,7 @@ class MultiviewStage(Stage):
         beside = self._comparer.surface_view(
             leaves, camera, target, self.memory_plan.split, iteration, view_index
         )
-        seen = target_of(
-            target,
-            plain_background(self._config.white_background, self.model.device),
-            camera,
-            self.exposures,
-            seed=self._config.random_seed,
-            iteration=iteration,
-            view_index=view_index,
-        )
+        seen = self.target(target, camera, iteration, view_index)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
         view = ViewPass(
             lambda: project(leaves, camera, plane_reach=reach),
@@ -184,16 +179,6 @@ class MultiviewStage(Stage):
         if self._config.schedule.densification_due(iteration):
             self._densify(iteration)
         super().apply(iteration)
-
-    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
-        """Render all degrees of the colour."""
-        return render_view(
-            self.model.cloud.activate(),
-            camera,
-            white=self._config.white_background,
-            geometry=geometry,
-            rasterizer=self._rasterizer,
-        )
 
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:
         """Where the best neighbour agrees with a view."""

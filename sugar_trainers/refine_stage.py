@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
-from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun
 from gaussian_splatting.engine.stage import (
@@ -32,11 +32,15 @@ from gaussian_splatting.engine.stage import (
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.training_views import target_of, without_uncovered
+from gaussian_splatting.engine.training_views import without_uncovered
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from gaussian_splatting.rasterization import (
+    WARP,
+    Rasterizer,
+    project,
+)
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
@@ -122,15 +126,7 @@ class RefineStage(Stage):
             beside = self._comparer.surface_view(
                 gaussians, camera, target, split, iteration, view_index
             )
-        seen = target_of(
-            target,
-            plain_background(self._config.white_background, self.model.device),
-            camera,
-            self.exposures,
-            seed=self._config.random_seed,
-            iteration=iteration,
-            view_index=view_index,
-        )
+        seen = self.target(target, camera, iteration, view_index)
         view = ViewPass(
             lambda: project(
                 self._placement.activate(self.model.cloud),
@@ -157,16 +153,13 @@ class RefineStage(Stage):
         cloud = self.model.cloud
         return rasterize_triangles(cloud.vertices.detach(), cloud.faces, camera).covered
 
-    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
-        """Render at the degree reached."""
-        return render_view(
-            self._placement.activate(self.model.cloud),
-            camera,
-            white=self._config.white_background,
-            geometry=geometry,
-            sh_degree=self._config.sh_degree(max(1, self._iteration)),
-            rasterizer=self._rasterizer,
-        )
+    def gaussians(self) -> Gaussians:
+        """Those that the triangles carry."""
+        return self._placement.activate(self.model.cloud)
+
+    def rendered_degree(self) -> int:
+        """The degree reached."""
+        return self._config.sh_degree(max(1, self._iteration))
 
     def export(self, iteration: int) -> None:
         """Write the refined Gaussians for other programs."""

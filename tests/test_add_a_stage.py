@@ -24,13 +24,12 @@ from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import COLOR, Stage, StepResult, report
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
 from gaussian_splatting.optim.schedule import LearningRates
-from gaussian_splatting.rasterization import RenderOutput, project
+from gaussian_splatting.rasterization import plain_background, project
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import TinyScene, assert_same_bits, disturbed_cloud, load_pt
@@ -74,6 +73,7 @@ class ColorStage(Stage):
     name = "colors"
 
     def __init__(self, cloud: GaussianCloud, extent: float) -> None:
+        self._config = ColorConfig()
         self.extent = extent
         rates = replace(LearningRates(), position_lr_init=1e-20, position_lr_final=1e-20)
         self.model = TrainableCloud(cloud, rates, extent)
@@ -100,9 +100,6 @@ class ColorStage(Stage):
 
     def apply(self, iteration: int) -> None:
         self.model.optimizer.step()
-
-    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
-        return render_view(self.model.cloud.activate(), camera, white=False, geometry=geometry)
 
     def extra_state(self) -> dict[str, Any]:
         return {"n_views": torch.tensor([float(self.n_views)])}

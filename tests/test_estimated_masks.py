@@ -15,8 +15,8 @@ from gaussian_splatting.data.masks import MaskOptions, object_mask_path, overvie
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
-from gaussian_splatting.engine.reporting.evaluation import render_view
 from gaussian_splatting.engine.runner import run_stage
+from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.estimated_masks import needs_masks
 from gaussian_splatting.vanilla.object_masks import object_shares, render_mask

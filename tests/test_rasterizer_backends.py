@@ -10,10 +10,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from gaussian_splatting.engine.reporting.evaluation import render_view
 from gaussian_splatting.engine.stage import COLOR
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
-from gaussian_splatting.rasterization import WARP, Rows, backends, project, rasterize
+from gaussian_splatting.rasterization import WARP, Rows, backends, project, rasterize, render_view
 from gaussian_splatting.rasterization.backends import (
     GsplatRasterizer,
     InriaRasterizer,

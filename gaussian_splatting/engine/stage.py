@@ -13,23 +13,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.guard import TOTAL
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted
-from gaussian_splatting.engine.training_views import color_terms_of, exposed_strip, is_counted
+from gaussian_splatting.engine.training_views import (
+    Target,
+    color_terms_of,
+    exposed_strip,
+    is_counted,
+    target_of,
+)
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.rasterization import RenderOutput
+from gaussian_splatting.rasterization import (
+    WARP,
+    Rasterizer,
+    RenderOutput,
+    plain_background,
+    render_view,
+)
 from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairGuess
 from sugar_utils.device import constants
+
+MAX_DEGREE = 3
 
 
 @dataclass(frozen=True)
@@ -44,10 +59,23 @@ class StepResult:
     settle: Callable[[], None] = lambda: None
 
 
+class StageConfig(Protocol):
+    """What the settings of every stage have."""
+
+    white_background: bool
+    random_seed: int
+
+
 class Stage(ABC):
-    """One optimisation, step by step; what is not abstract does no more than learn exposures."""
+    """One optimisation, step by step.
+
+    What is not abstract serves a stage without densification that renders its model as it is and
+    learns exposures if there are any.
+    """
 
     name: str
+    _config: StageConfig
+    _rasterizer: Rasterizer = WARP
     model: TrainableModel
     extent: float  # camera extent in world units
     memory_plan: MemoryPlan
@@ -102,9 +130,44 @@ class Stage(ABC):
         if self.exposures is not None:
             self.exposures.step(iteration)
 
-    @abstractmethod
+    def gaussians(self) -> Gaussians:
+        """The Gaussians of the model, activated."""
+        return self.model.cloud.activate()
+
+    def rendered_degree(self) -> int:
+        """Degree of the colours of evaluated views."""
+        return MAX_DEGREE
+
+    def background(self, iteration: int, view_index: int) -> Tensor:
+        """Colour behind the Gaussians of a view in training. (3,)"""
+        return plain_background(self._config.white_background, self.model.device)
+
+    def target(self, photograph: Tensor, camera: Camera, iteration: int, view_index: int) -> Target:
+        """What the loss terms of a view are given besides the rendered image.
+
+        Args:
+            photograph: As for :meth:`accumulate`.
+        """
+        return target_of(
+            photograph,
+            self.background(iteration, view_index),
+            camera,
+            self.exposures,
+            seed=self._config.random_seed,
+            iteration=iteration,
+            view_index=view_index,
+        )
+
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
+        return render_view(
+            self.gaussians(),
+            camera,
+            white=self._config.white_background,
+            geometry=geometry,
+            sh_degree=self.rendered_degree(),
+            rasterizer=self._rasterizer,
+        )
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
         """A held-out camera, moved to where its photograph fits best where poses are learned.

@@ -16,7 +16,9 @@ from gaussian_splatting.rasterization.render import (
     RenderOutput,
     channel_background,
     complete_normals,
+    plain_background,
     rasterize,
+    render_view,
 )
 from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
 
@@ -36,6 +38,8 @@ __all__ = [
     "build_tile_lists",
     "channel_background",
     "complete_normals",
+    "plain_background",
     "project",
     "rasterize",
+    "render_view",
 ]

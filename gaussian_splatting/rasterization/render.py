@@ -20,6 +20,7 @@ from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend
 from gaussian_splatting.rasterization.tile_lists import build_tile_lists
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE
+from sugar_utils.device import constants
 from sugar_utils.warp_launch import launch
 
 NORMAL_EPS = 1e-12
@@ -191,3 +192,30 @@ def median_depth(gaussians: Gaussians, camera: Camera) -> Tensor:
         min_items=_MIN_PIXELS,
     )
     return depths
+
+
+def plain_background(white: bool, device: torch.device) -> Tensor:
+    """White or black, not to be changed. (3,)"""
+    return constants((1.0 if white else 0.0,) * 3, device)
+
+
+@torch.no_grad()
+def render_view(
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    white: bool,
+    geometry: bool,
+    sh_degree: int = 3,
+    rasterizer: Rasterizer = WARP,
+) -> RenderOutput:
+    """Colour on a plain background, with depth and normals where ``geometry`` asks for them."""
+    return rasterize(
+        gaussians,
+        camera,
+        plain_background(white, gaussians.means.device),
+        depth=geometry,
+        normal=geometry,
+        sh_degree=sh_degree,
+        rasterizer=rasterizer,
+    )

@@ -17,14 +17,12 @@ from gaussian_splatting.engine.guard import TOTAL, check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
-from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import (
     Target,
     color_terms_of,
     exposed_strip,
-    target_of,
 )
 from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.losses.photometric import SSIM_HALO
@@ -39,7 +37,7 @@ from gaussian_splatting.rasterization import (
     WARP,
     Projection,
     Rasterizer,
-    RenderOutput,
+    plain_background,
     project,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
@@ -151,15 +149,7 @@ class VanillaStage(Stage):
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         """Render one view and backpropagate the colour loss."""
-        seen = target_of(
-            target,
-            self._background(iteration, view_index),
-            camera,
-            self.exposures,
-            seed=self._config.random_seed,
-            iteration=iteration,
-            view_index=view_index,
-        )
+        seen = self.target(target, camera, iteration, view_index)
         terms = [self._color_term(seen)]
         marks = self._footprints.marks(
             iteration, self._config.densification, self._config.optimizer.views_per_step
@@ -211,16 +201,9 @@ class VanillaStage(Stage):
         else:
             optimizer.zero_grad()
 
-    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
-        """Render at the full degree, on the plain background."""
-        return render_view(
-            self.model.cloud.activate(),
-            camera,
-            white=self._config.white_background,
-            geometry=geometry,
-            sh_degree=self._config.sh_degree,
-            rasterizer=self._rasterizer,
-        )
+    def rendered_degree(self) -> int:
+        """The full degree."""
+        return self._config.sh_degree
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
         """Moved, where poses are learned."""
@@ -316,8 +299,9 @@ class VanillaStage(Stage):
     def _degree(self, iteration: int) -> int:
         return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
-    def _background(self, iteration: int, view_index: int) -> Tensor:
+    def background(self, iteration: int, view_index: int) -> Tensor:
+        """The plain colour, or a random one of each view."""
         if not self._config.random_background:
-            return plain_background(self._config.white_background, self.model.device)
+            return super().background(iteration, view_index)
         rng = generator(self._config.random_seed, "background", *draw_labels(iteration, view_index))
         return torch.rand(3, generator=rng, device="cpu").to(self.model.device)

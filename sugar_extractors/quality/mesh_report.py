@@ -17,8 +17,9 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.reporting.evaluation import plain_background, to_uint8
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
+from gaussian_splatting.rasterization import plain_background
 from sugar_extractors.export.mesh_formats import simplified
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions

@@ -28,10 +28,10 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.reporting.evaluation import render_view
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import saved_exposures, unexposed
+from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
-from gaussian_splatting.engine.reporting.evaluation import plain_background, render_view, to_uint8
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.view_findings import (
     depth_picture,
     farthest,
     grey_picture,
     normal_picture,
 )
+from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.rasterization.render import median_depth
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.mesh_formats import shape_of

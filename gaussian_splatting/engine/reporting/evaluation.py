@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.poses import fitted_pose
 from gaussian_splatting.engine.stage import Stage
@@ -25,8 +24,8 @@ from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.optim.learned_exposure import fit_gain_and_offset
-from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, rasterize
-from sugar_utils.device import constants, upload
+from gaussian_splatting.rasterization import plain_background
+from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 
 
@@ -241,33 +240,6 @@ def _mean(values: Tensor, weights: Tensor | None = None) -> float:
         values = values * weights[..., None]
     rows = values.flatten(1).sum(dim=1, dtype=torch.float64)
     return float(rows.sum()) / (values.numel() if weights is None else total)
-
-
-def plain_background(white: bool, device: torch.device) -> Tensor:
-    """White or black, not to be changed. (3,)"""
-    return constants((1.0 if white else 0.0,) * 3, device)
-
-
-@torch.no_grad()
-def render_view(
-    gaussians: Gaussians,
-    camera: Camera,
-    *,
-    white: bool,
-    geometry: bool,
-    sh_degree: int = 3,
-    rasterizer: Rasterizer = WARP,
-) -> RenderOutput:
-    """Colour on a plain background, with depth and normals where ``geometry`` asks for them."""
-    return rasterize(
-        gaussians,
-        camera,
-        plain_background(white, gaussians.means.device),
-        depth=geometry,
-        normal=geometry,
-        sh_degree=sh_degree,
-        rasterizer=rasterizer,
-    )
 
 
 SIDE = 240  # longest side in pixels at which views are compared
