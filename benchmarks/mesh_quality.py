@@ -45,21 +45,16 @@ def names_of(paths: list[Path]) -> list[str]:
     ]
 
 
-def print_qualities(
-    names: list[str],
-    qualities: list[MeshQuality],
-    seconds: list[float],
-    timed: str = "seconds to measure",
-) -> None:
+def print_qualities(names: list[str], qualities: list[MeshQuality], seconds: list[float]) -> None:
     """One column per mesh; long names stand above the table."""
-    marks = [f"[{k}]" for k in range(1, len(names) + 1)]
-    for mark, name in zip(marks, names, strict=True):
-        print(f"{mark} {name}")
+    labels = [f"[{k}]" for k in range(1, len(names) + 1)]
+    for label, name in zip(labels, names, strict=True):
+        print(f"{label} {name}")
     print()
     columns = [quality.rows() for quality in qualities]
     rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
-    rows.append([timed, *(f"{value:.1f}" for value in seconds)])
-    print_table(["", *marks], rows)
+    rows.append(["seconds to measure", *(f"{value:.1f}" for value in seconds)])
+    print_table(["", *labels], rows)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from benchmarks.gpu import check as gpu_check
-from benchmarks.gpu.common import Setup, SkipCheck, compare, equal, large_scene
+from benchmarks.gpu.common import Setup, SkipCheck, compare, equal
 from benchmarks.gpu.runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
 from tests.support.pretend_device import pretend_gpu
+from tests.support.step_scenes import large_scene
 from tests.support.tiny_scene import REPOSITORY
 
 BROKEN = Section("broken", "tests.support.broken_checks", 1.0)
@@ -56,7 +57,7 @@ def test_few_entries_may_lie_beyond_a_threshold_but_not_far():
 
 
 def test_large_scenes_are_made_of_copies_that_differ(monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu.common.REPLICATED", 300)
+    monkeypatch.setattr("tests.support.step_scenes.REPLICATED", 300)
     scene, _ = large_scene(1000, 64, 48, "cpu")
     assert len(scene) == 1000
     assert torch.equal(scene.opacities[:300], scene.opacities[300:600])

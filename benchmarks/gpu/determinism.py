@@ -8,19 +8,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common import (
-    Check,
-    Finding,
-    Setup,
-    large_cloud,
-    large_scene,
-)
+from benchmarks.gpu.common import Check, Finding, Setup
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import build_tile_lists, project, rasterize
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
+from tests.support.step_scenes import large_cloud, large_scene
 
 EXTENT = 5.0
 

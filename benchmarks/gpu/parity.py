@@ -90,7 +90,7 @@ def view(setup: Setup, zoom: int = 8) -> Camera:
 
 
 def projection(setup: Setup) -> Iterator[Finding]:
-    """Splats, colours and the way back to Gaussians."""
+    """Splats and colours, forward and backward."""
     n, camera = setup.size(20_000, 300), view(setup)
     exact = random_gaussians(n, 1).as_leaves()
     features = draw(n, 1)

@@ -14,18 +14,10 @@ from collections.abc import Callable, Iterator
 import torch
 
 from benchmarks import memory
-from benchmarks.gpu.common import (
-    Check,
-    Finding,
-    Setup,
-    SkipCheck,
-    large_cloud,
-    milliseconds,
-    synchronize,
-)
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, milliseconds, synchronize
 from benchmarks.memory import Setting
 from sugar_utils.memory import format_bytes, out_of_memory, release_cached
-from tests.support.step_scenes import photograph
+from tests.support.step_scenes import large_cloud, photograph
 
 WIDTH, HEIGHT = 1920, 1244
 SIZES = (1_000_000, 6_000_000)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, large_scene
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck
 from benchmarks.rasterizer import time_steps
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from sugar_utils.memory import out_of_memory
+from tests.support.step_scenes import large_scene
 
 SIZES = (50_000, 300_000, 1_000_000, 3_000_000, 6_000_000)
 

@@ -19,6 +19,8 @@ from sugar_trainers.multiview_stage import MultiviewStage
 
 BASELINE = 0.05
 """Distance of the two views in camera extents."""
+REPLICATED = 500_000
+"""Largest scene that is drawn; larger ones consist of jittered copies, which takes no minutes."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +167,28 @@ def make_multiview_stage(
         lambda message: None,
         exposures=exposures,
     )
+
+
+def large_scene(
+    n: int, width: int, height: int, device: torch.device | str
+) -> tuple[Gaussians, Camera]:
+    """A scene of ``make_scene`` with any number of Gaussians, equally dense on screen."""
+    radius = 4.4 * width / 1920 * (1e6 / n) ** 0.5
+    base, camera = make_scene(Case("large", min(n, REPLICATED), width, height, 1, radius=radius))
+    copies = -(-n // len(base))
+    tensors = [
+        t.to(device).repeat(copies, *[1] * (t.dim() - 1))[:n].contiguous() for t in base.tensors()
+    ]
+    scene = Gaussians(*tensors)
+    rng = torch.Generator(device=device).manual_seed(0)
+    moved = torch.randn(scene.means.shape, generator=rng, device=device)
+    scene.means[len(base) :] += 4 * (scene.scales.amax(dim=1, keepdim=True) * moved)[len(base) :]
+    return scene, camera
+
+
+def large_cloud(
+    n: int, width: int, height: int, device: torch.device | str
+) -> tuple[GaussianCloud, Camera]:
+    """The same as raw parameters."""
+    scene, camera = large_scene(n, width, height, device)
+    return as_cloud(scene), camera
