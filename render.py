@@ -10,10 +10,10 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and render."""
-    from sugar_pipeline.filming.film_options import film_options, film_parser
-    from sugar_pipeline.filming.film_run import film
+    from sugar_pipeline.rendering.render_options import render_options, render_parser
+    from sugar_pipeline.rendering.render_run import render_results
 
-    film(film_options(film_parser(__doc__).parse_args()))
+    render_results(render_options(render_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, tar
         return
     stage.begin(iteration)
     if setting.phase != "neighbors":
-        stage.accumulate(iteration, camera, target).settle()
+        stage.accumulate(iteration, camera, target).commit()
 
 
 def optimize(stage: CoarseStage | RefineStage) -> None:

@@ -54,7 +54,7 @@ class Gaussians:
 
 
 class _Activation(torch.autograd.Function):
-    """Unit quaternions, scales and opacities of raw ones, with a way back of few operations."""
+    """Unit quaternions, scales and opacities of raw ones; its backward pass has few operations."""
 
     @staticmethod
     def forward(ctx: Any, quats: Tensor, log_scales: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
@@ -72,7 +72,7 @@ class _Activation(torch.autograd.Function):
         lengths, unit, scales, opacities = ctx.saved_tensors
         d_quats = d_logits = None
         if d_unit is not None:
-            # Column by column: a product of all would be the largest tensor of the way back.
+            # Column by column: a product of all would be the largest tensor of the backward pass.
             along = unit[:, 0] * d_unit[:, 0]
             for column in range(1, 4):
                 along.addcmul_(unit[:, column], d_unit[:, column])

@@ -48,7 +48,7 @@ class DeviceFlags:
     )  # fmt: skip
     gpu: int | None = flag(
         None, "number of the CUDA device; unset: the first that can be used", group="device",
-        parse=integer, idle="on the CPU; it says so", task="time and memory",
+        parse=integer, no_effect_when="on the CPU; it says so", task="time and memory",
     )  # fmt: skip
 
     def choose(self) -> Compute:

@@ -13,8 +13,8 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and find the cameras."""
-    from gaussian_splatting.posing.convert_options import convert_options, convert_parser
-    from gaussian_splatting.posing.convert_run import convert
+    from gaussian_splatting.sfm.convert_options import convert_options, convert_parser
+    from gaussian_splatting.sfm.convert_run import convert
 
     convert(convert_options(convert_parser(__doc__).parse_args()))
 

@@ -24,7 +24,7 @@ def max_gaussians() -> Any:
         None, "densification never goes beyond this number: the strongest candidates first; the "
         "vanilla stage thins out more points at the start evenly", group="densification",
         parse=positive_int,
-        idle="unless -r multiview, where the vanilla stage does not run",
+        no_effect_when="unless -r multiview, where the vanilla stage does not run",
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ class ScheduleFlags:
     schedule_scale: float = flag(
         1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 is "
         "the paper's", group="run", parse=positive_float,
-        idle="with --demo, which has its own", task="time and memory",
+        no_effect_when="with --demo, which has its own", task="time and memory",
     )  # fmt: skip
 
 

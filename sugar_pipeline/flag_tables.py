@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gaussian_splatting.posing.convert_options import convert_parser
+from gaussian_splatting.sfm.convert_options import convert_parser
 from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
 from sugar_extractors.export.export_options import export_parser
 from sugar_extractors.mesh.mesh_options import mesh_parser
 from sugar_extractors.texture.texture_options import texture_parser
-from sugar_pipeline.filming.film_options import film_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
+from sugar_pipeline.rendering.render_options import render_parser
 from sugar_pipeline.viewing.view_options import view_parser
 from sugar_trainers.coarse_stage import coarse_parser
 from sugar_trainers.multiview_stage import multiview_parser
@@ -38,7 +38,7 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
     "extract_mesh.py": mesh_parser,
     "extract_refined_mesh_with_texture.py": texture_parser,
     "metrics.py": metrics_parser,
-    "render.py": film_parser,
+    "render.py": render_parser,
     "view.py": view_parser,
     "export.py": export_parser,
     "gaussian_splatting/train.py": vanilla_parser,

@@ -193,7 +193,7 @@ def _measure_scene(
             shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
             console.info(f"{scene_name(scene_path)} {key}: {shown}")
     if checkpoint.settings.get("eval") is False:
-        # The layout of the file is the original's and has no place for it.
+        # The layout of the file is the original's and has no field for it.
         console.warn(
             f"{scene_name(scene_path)}: these figures are too good, because {checkpoint_path} was "
             "trained on the held-out views, too (eval=False in its cfg_args); train it with --eval"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.optim.densification import DensificationConfig
-from gaussian_splatting.posing.convert_options import PosingOptions
+from gaussian_splatting.sfm.convert_options import SfmOptions
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, preset
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
@@ -58,7 +58,7 @@ class PresetFlags:
 
     low_poly: bool = _preset(
         False, "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
-        idle="with --high_poly", task="result",
+        no_effect_when="with --high_poly", task="result",
     )  # fmt: skip
     high_poly: bool = _preset(
         False,
@@ -78,7 +78,7 @@ class PipelineFlags:
     regularization_type: str | None = _pipeline(
         None, "how the surface is regularised: dn_consistency is the recommended one of SuGaR, "
         "multiview gives better surfaces of well photographed objects; needed", short="-r",
-        choices=MODES, idle="with --demo, which takes dn_consistency", task="result",
+        choices=MODES, no_effect_when="with --demo, which takes dn_consistency", task="result",
     )  # fmt: skip
     output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path, task="result")
     stop_after: str | None = _pipeline(
@@ -92,7 +92,7 @@ class PipelineFlags:
     export_obj: bool = _pipeline(True, "bake a texture and write OBJ and GLB", short="-t")
     surface_level: float = _mesh(
         0.3, "density of the level set that becomes the mesh", short="-l", parse=open_share,
-        idle="with --mesh_extractor tsdf",
+        no_effect_when="with --mesh_extractor tsdf",
     )  # fmt: skip
     n_vertices_in_mesh: int = _mesh(
         HIGH_POLY[0], "triangles (not vertices) kept in the foreground, and as many in the "
@@ -176,7 +176,7 @@ def full_parser(description: str | None) -> argparse.ArgumentParser:
     _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",))
     for settings in (FullFlags, VanillaOptions):
         add_flags(parser, settings, _full, "vanilla stage")
-    add_flags(parser, PosingOptions)
+    add_flags(parser, SfmOptions)
     return parser
 
 
@@ -225,7 +225,7 @@ def runs_stage(args: argparse.Namespace, stage: str) -> bool:
     return args.stop_after is None or STAGES.index(stage) <= STAGES.index(args.stop_after)
 
 
-def notices(args: argparse.Namespace) -> tuple[str, ...]:
+def messages(args: argparse.Namespace) -> tuple[str, ...]:
     """One line for each group of flags that was given but cannot act beside the others."""
     lines = []
     for stage in STAGES[1:]:

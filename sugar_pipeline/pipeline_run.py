@@ -24,8 +24,8 @@ from gaussian_splatting.engine.reporting.view_findings import (
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.posing.photographs import described_photographs, output_names
-from gaussian_splatting.posing.scene_folder import find_source
+from gaussian_splatting.sfm.photographs import described_photographs, output_names
+from gaussian_splatting.sfm.scene_folder import find_source
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.quality.mesh_quality import (
@@ -102,8 +102,8 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
 
 
 def _run_stages(plan: PipelinePlan, console: Console, group: ProcessGroup) -> PipelineResult:
-    for notice in plan.notices:
-        console.info(notice)
+    for message in plan.messages:
+        console.info(message)
     result = PipelineResult()
     check_names_of_photographs(plan)
     if plan.convert is None:
@@ -178,7 +178,7 @@ def _stages(
 
     def cameras() -> StageRecord:
         # Most scenes have cameras, and what reads videos is slow to load.
-        from gaussian_splatting.posing.convert_run import convert
+        from gaussian_splatting.sfm.convert_run import convert
 
         found = convert(plan.convert, console)
         check_places(plan)
@@ -352,7 +352,7 @@ def mesh_health(
 def check_names_of_photographs(plan: PipelinePlan) -> None:
     """Before cameras are looked for: whether the photographs that give the scale exist at all.
 
-    Those of a video are frames that nobody knows yet.
+    Those of a video are frames that are not known yet.
     """
     if plan.convert is None or plan.texture is None:
         return

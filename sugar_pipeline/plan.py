@@ -14,15 +14,15 @@ from typing import Any
 
 from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.posing.convert_options import ConvertOptions
-from gaussian_splatting.posing.scene_folder import needs_cameras, scene_root
+from gaussian_splatting.sfm.convert_options import ConvertOptions
+from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_options import budget_notices
+from gaussian_splatting.vanilla.vanilla_options import budget_messages
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_pipeline.pipeline_flags import apply_presets, notices, runs_stage
+from sugar_pipeline.pipeline_flags import apply_presets, messages, runs_stage
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import MODES
 from sugar_trainers.coarse_stage import CoarseOptions
@@ -54,7 +54,7 @@ class PipelinePlan:
     texture: TextureOptions | None = None
     vanilla: VanillaOptions | None = None
     convert: ConvertOptions | None = None
-    notices: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     force: bool = False
 
     @property
@@ -98,7 +98,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     folders = _Folders(args.output_dir, scene_name(args.scene_path))
     coarse = options_of_mode(args, args.regularization_type, folders.of("coarse"))
     coarse = replace(coarse, run=_run_of(args, "coarse"))
-    plan = PipelinePlan(coarse, notices=notices(args), force=args.force)
+    plan = PipelinePlan(coarse, messages=messages(args), force=args.force)
     if not runs_stage(args, "mesh"):
         return plan
     mesh = _mesh_options(args, coarse, folders)
@@ -155,7 +155,7 @@ def _trained_plan(args: argparse.Namespace) -> PipelinePlan:
         idle = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
         if idle:
             line = f"{', '.join(idle)}: no effect with --gs_output_dir, nothing is trained before"
-            plan = replace(plan, notices=(*plan.notices, line))
+            plan = replace(plan, messages=(*plan.messages, line))
         return plan
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
@@ -275,5 +275,5 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
         memory=replace(coarse.memory, vram_budget=None),
         compute=coarse.compute,
         run=_run_of(args, "vanilla"),
-        notices=budget_notices(coarse.memory),
+        messages=budget_messages(coarse.memory),
     )

@@ -8,8 +8,8 @@ G = F g Gaussians, face by face.
 A triangle's frame is turned into a quaternion once; the turn in its plane, by half the angle, is
 multiplied to it.
 
-On the way back the gradient of a unit quaternion q is that of a small turn w about its own axes,
-dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame (n, t, b), to
+In the backward pass the gradient of a unit quaternion q is that of a small turn w about its own
+axes, dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame (n, t, b), to
 (x, y, z), and with the edge e from the second to the first corner and c, whose direction is n,
 
     x = b . de / |e|,   y = -b . dc / |c|,   z = -n . de / |e|.

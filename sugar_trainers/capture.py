@@ -41,11 +41,12 @@ class SugarSize:
 
     img_resolution: int = _flag(
         1, "divide the size by this. As upstream, the limit below is compared with the size of "
-        "the file and multiplies the divisor", choices=DIVISORS, idle="with --resolution_factor",
+        "the file and multiplies the divisor", choices=DIVISORS,
+        no_effect_when="with --resolution_factor",
     )  # fmt: skip
     img_size_limit: int = _flag(
         1920, "shrink images whose long side is larger to this many pixels", parse=positive_int,
-        idle="with --resolution_factor",
+        no_effect_when="with --resolution_factor",
     )  # fmt: skip
     resolution_factor: float | None = _flag(
         None, "divide the size of the original images by this number, and lift the limit above",
@@ -75,7 +76,7 @@ class SugarSize:
         return whole_pixels(width / divisor, height / divisor)
 
     @property
-    def notices(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """One line for flags that were given and cannot act."""
         default = SugarSize(resolution_factor=self.resolution_factor)
         if self.resolution_factor is None or self == default:
@@ -95,15 +96,15 @@ class CaptureOptions:
     scene_path: Path = flag(
         MISSING, "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
         "folder of photographs without cameras and a video, too", group="input", short="-s",
-        parse=Path, idle="with --demo", task="input",
+        parse=Path, no_effect_when="with --demo", task="input",
     )  # fmt: skip
     checkpoint_path: Path = flag(
         MISSING, "vanilla 3DGS checkpoint folder, or a PLY; needed", group="checkpoint",
-        short="-c", parse=Path, idle="with --demo", task="input",
+        short="-c", parse=Path, no_effect_when="with --demo", task="input",
     )  # fmt: skip
     iteration_to_load: int = flag(
         7_000, "iteration of the checkpoint to start from; part of the result's folder name",
-        group="checkpoint", short="-i", idle="for a lone PLY it only enters that name",
+        group="checkpoint", short="-i", no_effect_when="for a lone PLY it only enters that name",
         task="input",
     )  # fmt: skip
     eval: bool = flag(

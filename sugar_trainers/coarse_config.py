@@ -128,7 +128,7 @@ class CoarseConfig:
     full_res_normals: bool = _coarse(
         True, "depth-normal consistency at the training size, in the colour's own raster pass; "
         "False: in a pass of its own at half the size, which needs less memory and time",
-        idle="unless -r dn_consistency",
+        no_effect_when="unless -r dn_consistency",
     )  # fmt: skip
     white_background: bool = white_background()
     exposure: LaterExposure = NO_LATER_EXPOSURE

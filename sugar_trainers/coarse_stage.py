@@ -29,7 +29,7 @@ from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
-from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun
+from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import (
     LossTerm,
     Stage,
@@ -173,9 +173,9 @@ class CoarseStage(Stage):
         ]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
-        settle = partial(self.collect_exposure, camera.name, seen.exposure)
+        commit = partial(self.collect_exposure, camera.name, seen.exposure)
         terms = report(self.terms, {**found, **of_image})
-        return StepResult(terms, view.radii, view.guess, settle)
+        return StepResult(terms, view.radii, view.guess, commit)
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Mean |cos| between rendered normals and those of the depth map, on solid pixels."""
@@ -298,11 +298,11 @@ class CoarseOptions(CaptureOptions):
     test_iterations: tuple[int, ...] = _flag(
         (7_000, 8_000, 9_000, 10_000, 12_000, 15_000), "when to measure the held-out views and "
         "picture some; the last iteration always",
-        idle="with --eval False nothing is measured; pictures are then of training views",
+        no_effect_when="with --eval False nothing is measured; pictures are then of training views",
     )  # fmt: skip
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
-    notices: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
     @property
     def directory(self) -> Path:
@@ -325,10 +325,10 @@ class CoarseOptions(CaptureOptions):
         """The settings that decide the result."""
         return {**self.capture_identity(), **self.config.identity()}
 
-    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
         """The run and the initial model; the run's folder is not touched yet."""
         config, compute = self.config, self.compute
-        checkpoint, scene, exposures, identity = open_coarse(self, notices)
+        checkpoint, scene, exposures, identity = open_coarse(self, messages)
 
         def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
             planned = plan_coarse(cloud, config, self.memory, scene, store, console)
@@ -346,7 +346,7 @@ class CoarseOptions(CaptureOptions):
         directory = RunDirectory(self.directory, identity)
         run = StageRun(title, scene, directory, loop_of(self), build, (self.result,))
         # Read before the run's folder is touched: a damaged file must not leave one behind.
-        return run, start_cloud(checkpoint, notices).to(compute.device)
+        return run, start_cloud(checkpoint, messages).to(compute.device)
 
 
 def coarse_parser(description: str | None) -> argparse.ArgumentParser:
@@ -358,7 +358,7 @@ def coarse_options(
     args: argparse.Namespace,
     regularization: Regularization,
     output_dir: Path | None,
-    notices: tuple[str, ...] = (),
+    messages: tuple[str, ...] = (),
 ) -> CoarseOptions:
     """The run that was asked for.
 
@@ -374,8 +374,8 @@ def coarse_options(
     )
     # Inputs that are missing are told before the device is looked for.
     options = from_args(CoarseOptions, args, config=config, output_dir=output_dir)
-    notices += (*options.memory.notices, *options.size.notices, *_ineffective(options))
-    return replace(options, compute=from_args(BackendFlags, args).choose(), notices=notices)
+    messages += (*options.memory.messages, *options.size.messages, *_ineffective(options))
+    return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
 
 
 def _ineffective(options: CoarseOptions) -> list[str]:
@@ -389,7 +389,7 @@ def _ineffective(options: CoarseOptions) -> list[str]:
 
 
 def open_coarse(
-    options: CoarseOptions, notices: Notices, *, tracks: bool = False
+    options: CoarseOptions, messages: Messages, *, tracks: bool = False
 ) -> tuple[ReferenceCheckpoint, Scene, Exposures | None, Identity]:
     """Read what a coarse run of any mode starts from, and what identifies it.
 
@@ -400,21 +400,21 @@ def open_coarse(
         UserError: If something is missing or damaged.
     """
     config = options.config
-    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, notices)
-    advise(options, checkpoint, notices)
+    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, messages)
+    advise(options, checkpoint, messages)
     span = config.schedule.first, config.schedule.last
     exposures, known = capture_exposures(
-        checkpoint, scene, config.exposure, span, options.compute.device, notices
+        checkpoint, scene, config.exposure, span, options.compute.device, messages
     )
     read = scene_inputs(scene, tracks=tracks)
     inputs = {**read, "Gaussians": file_digest(checkpoint.ply_path), **known}
     return checkpoint, scene, exposures, Identity(options.identity(), inputs, options.sources())
 
 
-def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: Notices) -> None:
+def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Messages) -> None:
     """Point out inputs that work but seldom do what was meant."""
     if checkpoint.iteration is not None and checkpoint.iteration > INTENDED_START:
-        notices(
+        messages(
             f"note: SuGaR is made to start from iteration {INTENDED_START}; the Gaussians of "
             f"iteration {checkpoint.iteration} have settled and align less well with the surface"
         )
@@ -422,25 +422,25 @@ def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, notices: Not
         options.checkpoint_path.suffix.lower() == ".ply"
         and options.iteration_to_load != INTENDED_START
     ):
-        notices("-i/--iteration_to_load only names the output: the checkpoint is a single PLY")
+        messages("-i/--iteration_to_load only names the output: the checkpoint is a single PLY")
     trained_on_white = checkpoint.settings.get("white_background")
     if trained_on_white is not None and trained_on_white != options.config.white_background:
-        notices(
+        messages(
             f"note: the checkpoint was trained with white_background={trained_on_white}; pass "
             f"--white_background {trained_on_white} unless the difference is wanted"
         )
 
 
-def start_cloud(checkpoint: ReferenceCheckpoint, notices: Notices) -> GaussianCloud:
+def start_cloud(checkpoint: ReferenceCheckpoint, messages: Messages) -> GaussianCloud:
     """The Gaussians of the checkpoint.
 
     Raises:
         UserError: There are none.
     """
-    cloud = checkpoint.read_cloud(notices)
+    cloud = checkpoint.read_cloud(messages)
     if len(cloud) == 0:
         raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
-    notices(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
+    messages(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
     return cloud
 
 

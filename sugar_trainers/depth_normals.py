@@ -2,8 +2,8 @@
 """Depth-normal consistency fused: one kernel each way, for CPU and CUDA.
 
 Same as :func:`.losses.depth_normal_consistency`, which says it in a few lines of torch and is the
-twin in tests, but nothing of the image's size is stored beside the gradients: the way back computes
-the normals of the depth map again. A thread walks down one column, ``RUN`` rows at a time.
+twin in tests, but nothing of the image's size is stored beside the gradients: the backward pass
+computes the normals of the depth map again. A thread walks down one column, ``RUN`` rows at a time.
 
 With a pixel's neighbours below, above, right and left at depths b, a, r, l, and its own ray
 (X, Y, 1), the cross product of the two differences of unprojected points is

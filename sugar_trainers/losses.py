@@ -250,7 +250,7 @@ def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def edge_weights(gray: Tensor) -> Tensor:
-    """(1 - |grad I|)^2 with the slopes scaled to [0, 1]: surfaces bend where pictures have edges.
+    """(1 - |grad I|)^2 with the slopes scaled to [0, 1]: normals may change at image edges.
 
     Args:
         gray: As :func:`gray_values` returns it. (H, W)

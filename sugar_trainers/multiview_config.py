@@ -25,7 +25,7 @@ PRUNE_OPACITY = 0.05
 """Fainter Gaussians are removed whenever others are cloned and split."""
 
 _factor = partial(
-    flag, group="multi-view mode", parse=non_negative_float, idle="unless -r multiview"
+    flag, group="multi-view mode", parse=non_negative_float, no_effect_when="unless -r multiview"
 )
 
 
@@ -113,7 +113,7 @@ class MultiviewConfig:
     )
     multiview_pixels: int = flag(
         16_384, "pixels of a view that are compared with a neighbour, per iteration",
-        group="multi-view mode", parse=positive_int, idle="unless -r multiview",
+        group="multi-view mode", parse=positive_int, no_effect_when="unless -r multiview",
     )  # fmt: skip
     min_views: int = 2
     white_background: bool = white_background()

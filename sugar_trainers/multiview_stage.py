@@ -26,13 +26,12 @@ from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import Notices, StageRun
+from gaussian_splatting.engine.runner import Messages, StageRun
 from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
 from gaussian_splatting.engine.strips import ViewPass, backward_through
-from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.densification import (
     DensificationConfig,
-    GradientWatch,
+    DensificationStatistics,
     densify_and_prune,
 )
 from gaussian_splatting.optim.learned_exposure import Exposures
@@ -44,6 +43,7 @@ from gaussian_splatting.rasterization import (
     rasterize,
 )
 from gaussian_splatting.shared_flags import ScheduleFlags
+from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.multiview.reprojection import NeighborViews
 from sugar_trainers.coarse_config import MULTIVIEW, CoarseConfig
 from sugar_trainers.coarse_stage import (
@@ -120,7 +120,7 @@ class MultiviewStage(Stage):
             config.random_seed,
             rasterizer,
         )
-        self._watch = GradientWatch(len(cloud), self.model.device)
+        self._watch = DensificationStatistics(len(cloud), self.model.device)
 
     def phase(self, iteration: int) -> str:
         """Gaussians grow in number, then settle."""
@@ -161,13 +161,13 @@ class MultiviewStage(Stage):
         of_image, d_means2d = view.backpropagate(images)
         backward_through(gaussians.tensors(), leaves.tensors())
 
-        def settle() -> None:
+        def commit() -> None:
             if self._config.schedule.densifies(iteration):
                 self._watch.see(d_means2d, view.visible, camera)
             self.collect_exposure(camera.name, seen.exposure)
 
         terms = report(self.terms, {**found, **of_image})
-        return StepResult(terms, view.radii, view.guess, settle)
+        return StepResult(terms, view.radii, view.guess, commit)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
@@ -203,7 +203,7 @@ class MultiviewStage(Stage):
             extent=self.extent,
             remove_large=False,
             generator=generator(config.random_seed, "split", iteration),
-            shell=FarShell.around(self._cameras, self.extent),
+            sky=SkySphere.around(self._cameras, self.extent),
         )
         if self._hull is not None:
             self._keep(self._hull.contains(self.model.cloud.means))
@@ -265,11 +265,11 @@ class MultiviewOptions(CoarseOptions):
             parent, self.iteration_to_load, MULTIVIEW, ESTIMATION_FACTOR, NORMAL_FACTOR
         )
 
-    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
         """The run and the initial model; the run's folder is not touched yet."""
         config, compute = self.config, self.compute
-        checkpoint, scene, exposures, identity = open_coarse(self, notices, tracks=True)
-        neighbors = _neighbors(scene, notices)
+        checkpoint, scene, exposures, identity = open_coarse(self, messages, tracks=True)
+        neighbors = _neighbors(scene, messages)
 
         def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
             planned = plan_strips(cloud, config, self.memory, scene, store, console)
@@ -289,7 +289,7 @@ class MultiviewOptions(CoarseOptions):
         directory = RunDirectory(self.directory, identity)
         title = "coarse stage, multiview"
         run = StageRun(title, scene, directory, loop_of(self), build, (self.result,))
-        return run, start_cloud(checkpoint, notices).to(compute.device)
+        return run, start_cloud(checkpoint, messages).to(compute.device)
 
 
 def multiview_parser(description: str | None) -> argparse.ArgumentParser:
@@ -312,7 +312,7 @@ def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None
 
 
 def multiview_options(
-    args: argparse.Namespace, output_dir: Path | None, notices: tuple[str, ...] = ()
+    args: argparse.Namespace, output_dir: Path | None, messages: tuple[str, ...] = ()
 ) -> MultiviewOptions:
     """The run that was asked for; exposures are learned unless that is refused.
 
@@ -328,8 +328,8 @@ def multiview_options(
     )
     # Inputs that are missing are told before the device is looked for.
     options = from_args(MultiviewOptions, args, config=config, output_dir=output_dir)
-    notices += (*options.memory.notices, *options.size.notices, *_ineffective(args))
-    return replace(options, compute=from_args(BackendFlags, args).choose(), notices=notices)
+    messages += (*options.memory.messages, *options.size.messages, *_ineffective(args))
+    return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
 
 
 def _ineffective(args: argparse.Namespace) -> list[str]:
@@ -340,14 +340,14 @@ def _ineffective(args: argparse.Namespace) -> list[str]:
     return [f"{', '.join(given)}: no effect with multiview"] if given else []
 
 
-def _neighbors(scene: Scene, notices: Notices) -> NeighborViews:
+def _neighbors(scene: Scene, messages: Messages) -> NeighborViews:
     """The neighbours of the training views; says which have none."""
     neighbors = NeighborViews(scene.train_cameras, scene.extent, observations=scene.observations)
-    lonely = neighbors.without_neighbors
-    if lonely:
-        shown = ", ".join(lonely[:_NAMED_VIEWS]) + (", ..." if len(lonely) > _NAMED_VIEWS else "")
-        notices(
-            f"{len(lonely)} of {len(scene.train_cameras)} views have no neighbour to be compared "
+    alone = neighbors.without_neighbors
+    if alone:
+        shown = ", ".join(alone[:_NAMED_VIEWS]) + (", ..." if len(alone) > _NAMED_VIEWS else "")
+        messages(
+            f"{len(alone)} of {len(scene.train_cameras)} views have no neighbour to be compared "
             f"with ({shown}); they train without the terms that need one"
         )
     return neighbors

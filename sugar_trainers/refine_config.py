@@ -64,7 +64,7 @@ class RefineConfig:
     )  # fmt: skip
     refine_surface_terms: bool = _refine(
         False, "keep the surface that the coarse stage found: neighbouring views are compared, and "
-        "pixels that the mesh does not cover pull at nothing; unset: on with -r multiview, else "
+        "pixels that the mesh does not cover have no gradient; unset: on with -r multiview, else "
         "off, as in the original", parse=boolean, modes={"multiview": True},
     )  # fmt: skip
     rates: LearningRates = without_flags(LearningRates)

@@ -21,7 +21,7 @@ from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
-from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun
+from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import (
     COLOR,
     LossTerm,
@@ -145,8 +145,8 @@ class RefineStage(Stage):
         ]
         found, _ = view.backpropagate(images)
         found.update(backpropagate(on["model"], self.model.cloud))
-        settle = partial(self.collect_exposure, camera.name, seen.exposure)
-        return StepResult(report(self.terms, found), view.radii, view.guess, settle)
+        commit = partial(self.collect_exposure, camera.name, seen.exposure)
+        return StepResult(report(self.terms, found), view.radii, view.guess, commit)
 
     def _covered(self, camera: Camera) -> Tensor:
         """Pixels whose rays meet the mesh. (H, W) bool"""
@@ -171,10 +171,10 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
     """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`."""
     weight = config.normal_consistency_factor
 
-    def bending(cloud: BoundCloud) -> Tensor:
-        return pairs.bending(cloud.vertices)
+    def normal_consistency(cloud: BoundCloud) -> Tensor:
+        return pairs.normal_consistency(cloud.vertices)
 
-    consistency = LossTerm("normal_consistency", weight, "model", bending)
+    consistency = LossTerm("normal_consistency", weight, "model", normal_consistency)
     surface = comparing_terms(MultiviewConfig()) if config.refine_surface_terms else ()
     return (COLOR, *surface, *([consistency] if weight > 0 else []))
 
@@ -206,7 +206,7 @@ class RefineOptions(CaptureOptions):
     export_ply: bool = flag(True, "write the refined Gaussians as PLY", group="refinement stage")
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     run: RunOptions = field(default_factory=RunOptions)
-    notices: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -244,15 +244,17 @@ class RefineOptions(CaptureOptions):
         """Where the inputs lie."""
         return {**super().sources(), "mesh": self.mesh_path.resolve()}
 
-    def prepare(self, notices: Notices) -> tuple[StageRun[BoundCloud], BoundCloud]:
+    def prepare(self, messages: Messages) -> tuple[StageRun[BoundCloud], BoundCloud]:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
-        checkpoint, scene = load_capture(self, config.white_background, config.random_seed, notices)
-        cloud = _start(self, scene.extent, notices)
+        checkpoint, scene = load_capture(
+            self, config.white_background, config.random_seed, messages
+        )
+        cloud = _start(self, scene.extent, messages)
         compute = self.compute
         span = 1, config.refinement_iterations
         exposures, known = capture_exposures(
-            checkpoint, scene, config.exposure, span, compute.device, notices
+            checkpoint, scene, config.exposure, span, compute.device, messages
         )
         read = scene_inputs(scene, tracks=config.refine_surface_terms)
         inputs = {**read, "mesh": file_digest(self.mesh_path), **known}
@@ -311,8 +313,8 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
     options = from_args(RefineOptions, args, config=refine_config(args))
     if not options.mesh_path.is_file():
         raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
-    notices = (*options.memory.notices, *options.size.notices)
-    return replace(options, compute=from_args(BackendFlags, args).choose(), notices=notices)
+    messages = (*options.memory.messages, *options.size.messages)
+    return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
 
 
 def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
@@ -324,9 +326,9 @@ def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
     write_gaussian_ply(path, cloud.freed())
 
 
-def _start(options: RefineOptions, extent: float, notices: Notices) -> BoundCloud:
+def _start(options: RefineOptions, extent: float, messages: Messages) -> BoundCloud:
     mesh, device = read_mesh_ply(options.mesh_path), options.compute.device
-    notices(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {options.mesh_path}")
+    messages(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {options.mesh_path}")
     return bind_to_mesh(
         torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
         torch.tensor(mesh.faces, device=device),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says: to the terminal in colour, to pipes in plain lines, and to ``log.txt``.
 
-One ``Console`` is made by the entry point and passed to whoever has something to say. A string is
+One ``Console`` is made by the entry point and passed to all that print. A string is
 one line and no more: a path such as ``scans/[old]/fox`` is not taken for markup, and a line end or
 a control character in a file's name is spelled.
 """
@@ -70,12 +70,12 @@ class Console:
 
     @classmethod
     def silent(cls) -> Console:
-        """A console that nobody hears."""
+        """A console without output."""
         return cls(stream=_Nowhere(), terminal=False)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody watches: bars and colours are drawn then."""
+        """Whether the output is a terminal: bars and colours are drawn then."""
         return self._rich.is_terminal and not self._rich.is_dumb_terminal
 
     def info(self, message: str) -> None:
@@ -176,7 +176,7 @@ class Console:
 
     def _print(self, what: Text | Table) -> None:
         try:
-            # Soft wrapping leaves long paths in one piece for whoever copies or parses them.
+            # Soft wrapping leaves long paths in one piece for copying and parsing.
             self._rich.print(what, soft_wrap=isinstance(what, Text))
         except BrokenPipeError:
             raise

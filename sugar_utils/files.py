@@ -314,7 +314,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def temporary_cache(name: str) -> Path:
     """A folder of this user that other runs find again.
 
-    All users share the temporary place, and the name can be guessed. Where somebody else made it
+    All users share the temporary place, and the name can be guessed. Where another user made it
     first, or a link of that name leads elsewhere, a new folder with a random name serves this
     process.
     """
@@ -338,7 +338,7 @@ def temporary_cache(name: str) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder is no link and nobody else can have put anything into it."""
+    """Whether a folder is no link and no other user can have put anything into it."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or os.path.islink(path):
         return False

@@ -205,12 +205,12 @@ class HelpFormatter(argparse.HelpFormatter):
         return "\n".join(indent + line for line in text.splitlines())
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        text, idle = action.help, getattr(action, "idle", "")
+        text, no_effect_when = action.help, getattr(action, "no_effect_when", "")
         unnamed = (None, False, argparse.SUPPRESS)
         if text is None:
             return None
-        if idle:
-            text = f"{text}; without effect: {idle}"
+        if no_effect_when:
+            text = f"{text}; without effect: {no_effect_when}"
         if action.default in unnamed or action.default == []:
             return text
         return f"{text} (default: %(default)s)"

@@ -189,7 +189,7 @@ def _interrupted(name: str) -> int:
 
 
 def _leave_ranks() -> None:
-    """Part from the other processes; who has not met any has not loaded what it takes, either."""
+    """Destroy the process group if it was initialised."""
     if "sugar_utils.process_group" in sys.modules:
         from sugar_utils.process_group import leave_process_group
 

@@ -223,7 +223,7 @@ class Page:
         self._add("heading", text=text, level=level)
 
     def paragraph(self, text: str, note: bool = False) -> None:
-        """A paragraph; ``note`` marks what the reader should not miss."""
+        """A paragraph; ``note`` highlights it."""
         self._add("paragraph", text=text, note=note)
 
     def facts(self, rows: Iterable[tuple[str, object]]) -> None:

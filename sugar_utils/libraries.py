@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading libraries with habits of their own, some only on demand, some in a process apart.
 
-Meanwhile nobody could be told how far it is, and Ctrl-C would wait for the end.
+Meanwhile no progress could be shown, and Ctrl-C would wait for the end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FATAL = 3  # level by which glog, which pycolmap prints with, knows what it die
 def load_pycolmap() -> ModuleType:
     """pycolmap, without its handler of SIGTERM, and silent.
 
-    Once loaded, it answers a request to terminate with a page of addresses, instead of whoever was
+    Once loaded, it answers a request to terminate with a page of addresses, instead of what was
     to answer it before. Of what it does it would print several lines per photograph; what goes
     wrong is known by what it returns.
     """

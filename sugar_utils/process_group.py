@@ -26,7 +26,7 @@ TIMEOUT = timedelta(days=7)
 """How long a process waits for the others: the first one may extract a mesh meanwhile."""
 
 _START_TIMEOUT = timedelta(minutes=10)
-"""How long at the start, where nobody has anything else to do."""
+"""Timeout at the start, in seconds."""
 
 _FAILURE = "first failure"
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -189,7 +189,7 @@ class ProcessGroup:
         try:
             found = self._store.compare_set(_FAILURE, "", mine).decode()
         except RuntimeError:
-            # Whoever kept the store is gone, and nobody else can be asked.
+            # The process that kept the store is gone.
             return None
         return None if found.split()[0] == str(self.rank) else int(found.split()[1])
 

@@ -2,7 +2,7 @@
 """What files must hold: one schema for each kind of file, checked where the file is read.
 
 A schema is a ``msgspec`` type. Numbers have bounds, which also keep out what is no number; keys
-that nobody asks for are let through, because other programs write more than we read.
+that are not needed are let through, because other programs write more than we read.
 """
 
 from __future__ import annotations

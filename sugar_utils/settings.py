@@ -37,7 +37,7 @@ class Flag:
     group: str
     short: str | None
     parse: Callable[[str], Any] | None
-    idle: str
+    no_effect_when: str
     missing: str
     options: dict[str, Any]
     long: str = ""
@@ -75,7 +75,7 @@ def flag(
     short: str | None = None,
     parse: Callable[[str], Any] | None = None,
     unset: bool = False,
-    idle: str = "",
+    no_effect_when: str = "",
     missing: str = "",
     positional: bool = False,
     task: str = "",
@@ -92,7 +92,7 @@ def flag(
         short: One-letter form.
         parse: Checks and converts the text; unset: by the type of the default.
         unset: The parser says None where the flag is not given, and the field keeps its default.
-        idle: When the flag has no effect.
+        no_effect_when: When the flag has no effect.
         missing: Advice where it must be given and is not.
         positional: It is given by its place, without the name of a flag.
         task: Heading in ``--help``, of :data:`~sugar_utils.flags.TASKS`; without one only
@@ -105,7 +105,7 @@ def flag(
     if parse is None and not isinstance(default, tuple):
         parse = _PARSERS.get(type(default), str)
     declared = Flag(
-        "", shown, help, group, short, parse, idle, missing, options,
+        "", shown, help, group, short, parse, no_effect_when, missing, options,
         positional=positional, task=task, modes=modes or {},
     )  # fmt: skip
     return dataclasses.field(default=default, metadata={_KEY: declared})
@@ -174,7 +174,7 @@ def add_flags(
         if title not in headings:
             headings[title] = parser.add_argument_group(title)
         action = headings[title].add_argument(*declared.spellings, **declared.arguments())
-        action.idle, action.task = declared.idle, declared.task  # type: ignore[attr-defined]
+        action.no_effect_when, action.task = declared.no_effect_when, declared.task  # type: ignore[attr-defined]
 
 
 def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Settings:
@@ -249,10 +249,11 @@ def flag_table(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
         for action in groups[title]._group_actions:
             spelled = action.option_strings or [action.dest]
             names = ", ".join(f"`{name}`" for name in spelled)
-            meaning, idle = _quoted(action.help or ""), _quoted(getattr(action, "idle", ""))
+            meaning = _quoted(action.help or "")
+            no_effect_when = _quoted(getattr(action, "no_effect_when", ""))
             if action.choices is not None:
                 meaning += f" ({', '.join(f'`{choice}`' for choice in action.choices)})"
-            lines.append(f"| {names} | {default_text(action)} | {meaning} | {idle} |")
+            lines.append(f"| {names} | {default_text(action)} | {meaning} | {no_effect_when} |")
     return lines
 
 

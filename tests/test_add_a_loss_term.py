@@ -40,7 +40,7 @@ def darkness(strip):
 
 
 def flatness(strip):
-    """Of the rendered depth, which nobody else reads with this regularisation."""
+    """Of the rendered depth, which no other term reads with this regularisation."""
     maps = strip.maps
     return maps.depth[maps.counted].sum() / (maps.height * maps.depth.shape[1])
 

@@ -25,7 +25,7 @@ from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
-from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
+from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import COLOR, Stage, StepResult, report
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
 from gaussian_splatting.optim.schedule import LearningRates
@@ -52,10 +52,10 @@ class ColorOptions:
     config: ColorConfig = field(default_factory=ColorConfig)
     compute: Compute = field(default_factory=Compute)
     run: RunOptions = field(default_factory=RunOptions)
-    notices: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
-    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-        scene = load_scene(self.scene.root, size_rule=SugarSize(), notify=notices)
+    def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+        scene = load_scene(self.scene.root, size_rule=SugarSize(), notify=messages)
         settings = {"iterations": self.config.iterations}
         identity = Identity(settings, scene_inputs(scene), {"scene": self.scene.root})
         last = self.config.iterations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gaussians put on triangles, and the bending of a mesh, by kernels: against their torch twins."""
+"""Gaussians put on triangles, and normal consistency, by kernels: against their torch twins."""
 
 from dataclasses import replace
 
@@ -104,7 +104,7 @@ def test_bending_is_that_of_torch_in_float64():
     expected = 3 * normal_consistency(exact, pairs)
     expected.backward()
     own = vertices.clone().requires_grad_()
-    found = 3 * PairsOfTriangles(pairs, N_VERTICES).bending(own)
+    found = 3 * PairsOfTriangles(pairs, N_VERTICES).normal_consistency(own)
     found.backward()
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     torch.testing.assert_close(own.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
@@ -112,9 +112,10 @@ def test_bending_is_that_of_torch_in_float64():
 
 def test_a_mesh_without_shared_edges_does_not_bend():
     vertices = draw(N_VERTICES, 3).requires_grad_()
-    bending = PairsOfTriangles(torch.zeros(0, 4, dtype=torch.int64), N_VERTICES).bending(vertices)
-    bending.backward()
-    assert bending.item() == 0
+    pairs = PairsOfTriangles(torch.zeros(0, 4, dtype=torch.int64), N_VERTICES)
+    loss = pairs.normal_consistency(vertices)
+    loss.backward()
+    assert loss.item() == 0
     assert (vertices.grad == 0).all()
 
 
@@ -122,7 +123,7 @@ def test_flat_and_degenerate_neighbours_give_finite_gradients():
     square = torch.tensor([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]])
     vertices = square.requires_grad_()
     pairs = adjacent_face_pairs(torch.tensor([[0, 1, 2], [0, 2, 3], [0, 4, 2]]))
-    PairsOfTriangles(pairs, 5).bending(vertices).backward()
+    PairsOfTriangles(pairs, 5).normal_consistency(vertices).backward()
     assert vertices.grad.isfinite().all()
 
 

@@ -216,7 +216,7 @@ def test_broken_checkpoints_do_not_push_out_good_ones(tmp_path):
     for iteration in (8000, 9000):
         CheckpointStore(tmp_path).save(iteration, make_payload(iteration))
     store = CheckpointStore(tmp_path, keep=1)
-    store.path(9000).write_bytes(b"rubbish")
+    store.path(9000).write_bytes(b"malformed")
     path, _ = store.latest_valid(lambda note: None)
     assert path.name == "8000.pt"
     store.save(8500, make_payload(8500))

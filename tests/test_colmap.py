@@ -20,7 +20,7 @@ from tests.support.captures import PINHOLE, make_scene
 
 
 def ignore(_message: str) -> None:
-    """Takes notices that a test does not look at."""
+    """Takes messages that a test does not look at."""
 
 
 def read(root: Path, **options):

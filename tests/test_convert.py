@@ -17,24 +17,24 @@ from PIL import Image, ImageFilter
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.posing import convert_run, matching
-from gaussian_splatting.posing.convert_options import (
+from gaussian_splatting.sfm import convert_run, matching
+from gaussian_splatting.sfm.convert_options import (
     ConvertOptions,
-    PosingOptions,
+    SfmOptions,
     convert_options,
     convert_parser,
 )
-from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.matching import (
+from gaussian_splatting.sfm.convert_run import convert
+from gaussian_splatting.sfm.matching import (
     contradicting_pairs,
     create_database,
     extract_features,
     verified_matches,
 )
-from gaussian_splatting.posing.photographs import (
+from gaussian_splatting.sfm.photographs import (
     described_photographs,
 )
-from gaussian_splatting.posing.scene_folder import needs_cameras
+from gaussian_splatting.sfm.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import (
@@ -49,7 +49,7 @@ from tests.support.pose_errors import pose_errors
 from tests.support.tiny_scene import finish, start
 
 N = 7
-SMALL = PosingOptions(extraction_size=WIDTH, max_features=1000)
+SMALL = SfmOptions(extraction_size=WIDTH, max_features=1000)
 
 
 class Heard(Console):
@@ -68,7 +68,7 @@ def converted(tmp_path_factory) -> Path:
     """A scene made of photographs in ``images``, whose names have spaces."""
     root = tmp_path_factory.mktemp("room") / "my room"
     write_photographs(root / "images", N)
-    convert(ConvertOptions(root, resize=True, posing=SMALL), Heard())
+    convert(ConvertOptions(root, resize=True, sfm=SMALL), Heard())
     return root
 
 
@@ -142,7 +142,7 @@ def test_points_lie_where_the_flat_photographs_show_them(converted):
 
 def test_a_second_call_has_nothing_to_do(converted):
     before, console = model_bytes(converted), Heard()
-    result = convert(ConvertOptions(converted, resize=True, posing=SMALL), console)
+    result = convert(ConvertOptions(converted, resize=True, sfm=SMALL), console)
     assert result.seconds == 0
     assert console.lines[-1].startswith(f"finished before: {N} of {N}")
     assert model_bytes(converted) == before
@@ -176,7 +176,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(place, name, room, converte
 
     monkeypatch.setattr(place, name, dies)
     monkeypatch.setattr(matching, "_PART", 5)
-    options = ConvertOptions(room, resize=True, posing=SMALL)
+    options = ConvertOptions(room, resize=True, sfm=SMALL)
     with pytest.raises(KeyboardInterrupt):
         convert(options, Heard())
     assert not (room / "sparse").exists()
@@ -186,7 +186,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(place, name, room, converte
 
 
 def test_results_take_their_places_also_after_a_kill_between_two_renames(tmp_path, monkeypatch):
-    from gaussian_splatting.posing.scene_folder import Source, note, publish
+    from gaussian_splatting.sfm.scene_folder import Source, note, publish
 
     for stop in range(1, 5):
         root = tmp_path / str(stop)
@@ -233,7 +233,7 @@ def test_a_killed_process_goes_on(room, converted):
     process.wait()
     code, out, err = finish(start("gaussian_splatting/convert.py", *words))
     assert code == 0, err
-    assert f"{N} of {N} photographs have a place" in out
+    assert f"{N} of {N} photographs are registered" in out
     assert model_bytes(room) == model_bytes(converted)
 
 
@@ -243,7 +243,7 @@ def test_masks_hide_features_and_are_made_flat(room):
         mask = np.zeros((HEIGHT, WIDTH), np.uint8)
         mask[:, WIDTH // 3 :] = 255
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
-    convert(ConvertOptions(room, posing=SMALL), Heard())
+    convert(ConvertOptions(room, sfm=SMALL), Heard())
     with pycolmap.Database.open(str(room / "distorted" / "masked_database.db")) as database:
         for number in range(1, N + 1):
             assert database.read_keypoints(number)[:, 0].min() >= WIDTH // 3
@@ -252,10 +252,10 @@ def test_masks_hide_features_and_are_made_flat(room):
     scene = load_scene(room, size_rule=_AsTheyAre(), masks=MaskOptions(), notify=lambda _: None)
     assert all(camera.mask is not None for camera in scene.train_cameras)
     # The photographs' own masks are meant by a second call, not the flat ones.
-    assert convert(ConvertOptions(room, posing=SMALL), Heard()).seconds == 0
+    assert convert(ConvertOptions(room, sfm=SMALL), Heard()).seconds == 0
     # Where the background stood still it may show where the cameras were; the masks stay.
     everywhere = replace(SMALL, masked_features=False)
-    convert(ConvertOptions(room, posing=everywhere), Heard())
+    convert(ConvertOptions(room, sfm=everywhere), Heard())
     with pycolmap.Database.open(str(room / "distorted" / "database.db")) as database:
         assert database.read_keypoints(1)[:, 0].min() < WIDTH // 4
     assert len(list((room / "masks").iterdir())) == N
@@ -282,10 +282,10 @@ def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converte
     # Also when killed in between.
     monkeypatch.setattr(convert_run, "map_photographs", dies)
     with pytest.raises(KeyboardInterrupt):
-        convert(ConvertOptions(room, resize=True, posing=SMALL), Heard())
+        convert(ConvertOptions(room, resize=True, sfm=SMALL), Heard())
     monkeypatch.undo()
     console = Heard()
-    result = convert(ConvertOptions(room, resize=True, posing=SMALL), console)
+    result = convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
     assert result.n_registered == N
     assert any(f"of {N} photographs: trying whole photographs" in line for line in console.lines)
     assert any(f"whole photographs place {N} of {N}: taken" in x for x in console.lines)
@@ -302,7 +302,7 @@ def test_masks_that_place_as_many_stay_in_use(room):
     for path in (room / "input").iterdir():
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
     console = Heard()
-    assert convert(ConvertOptions(room, posing=SMALL), console).n_registered == N - 1
+    assert convert(ConvertOptions(room, sfm=SMALL), console).n_registered == N - 1
     assert "whole photographs place no more of them; staying with what the masks show" in (
         console.lines
     )
@@ -317,14 +317,14 @@ def test_masks_of_another_shape_are_refused(room):
     for path in (room / "input").iterdir():
         Image.new("L", (200, 200), 255).save(room / "masks" / path.name)
     with pytest.raises(UserError, match="another aspect ratio"):
-        convert(ConvertOptions(room, posing=SMALL), Heard())
+        convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert (room / "masks").is_dir()
 
 
 @pytest.mark.slow
 def test_global_mapping_finds_the_same_cameras(room):
     console = Heard()
-    options = ConvertOptions(room, posing=replace(SMALL, mapper="global"))
+    options = ConvertOptions(room, sfm=replace(SMALL, mapper="global"))
     assert convert(options, console).n_registered == N
     assert f"placing {N} photographs at once, which shows no progress" in console.lines
     scene = load_scene(room, size_rule=_AsTheyAre(), eval_split=False, notify=lambda _: None)
@@ -337,7 +337,7 @@ def test_global_mapping_finds_the_same_cameras(room):
 def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
     monkeypatch.delattr(pycolmap, "global_mapping", raising=False)
     with pytest.raises(UserError, match="--mapper global: pycolmap .* has none"):
-        convert(ConvertOptions(room, posing=replace(SMALL, mapper="global")), Heard())
+        convert(ConvertOptions(room, sfm=replace(SMALL, mapper="global")), Heard())
     assert not (room / "distorted" / "database.db").exists()
 
 
@@ -345,7 +345,7 @@ def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
 def test_two_unrelated_sets_are_told_apart(room):
     write_photographs(room / "input", N, seed=5, name="other {}.png")
     with pytest.raises(UserError, match="fall into sets that share nothing: 7 from .* and 7 from"):
-        convert(ConvertOptions(room, posing=SMALL), Heard())
+        convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert not (room / "sparse").exists()
 
 
@@ -354,7 +354,7 @@ def test_a_blurred_photograph_is_named_with_the_reason(room):
     with Image.open(path) as picture:
         blurred = picture.filter(ImageFilter.GaussianBlur(6))
     blurred.save(path)
-    result = convert(ConvertOptions(room, posing=SMALL), Heard())
+    result = convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert result.n_registered == N - 1
     assert "IMG 4.png (blurred)" in result.line
     assert "add photographs between IMG 3.png and IMG 5.png" in result.line
@@ -366,7 +366,7 @@ def test_blurred_photographs_alone_are_refused_with_advice(room):
             blurred = picture.filter(ImageFilter.GaussianBlur(8))
         blurred.save(path)
     with pytest.raises(UserError, match="7 of them are blurred; hold the camera still"):
-        convert(ConvertOptions(room, posing=SMALL), Heard())
+        convert(ConvertOptions(room, sfm=SMALL), Heard())
 
 
 def test_nothing_to_work_with_is_one_line(tmp_path):
@@ -391,9 +391,9 @@ def test_cameras_of_others_are_not_replaced_unasked(converted, tmp_path):
     shutil.copytree(converted / "input", root / "images")
     shutil.copytree(converted / "sparse", root / "sparse")
     with pytest.raises(UserError, match="has cameras already"):
-        convert(ConvertOptions(root, posing=SMALL), Heard())
+        convert(ConvertOptions(root, sfm=SMALL), Heard())
     assert not needs_cameras(root)
-    convert(ConvertOptions(root, overwrite=True, posing=SMALL), Heard())
+    convert(ConvertOptions(root, overwrite=True, sfm=SMALL), Heard())
     assert (root / "distorted" / "old_sparse" / "0").is_dir()
     assert len(list((root / "input").iterdir())) == N
 
@@ -413,11 +413,11 @@ def test_photographs_in_the_folder_itself_stay_there(converted, tmp_path):
     root = tmp_path / "phone"
     shutil.copytree(converted / "input", root)
     assert needs_cameras(root)
-    convert(ConvertOptions(root, posing=SMALL), Heard())
+    convert(ConvertOptions(root, sfm=SMALL), Heard())
     assert len(list(root.glob("*.png"))) == N
     assert len(list((root / "images").iterdir())) == N
     assert not needs_cameras(root)
-    assert convert(ConvertOptions(root, posing=SMALL), Heard()).seconds == 0
+    assert convert(ConvertOptions(root, sfm=SMALL), Heard()).seconds == 0
 
 
 def test_features_do_not_depend_on_the_size_they_are_looked_for_at(tmp_path):
@@ -440,9 +440,9 @@ def test_flags_of_the_original_are_accepted(tmp_path):
     words = "--no_gpu --camera PINHOLE --colmap_executable colmap --resize --magick_executable m"
     args = convert_parser(None).parse_args(["-s", str(tmp_path), *words.split()])
     options = convert_options(args)
-    assert options.posing.camera == "PINHOLE"
+    assert options.sfm.camera == "PINHOLE"
     assert options.resize
-    assert len(options.notices) == 3
+    assert len(options.messages) == 3
     with pytest.raises(UserError, match="-s/--source_path is missing"):
         convert_options(convert_parser(None).parse_args([]))
     with pytest.raises(UserError, match="--camera FISH is unknown; choose one of"):

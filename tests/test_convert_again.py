@@ -14,28 +14,28 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.colmap import write_model
-from gaussian_splatting.posing import convert_run
-from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
-from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.matching import (
+from gaussian_splatting.sfm import convert_run
+from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
+from gaussian_splatting.sfm.convert_run import convert
+from gaussian_splatting.sfm.matching import (
     contradicting_pairs,
     database_errors,
     verified_matches,
 )
-from gaussian_splatting.posing.scene_folder import needs_cameras
+from gaussian_splatting.sfm.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
 from tests.support.photographed_room import HEIGHT, WIDTH, write_photographs
 
-SMALL = PosingOptions(extraction_size=WIDTH, max_features=1000)
+SMALL = SfmOptions(extraction_size=WIDTH, max_features=1000)
 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("room")
     write_photographs(root / "input", 7)
-    convert(ConvertOptions(root, posing=SMALL), Console.silent())
+    convert(ConvertOptions(root, sfm=SMALL), Console.silent())
     return root
 
 
@@ -50,7 +50,7 @@ def test_cameras_are_needed_again_once_photographs_or_masks_change(converted, tm
     assert not needs_cameras(root)
     Image.new("L", (WIDTH, HEIGHT), 255).save(_made(root / "input_masks") / "IMG 1.png")
     assert needs_cameras(root)
-    convert(ConvertOptions(root, posing=SMALL), Console.silent())
+    convert(ConvertOptions(root, sfm=SMALL), Console.silent())
     assert not needs_cameras(root)
     # Flat copies are no photographs to begin with.
     shutil.rmtree(root / "input")
@@ -116,7 +116,7 @@ def test_a_damaged_model_of_an_earlier_call_is_made_again(converted, tmp_path):
     record.write_text(json.dumps({**noted, "finished": ""}), encoding="utf-8")
     images = root / "distorted" / "sparse" / "0" / "images.bin"
     images.write_bytes(images.read_bytes()[:-3])
-    convert(ConvertOptions(root, posing=SMALL), Console.silent())
+    convert(ConvertOptions(root, sfm=SMALL), Console.silent())
     assert_same_model(root, converted)
 
 
@@ -165,7 +165,7 @@ def assert_same_model(root: Path, expected: Path) -> None:
 @pytest.mark.parametrize("n_bytes", [50_000, 200_000, 800_000])
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(converted, tmp_path, n_bytes):
     shutil.copytree(converted / "input", tmp_path / "input")
-    options = ConvertOptions(tmp_path, posing=SMALL)
+    options = ConvertOptions(tmp_path, sfm=SMALL)
     with largest_file(n_bytes), pytest.raises(UserError, match=r"database\.db.*free some space"):
         convert(options, Console.silent())
     convert(options, Console.silent())
@@ -185,7 +185,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(converted, tmp_pat
 def test_a_damaged_database_is_made_anew(converted, tmp_path, monkeypatch, damage, steps):
     shutil.copytree(converted, tmp_path / "scene")
     root = tmp_path / "scene"
-    options = ConvertOptions(root, resize=True, posing=SMALL)
+    options = ConvertOptions(root, resize=True, sfm=SMALL)
     if steps != "all":
         shutil.rmtree(root / "distorted")
         monkeypatch.setattr(convert_run, steps, _interrupted)

@@ -30,7 +30,7 @@ CPU_ONLY = {
 
 MADE_ON_DEMAND = {
     "gaussian_splatting/rasterization/blend_cuda.py",
-    "gaussian_splatting/rasterization/pair_sums_cuda.py",
+    "gaussian_splatting/rasterization/gradient_sums_cuda.py",
 }
 """All of whose kernels are made for a number of channels."""
 

@@ -30,7 +30,7 @@ SMALL = {"n_views": 6, "width": 64, "height": 48}
 
 
 def ignore(_message: str) -> None:
-    """Takes notices that a test does not look at."""
+    """Takes messages that a test does not look at."""
 
 
 def file_states(root: Path) -> dict[str, tuple[int, int]]:

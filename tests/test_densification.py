@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.densification import (
     FINEST_ANGLE,
@@ -19,6 +18,7 @@ from gaussian_splatting.optim.densification import (
     reset_opacity,
 )
 from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.sky_sphere import SkySphere
 from tests.support.random_scenes import look_at
 
 EXTENT = 10.0
@@ -59,13 +59,13 @@ def stats(gradients: list[float], views: float = 2.0) -> DensificationStats:
 
 
 def densify(
-    adam, gradients, *, remove_large=False, seed=0, shell=None, **rules
+    adam, gradients, *, remove_large=False, seed=0, sky=None, **rules
 ) -> DensificationStats:
     config = DensificationConfig(**rules)
     rng = torch.Generator().manual_seed(seed)
     return densify_and_prune(
         adam, stats(gradients), config, extent=EXTENT, remove_large=remove_large, generator=rng,
-        shell=shell,
+        sky=sky,
     )  # fmt: skip
 
 
@@ -164,24 +164,24 @@ def test_oversized_gaussians_are_removed_once_it_is_time(remove_large, expected)
 
 
 def test_what_is_infinitely_far_grows_and_stays_by_its_angle():
-    """A shell at distance 100: two degrees are split, half a degree is left, none is too large."""
+    """A sky at distance 100: two degrees are split, half a degree is left, none is too large."""
     adam = make([200 * FINEST_ANGLE, 50 * FINEST_ANGLE, 200 * FINEST_ANGLE])
     middle = torch.tensor([1.0, 2.0, 3.0])
     adam.parameters["means"].data[:2] = middle + torch.tensor([0.0, 60.0, 80.0])
     adam.parameters["means"].data[2] = 0.0
-    shell = FarShell(middle.numpy(), 50.0)
-    densify(adam, [1.0, 1.0, 0.0], remove_large=True, shell=shell)
+    sky = SkySphere(middle.numpy(), 50.0)
+    densify(adam, [1.0, 1.0, 0.0], remove_large=True, sky=sky)
     sizes = adam.parameters["log_scales"].detach().amax(dim=1).exp() / FINEST_ANGLE
     torch.testing.assert_close(sizes, torch.tensor([50.0, 125.0, 125.0]))
     means = adam.parameters["means"].detach()
-    torch.testing.assert_close(shell.distance(means), torch.tensor([100.0, 100.0, 100.0]))
+    torch.testing.assert_close(sky.distance(means), torch.tensor([100.0, 100.0, 100.0]))
     assert (means[1:] - means[0]).norm(dim=1).gt(0.1).all(), "children stand beside their parent"
 
 
 def test_children_of_a_shell_stay_on_it_and_others_are_untouched():
-    shell = FarShell(np.zeros(3), 50.0)
+    sky = SkySphere(np.zeros(3), 50.0)
     means = torch.tensor([[0.0, 0.0, 20.0], [3.0, 4.0, 0.0]])
-    back = shell.returned(means, torch.tensor([100.0, 0.0]))
+    back = sky.returned(means, torch.tensor([100.0, 0.0]))
     torch.testing.assert_close(back, torch.tensor([[0.0, 0.0, 100.0], [3.0, 4.0, 0.0]]))
 
 
@@ -216,7 +216,7 @@ def test_same_generator_gives_the_same_children():
 def test_opacity_reset_leaves_what_is_infinitely_far():
     adam = make([SMALL] * 3, opacities=[0.9, 0.9, 0.9])
     adam.parameters["means"].data[1] = 100.0
-    reset_opacity(adam, FarShell(np.zeros(3), 50.0))
+    reset_opacity(adam, SkySphere(np.zeros(3), 50.0))
     opacities = adam.parameters["opacity_logits"].detach().sigmoid().flatten()
     torch.testing.assert_close(opacities, torch.tensor([0.01, 0.9, 0.01]))
 

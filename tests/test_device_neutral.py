@@ -121,7 +121,7 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
             stage.begin(iteration)
             target = upload(images.get(camera), GPU)
             result = stage.accumulate(iteration, camera, target)
-            result.settle()
+            result.commit()
             stage.apply(iteration)
             assert side_of(images.get(camera)) is HOST
             for name, parameter in stage.model.optimizer.parameters.items():
@@ -133,7 +133,7 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
             stage.model.restore(saved)
             stage.restore_extra(extra)
             stage.begin(iteration + 1)
-            stage.accumulate(iteration + 1, camera, target).settle()
+            stage.accumulate(iteration + 1, camera, target).commit()
     assert sides.made[GPU] > 50
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="makes POSIX pip
 
 @pytest.fixture
 def pipe(tmp_path) -> Iterator[Callable[[Path], Path]]:
-    """Puts a pipe somewhere; whoever waits for it all the same is let go after some seconds."""
+    """Puts a pipe somewhere; a reader that waits all the same is released after some seconds."""
     timers = []
 
     def make(path: Path) -> Path:

@@ -224,7 +224,7 @@ def test_strips_give_the_gradient_of_the_whole_image(tmp_path):
             disturbed_cloud(tiny_cloud()), VanillaConfig(split=ImageSplit(strips)), 3.0, tmp_path,
             exposures=learned,
         )  # fmt: skip
-        stage.accumulate(1, camera, picture(48, 64)).settle()
+        stage.accumulate(1, camera, picture(48, 64)).commit()
         found.append(learned.step_statistics()[0])
     assert float((found[0] - found[1]).abs().max()) < 1e-5 * float(found[0].abs().max())
 

@@ -143,8 +143,8 @@ def plan_of(script: str, *words: str) -> PipelinePlan:
 def settings_of(plan: PipelinePlan, stage: str) -> object:
     """All that a stage is given, but for what is only said; None where it does not run."""
     options = getattr(plan, stage)
-    silent = options is not None and hasattr(options, "notices")
-    return replace(options, notices=()) if silent else options
+    silent = options is not None and hasattr(options, "messages")
+    return replace(options, messages=()) if silent else options
 
 
 CASES = [

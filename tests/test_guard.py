@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rubbish numbers stop training and are named; good ones cost one synchronisation."""
+"""Malformed numbers stop training and are named; good ones cost one synchronisation."""
 
 import math
 

@@ -27,8 +27,8 @@ from tests.support.repository import (
 )
 
 RUNNERS = {
-    "gaussian_splatting.posing.convert_options",
-    "gaussian_splatting.posing.convert_run",
+    "gaussian_splatting.sfm.convert_options",
+    "gaussian_splatting.sfm.convert_run",
     "gaussian_splatting.vanilla.vanilla_options",
     "gaussian_splatting.vanilla.vanilla_run",
     "sugar_extractors.export.export_options",
@@ -37,8 +37,8 @@ RUNNERS = {
     "sugar_extractors.mesh.mesh_options",
     "sugar_extractors.texture.texture_options",
     "sugar_pipeline.commands",
-    "sugar_pipeline.filming.film_options",
-    "sugar_pipeline.filming.film_run",
+    "sugar_pipeline.rendering.render_options",
+    "sugar_pipeline.rendering.render_run",
     "sugar_pipeline.pipeline_flags",
     "sugar_pipeline.model_metrics",
     "sugar_pipeline.metrics_options",

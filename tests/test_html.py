@@ -126,7 +126,7 @@ def test_pictures_are_inside_small_enough_and_in_the_smaller_format(tmp_path):
 
 
 def test_a_picture_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "broken.png").write_bytes(b"rubbish")
+    (tmp_path / "broken.png").write_bytes(b"malformed")
     page = Page("t")
     page.wide_picture(Picture(tmp_path / "broken.png", "views"))
     page.pictures([Picture(tmp_path / "absent.png", "others")])

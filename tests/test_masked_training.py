@@ -185,7 +185,7 @@ def test_gaussians_outside_of_the_hull_go_with_a_densification():
     stage = VanillaStage(tiny_cloud(), config, EXTENT, None, hull=hull)
     for iteration in (1, 2):
         stage.begin(iteration)
-        stage.accumulate(iteration, camera, photograph).settle()
+        stage.accumulate(iteration, camera, photograph).commit()
         stage.apply(iteration)
     assert 0 < len(stage.model) < len(tiny_cloud())
     assert hull.contains(stage.model.cloud.means).all()

@@ -36,7 +36,7 @@ def tensor(case, name):
 
 
 def fused_consistency(vertices, pairs):
-    return PairsOfTriangles(pairs, len(vertices)).bending(vertices)
+    return PairsOfTriangles(pairs, len(vertices)).normal_consistency(vertices)
 
 
 CONSISTENCIES = pytest.mark.parametrize(

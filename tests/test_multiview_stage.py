@@ -19,9 +19,9 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
-from gaussian_splatting.far_shell import SHELL_RADIUS
 from gaussian_splatting.optim.densification import FINEST_ANGLE
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
+from gaussian_splatting.sky_sphere import SKY_RADIUS
 from sugar_pipeline.metrics_options import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import train_plan
@@ -76,7 +76,7 @@ def see(stage: MultiviewStage, scene, camera=None, iteration=ITERATION):
     stage.begin(iteration)
     with ImageStore(budget_bytes=10**8) as store:
         result = stage.accumulate(iteration, camera, store.get(camera))
-        result.settle()
+        result.commit()
     return result, stage.model.optimizer.gradients()
 
 
@@ -233,17 +233,17 @@ def test_gaussians_grow_while_the_schedule_says_so(scene):
 
 
 def test_what_is_infinitely_far_grows_by_its_angle_only(scene):
-    """Beside a shell, which the threshold would have cloned again and again."""
+    """Beside a sky, which the threshold would have cloned again and again."""
     rows = {name: torch.cat([t, t[:20]]) for name, t in scene.cloud.tensors().items()}
     away = rows["means"][-20:]
-    rows["means"][-20:] = away / away.norm(dim=1, keepdim=True) * SHELL_RADIUS * EXTENT
-    rows["log_scales"][-20:] = math.log(0.5 * FINEST_ANGLE * SHELL_RADIUS * EXTENT)
+    rows["means"][-20:] = away / away.norm(dim=1, keepdim=True) * SKY_RADIUS * EXTENT
+    rows["log_scales"][-20:] = math.log(0.5 * FINEST_ANGLE * SKY_RADIUS * EXTENT)
     rules = replace(MultiviewConfig().densification, densify_grad_threshold=1e-12)
     schedule = MultiviewSchedule(densification_interval=1)
     stage = make_stage(scene, GaussianCloud(**rows), schedule=schedule, densification=rules)
     see(stage, scene, iteration=7_001)
     stage.apply(7_001)
-    far = stage.model.cloud.means.detach().norm(dim=1) > 0.5 * SHELL_RADIUS * EXTENT
+    far = stage.model.cloud.means.detach().norm(dim=1) > 0.5 * SKY_RADIUS * EXTENT
     assert len(stage.model) > 220
     assert int(far.sum()) == 20
 
@@ -375,9 +375,9 @@ def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
 def test_flags_of_other_modes_are_named(scene, checkpoint, tmp_path):
     words = ["-s", str(scene.root), "-c", str(checkpoint), "-r", "multiview"]
     args = train_parser(None).parse_args([*words, "--sdf_samples", "5"])
-    notices = options_of_mode(args, "multiview", None).notices
-    assert "--sdf_samples: no effect with multiview" in notices
+    messages = options_of_mode(args, "multiview", None).messages
+    assert "--sdf_samples: no effect with multiview" in messages
     unset = train_parser(None).parse_args(words)
-    assert not any("sdf_samples" in line for line in train_plan(unset).coarse.notices)
+    assert not any("sdf_samples" in line for line in train_plan(unset).coarse.messages)
     plain = options_of_mode(train_parser(None).parse_args(words), "multiview", None)
-    assert not any("no effect" in notice for notice in plain.notices)
+    assert not any("no effect" in message for message in plain.messages)

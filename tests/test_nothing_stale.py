@@ -314,7 +314,7 @@ def test_a_second_process_in_a_folder_is_refused(inputs, tmp_path, flags):
     assert_refused(code, error, f"process {first.pid} on ", "is at work in it", "--output_dir")
     assert first.poll() is None
     kill(first)
-    # The lock of a killed process holds nobody up.
+    # The lock of a killed process blocks no other.
     again = start("train.py", *long)
     wait_for_checkpoint(again, output / COARSE, newest(output / COARSE), limit=60, linger=0)
     assert again.poll() is None

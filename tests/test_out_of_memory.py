@@ -50,7 +50,7 @@ def same_bits(first: Path, second: Path) -> bool:
 
 
 def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> list[int]:
-    """Let the way back through an unsplit image fail when it has enough channels."""
+    """Let the backward pass through an unsplit image fail when it has enough channels."""
     original, failures = rasterizers.backpropagate_rows, []
 
     def failing(splats, tiles, background, blended, *rest, **kernels):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gaussian_splatting.data.scene import load_scene
-from sugar_pipeline.filming.shown_models import model_of
+from sugar_pipeline.rendering.shown_models import model_of
 from sugar_pipeline.viewing.view_page import (
     ERROR,
     PHOTOGRAPH,

@@ -108,7 +108,7 @@ FREE = {
     "a rate of text": at(ADAM, "param_groups", 1, "lr", value="fast"),
     "another name": at(ADAM, "param_groups", 1, "name", value="colour"),
     "another parameter": at(ADAM, "param_groups", 1, "params", value=[0]),
-    "moments of nobody": at(ADAM, "state", 17, value={"step": 1}),
+    "moments of no parameter": at(ADAM, "state", 17, value={"step": 1}),
     "moments of a list": at(*MOMENTS, value=[]),
     "moments of rows less": at(*MOMENTS, "exp_avg", value=lambda t: t[1:]),
     "moments of None but a number": at(*MOMENTS, "exp_avg_sq", value=0.5),
@@ -169,11 +169,11 @@ def test_what_stages_write_makes_sense(tmp_path, make):
 
 def test_a_file_with_more_in_it_than_needed_makes_sense(tmp_path):
     payload = free_payload()
-    payload["by"] = {"somebody": [1]}
+    payload["by"] = {"unknown": [1]}
     payload[STATE]["_more"] = torch.zeros(3)
     payload[ADAM]["param_groups"][0]["more"] = None
     torch.save(payload, tmp_path / "4.pt")
-    assert load_payload(tmp_path / "4.pt")["by"] == {"somebody": [1]}
+    assert load_payload(tmp_path / "4.pt")["by"] == {"unknown": [1]}
 
 
 def test_a_model_without_an_optimiser_is_a_model_but_nothing_to_continue(tmp_path):

@@ -15,18 +15,18 @@ from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.consistency.image_content import sharpness
-from gaussian_splatting.posing.convert_options import ConvertOptions
-from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.matching import create_database, extract_features
-from gaussian_splatting.posing.photographs import (
+from gaussian_splatting.sfm.convert_options import ConvertOptions
+from gaussian_splatting.sfm.convert_run import convert
+from gaussian_splatting.sfm.matching import create_database, extract_features
+from gaussian_splatting.sfm.photographs import (
     camera_groups,
     described_photographs,
     natural_order,
     output_names,
     read_upright,
 )
-from gaussian_splatting.posing.scene_folder import originals, write_flat_pictures
-from gaussian_splatting.posing.verdict import BLURRED
+from gaussian_splatting.sfm.registration_report import BLURRED
+from gaussian_splatting.sfm.scene_folder import originals, write_flat_pictures
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import (

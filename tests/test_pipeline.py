@@ -161,9 +161,9 @@ def test_an_atlas_whose_library_is_missing_is_refused_first(monkeypatch):
 
 def test_flags_of_stages_that_do_not_run_are_announced():
     plan = plan_of("--stop_after", "mesh", "-g", "6", "--square_size", "9", "-l", "0.2")
-    assert "--gaussians_per_triangle: no effect, the refine stage does not run" in plan.notices
-    assert "--square_size: no effect, the texture stage does not run" in plan.notices
-    assert len(plan.notices) == 2
+    assert "--gaussians_per_triangle: no effect, the refine stage does not run" in plan.messages
+    assert "--square_size: no effect, the texture stage does not run" in plan.messages
+    assert len(plan.messages) == 2
 
 
 def test_a_checkpoint_given_by_path_goes_to_the_stage_that_made_it(tmp_path):
@@ -191,7 +191,7 @@ def test_the_full_pipeline_starts_from_a_given_checkpoint():
     assert plan.vanilla is None
     assert plan.coarse.checkpoint_path == Path("mine")
     assert plan.coarse.iteration_to_load == 7_000
-    assert any("--max_gaussians: no effect" in notice for notice in plan.notices)
+    assert any("--max_gaussians: no effect" in message for message in plan.messages)
     assert full_plan_of("--gs_output_dir", "None").vanilla is not None
 
 

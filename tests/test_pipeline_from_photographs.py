@@ -30,8 +30,8 @@ def room(tmp_path) -> Path:
 def test_cameras_are_found_where_there_are_none(room):
     plan = plan_of("-s", room, "--matcher", "similar", "--frames", 7, "--masks", "none")
     assert plan.convert.source_path == room
-    assert plan.convert.posing.matcher == "similar"
-    assert plan.convert.posing.frames == 7
+    assert plan.convert.sfm.matcher == "similar"
+    assert plan.convert.sfm.frames == 7
     assert plan.convert.masks.masks == "none"
     assert plan.n_stages == 6
     assert plan.vanilla.source_path == room
@@ -78,7 +78,7 @@ def test_a_scale_by_a_photograph_that_got_no_place_is_refused_before_training(tm
         *("-s", root, "--output_dir", output, "--extraction_size", WIDTH, "--max_features", 1000),
         *("--known_distance", "IMG 1.png", "IMG 7.png", 2, "-r", "density"),
     ]
-    with pytest.raises(UserError, match="IMG 7.png: neither a photograph that has a place"):
+    with pytest.raises(UserError, match="IMG 7.png: neither a registered photograph"):
         run_full(full_parser(None).parse_args(list(map(str, words))))
     assert (root / "sparse" / "0").is_dir()
     assert not output.exists()

@@ -126,7 +126,7 @@ def test_a_mesh_report_shows_figures_settings_and_four_views(tmp_path, monkeypat
         "result": {"open_edge_share": 0.0172, "faces": 38731, "seconds": 75.0, "peak_bytes": 2**30},
     }
     meshes[0].with_suffix(".json").write_text(json.dumps(note))
-    meshes[1].with_suffix(".json").write_text("rubbish")
+    meshes[1].with_suffix(".json").write_text("malformed")
     cameras = [look_at((3.0, float(k), 1.0), name=f"view {k}") for k in range(9)]
     path = write_mesh_report(tmp_path, meshes, cameras, pytest.fail)
     assert path == tmp_path / REPORT_FILE

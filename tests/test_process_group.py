@@ -358,7 +358,7 @@ def test_two_processes_are_one_with_two_views_per_step(name, n, scene, checkpoin
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["object", "ignore"])
 def test_two_processes_are_one_with_masks(mode, scene, checkpoint, tmp_path):
-    """Random backgrounds are those of the view, whoever sees it."""
+    """Random backgrounds are those of the view, whichever process renders it."""
     for camera in scene.cameras:
         mask = Image.new("L", (camera.width, camera.height))
         mask.paste(255, (camera.width // 4, 0, camera.width, camera.height))
@@ -382,7 +382,7 @@ def test_two_processes_count_footprints_and_grow_like_one(scene, checkpoint, tmp
     assert run_cli(main, *flags, one, "--views_per_step", 2) == 0
     assert_same_runs(one, two, 3)
     stage = torch.load(checkpoints(one)[0])["resume"]["stage"]
-    assert {"footprints", "gaussian_budget"} <= stage.keys()
+    assert {"pruning_scores", "gaussian_budget"} <= stage.keys()
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_whatever_moment_a_replacement_ends_in_it_is_known_what_is_there(
     elif not any(new):
         assert finished(files, OLD)
     else:
-        # Neither: it is made again, and nobody is given a mixture.
+        # Neither: it is made again, and no mixture is returned.
         assert not finished(files, NEW)
         with pytest.raises(UserError):
             finished(files, OLD)

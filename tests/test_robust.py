@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell that takes what is infinitely far, so that it does not become fog."""
+"""The sky that takes what is infinitely far, so that it does not become floaters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.far_shell import SHELL_RADIUS
+from gaussian_splatting.sky_sphere import SKY_RADIUS
 from gaussian_splatting.vanilla.robust import (
-    SHELL_OPACITY,
+    SKY_OPACITY,
     RobustConfig,
-    opaque_shell,
-    shell_of,
-    with_shell,
+    opaque_sky,
+    sky_of,
+    with_sky,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
@@ -36,27 +36,27 @@ ON = RobustConfig(robust=True)
 def test_the_shell_is_a_sphere_far_outside():
     cameras = tiny_cameras(4)
     points, colors = torch.eye(3), torch.zeros(3, 3, dtype=torch.uint8)
-    more, shades = with_shell(points, colors, cameras, EXTENT, ON)
-    shell = more[3:] - torch.tensor(np.mean([c.center for c in cameras], axis=0)).float()
-    assert len(shell) == ON.shell_points == len(shades) - 3
-    assert torch.allclose(shell.norm(dim=1), torch.tensor(SHELL_RADIUS * EXTENT), rtol=1e-4)
-    assert float(shell.mean(dim=0).norm()) < 0.01 * SHELL_RADIUS * EXTENT
-    far = shell_of(cameras, EXTENT, ON).distance(more)
+    more, shades = with_sky(points, colors, cameras, EXTENT, ON)
+    sky = more[3:] - torch.tensor(np.mean([c.center for c in cameras], axis=0)).float()
+    assert len(sky) == ON.sky_points == len(shades) - 3
+    assert torch.allclose(sky.norm(dim=1), torch.tensor(SKY_RADIUS * EXTENT), rtol=1e-4)
+    assert float(sky.mean(dim=0).norm()) < 0.01 * SKY_RADIUS * EXTENT
+    far = sky_of(cameras, EXTENT, ON).distance(more)
     assert far[:3].tolist() == [0.0] * 3
-    assert torch.allclose(far[3:], torch.tensor(SHELL_RADIUS * EXTENT), rtol=1e-4)
-    cloud = opaque_shell(initial_cloud(more, shades), shell_of(cameras, EXTENT, ON))
+    assert torch.allclose(far[3:], torch.tensor(SKY_RADIUS * EXTENT), rtol=1e-4)
+    cloud = opaque_sky(initial_cloud(more, shades), sky_of(cameras, EXTENT, ON))
     opacities = cloud.activate().opacities
     assert torch.allclose(opacities[:3], torch.tensor(0.1))
-    assert torch.allclose(opacities[3:], torch.tensor(SHELL_OPACITY))
-    assert shell_of(cameras, 0.0, ON) is None
-    unasked = with_shell(points, colors, cameras, EXTENT, replace(ON, robust=False))
+    assert torch.allclose(opacities[3:], torch.tensor(SKY_OPACITY))
+    assert sky_of(cameras, 0.0, ON) is None
+    unasked = with_sky(points, colors, cameras, EXTENT, replace(ON, robust=False))
     assert unasked[0] is points
-    assert shell_of(cameras, EXTENT, replace(ON, robust=False)) is None
+    assert sky_of(cameras, EXTENT, replace(ON, robust=False)) is None
 
 
 def test_nothing_is_done_unless_asked_for():
     assert "robust" not in VanillaConfig().identity()
-    assert VanillaConfig(robustness=ON).identity()["robust"]["shell_points"] == ON.shell_points
+    assert VanillaConfig(robustness=ON).identity()["robust"]["sky_points"] == ON.sky_points
 
 
 # Runs

@@ -36,7 +36,7 @@ class Inner:
 class Outer:
     scene: Path = flag(MISSING, "what", group="outer", short="-s", parse=Path, missing="give one")
     views: int = flag(1, "of a step; unset: all", group="outer", unset=True)
-    box: str | None = flag(None, "its size, < 5", group="outer", idle="with --scene x")
+    box: str | None = flag(None, "its size, < 5", group="outer", no_effect_when="with --scene x")
     inner: Inner = field(default_factory=Inner)
     other: Inner = without_flags(Inner)
     plain: int = 7

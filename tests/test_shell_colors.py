@@ -10,8 +10,8 @@ import torch
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.vanilla.robust import SHELL_GREY, RobustConfig, shell_of, with_shell
-from gaussian_splatting.vanilla.shell_colors import directional_colors, with_shell_colors
+from gaussian_splatting.vanilla.robust import SKY_GREY, RobustConfig, sky_of, with_sky
+from gaussian_splatting.vanilla.sky_colors import directional_colors, with_sky_colors
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 from tests.support.random_scenes import look_at
 
@@ -45,7 +45,7 @@ def photograph(camera: Camera) -> torch.Tensor:
 
 
 def shell() -> torch.Tensor:
-    points, _ = with_shell(
+    points, _ = with_sky(
         torch.zeros(1, 3), torch.zeros(1, 3, dtype=torch.uint8), cameras(), EXTENT, ON
     )
     return points[1:].double()
@@ -95,14 +95,14 @@ def test_what_a_mask_leaves_out_has_no_colour(alpha):
 
 
 def test_only_the_shell_is_painted():
-    points, colors = with_shell(
+    points, colors = with_sky(
         torch.eye(3), torch.zeros(3, 3, dtype=torch.uint8), cameras(), EXTENT, ON
     )
     cloud = initial_cloud(points, colors)
-    painted = with_shell_colors(cloud, shell_of(cameras(), EXTENT, ON), cameras(), photograph)
+    painted = with_sky_colors(cloud, sky_of(cameras(), EXTENT, ON), cameras(), photograph)
     assert torch.equal(painted.sh_dc[:3], cloud.sh_dc[:3])
     assert not torch.equal(painted.sh_dc[3:], cloud.sh_dc[3:])
-    grey = (sh_to_rgb(painted.sh_dc[3:, 0]) - SHELL_GREY / 255).abs().amax(dim=1) < 0.01
+    grey = (sh_to_rgb(painted.sh_dc[3:, 0]) - SKY_GREY / 255).abs().amax(dim=1) < 0.01
     assert float(grey.float().mean()) < 0.05
     for name in ("means", "log_scales", "opacity_logits"):
         assert torch.equal(getattr(painted, name), getattr(cloud, name))

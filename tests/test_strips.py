@@ -77,7 +77,7 @@ def vanilla_gradients(split, tmp_path):
     )
     stage.begin(1)
     result = stage.accumulate(1, camera, photograph(camera))
-    result.settle()
+    result.commit()
     statistics, _ = stage.step_statistics()
     return {**stage.model.optimizer.gradients(), "statistics": statistics}, result
 
@@ -326,18 +326,18 @@ def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
 def coarse_memory_of(*flags):
     args = coarse_parser(None).parse_args(["-s", "scene", "-c", "checkpoint", *flags])
     options = coarse_options(args, "density", None)
-    return options.memory, options.notices
+    return options.memory, options.messages
 
 
 def test_flags_choose_the_strips():
     assert coarse_memory_of()[0].split == WHOLE_IMAGE
     assert coarse_memory_of("--gradient_accumulation", "True")[0].split == ImageSplit(4)
-    memory, notices = coarse_memory_of("--gradient_accumulation", "--accumulation_steps", "7")
+    memory, messages = coarse_memory_of("--gradient_accumulation", "--accumulation_steps", "7")
     assert memory.split == ImageSplit(7)
-    assert notices == ()
-    memory, notices = coarse_memory_of("--accumulation_steps", "7")
+    assert messages == ()
+    memory, messages = coarse_memory_of("--accumulation_steps", "7")
     assert memory.split == WHOLE_IMAGE
-    assert "--accumulation_steps has no effect" in notices[0]
+    assert "--accumulation_steps has no effect" in messages[0]
     assert coarse_memory_of("--use_gradient_checkpointing", "True")[0].split.recompute
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from gaussian_splatting.posing.convert_options import ConvertOptions, PosingOptions
-from gaussian_splatting.posing.convert_run import convert
-from gaussian_splatting.posing.photographs import choose_frames, extract_frames
-from gaussian_splatting.posing.scene_folder import needs_cameras, scene_root
+from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
+from gaussian_splatting.sfm.convert_run import convert
+from gaussian_splatting.sfm.photographs import choose_frames, extract_frames
+from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import HEIGHT, WIDTH, camera_poses, photograph
@@ -125,7 +125,7 @@ def test_choosing_from_nothing_is_nothing():
         (lambda path, p: _damaged(write_video(path, p * 3)), "the video is damaged"),
         (lambda path, p: _sound(path), "only sound"),
     ],
-    ids=["still", "rubbish", "empty", "damaged", "sound"],
+    ids=["still", "malformed", "empty", "damaged", "sound"],
 )
 def test_what_is_no_video_of_a_walk_is_one_line(make, message, pictures, tmp_path):
     path = tmp_path / "a.mp4"
@@ -159,7 +159,7 @@ def test_a_video_becomes_a_scene_beside_it(pictures, tmp_path):
     video = write_video(tmp_path / "walk.mp4", pictures)
     assert scene_root(video) == tmp_path / "walk"
     assert needs_cameras(video)
-    options = ConvertOptions(video, posing=PosingOptions(extraction_size=WIDTH, max_features=1000))
+    options = ConvertOptions(video, sfm=SfmOptions(extraction_size=WIDTH, max_features=1000))
     with Console.silent() as console:
         result = convert(options, console)
         assert result.root == tmp_path / "walk"

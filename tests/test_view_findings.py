@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What evaluations say besides held-out figures: training views, fog, gaps, worst photographs."""
+"""Evaluations besides held-out figures: training views, floaters, gaps, worst photographs."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def test_held_out_views_say_how_much_is_fog(depth, share):
         Wall(depth), [held_out], rest, lambda c: torch.zeros(48, 64, 3, dtype=torch.uint8),
         observations(held_out, [2.0]),
     )  # fmt: skip
-    assert found.fog == share
+    assert found.floaters == share
     assert len(found.training.per_view) == 8
-    assert "Test/fog" in found.curves()
-    assert any(line.startswith("fog: ") for line in found.lines(""))
+    assert "Test/floaters" in found.curves()
+    assert any(line.startswith("floaters: ") for line in found.lines(""))
 
 
 def test_without_tracks_nothing_is_said_about_fog():
     cameras = tiny_cameras(4)
     found = find(Wall(1.0), cameras[:1], cameras[1:], lambda c: torch.zeros(48, 64, 3).byte())
-    assert found.fog is None
-    assert "fog share" not in found.record()
+    assert found.floaters is None
+    assert "floater share" not in found.record()
 
 
 def test_held_out_views_that_contradict_the_rest_are_measured_beside_the_others():
@@ -121,7 +121,7 @@ def test_a_large_gap_is_named_with_advice():
     assert "12.0 dB" in advice
     assert "--exposure_compensation" in advice
     assert "--robust" not in advice
-    assert "--robust" in Findings(scores(17.0), scores(29.0), fog=0.3).advice()
+    assert "--robust" in Findings(scores(17.0), scores(29.0), floaters=0.3).advice()
     # What exposures explain is no gap.
     assert Findings(scores(17.0, fitted=28.0), scores(25.0, fitted=29.0)).advice() is None
 

@@ -26,9 +26,9 @@ from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.viewing.page_server import BrowserView, closing, look_through, open_server
 from sugar_extractors.results import Capture, capture_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_pipeline.filming.film_run import between
-from sugar_pipeline.filming.shown_models import model_of, read_result
 from sugar_pipeline.pipeline_flags import train_parser
+from sugar_pipeline.rendering.render_run import between
+from sugar_pipeline.rendering.shown_models import model_of, read_result
 from sugar_pipeline.viewing.tool_panels import (
     box_around,
     box_edges,

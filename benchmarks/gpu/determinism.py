@@ -76,7 +76,7 @@ def _train(setup: Setup, made: tuple[GaussianCloud, object], config: CoarseConfi
     target = (_random(camera.height, camera.width, 3, setup=setup).sigmoid() * 255).byte()
     for iteration in range(8_991, 9_011):
         stage.begin(iteration)
-        stage.accumulate(iteration, camera, target).settle()
+        stage.accumulate(iteration, camera, target).commit()
         stage.apply(iteration)
     return [p.detach() for p in stage.model.optimizer.parameters.values()]
 

@@ -42,7 +42,7 @@ from benchmarks.robustness.disturbances import (
     count_events,
     draw_disturbance,
 )
-from benchmarks.robustness.verdict import JOURNALS, NOT_RESULTS, end_of, judge_output, wrong_in
+from benchmarks.robustness.judgement import JOURNALS, NOT_RESULTS, end_of, judge_output, wrong_in
 from gaussian_splatting.engine.checkpoint import load_payload
 from sugar_utils.errors import UserError
 from sugar_utils.frame import run_main

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.robustness.campaign import campaign_parser, make_base, run_cases
 from benchmarks.robustness.child import Limits, Outcome
+from benchmarks.robustness.judgement import ENDS, FAULTS, Expectation, judge, snapshot
 from benchmarks.robustness.targets import TURNS, corrupt, expected_bits, kind_of, parts_of
-from benchmarks.robustness.verdict import ENDS, FAULTS, Expectation, judge, snapshot
 from benchmarks.robustness.world import copy_parts, run_command
 from sugar_utils.flags import positive_float
 from sugar_utils.frame import run_main
@@ -44,7 +44,7 @@ _LENGTHY_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Result:
-    """One case, judged: its kind, what was corrupted, the command that read it, and the verdict."""
+    """One case, judged: its kind, what was corrupted, the command that read it, the judgement."""
 
     case: int
     group: str
@@ -88,9 +88,9 @@ class _Worker:
         outcome = run_command(plan.command, root, notes, limits, plan.words)
         fallback = plan.same_bits == "fallback"
         expected = Expectation(root, before, INPUTS, plan.lengthy, same_bits, fallback)
-        verdict = judge(outcome, expected)
+        judgement = judge(outcome, expected)
         name = plan.command.name
-        return Result(case, kind, plan.what, name, verdict.end, outcome, verdict.faults)
+        return Result(case, kind, plan.what, name, judgement.end, outcome, judgement.faults)
 
 
 def cases_of(kinds: Sequence[str]) -> Iterator[int]:

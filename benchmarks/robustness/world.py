@@ -40,7 +40,7 @@ from PIL import Image
 
 from benchmarks.robustness.child import Limits, Main, Outcome, run_child
 from gaussian_splatting.data.ply import write_gaussian_ply, write_point_ply
-from gaussian_splatting.posing.scene_folder import RECORD, WORK
+from gaussian_splatting.sfm.scene_folder import RECORD, WORK
 from gaussian_splatting.viewing.page_server import load_viser
 from sugar_pipeline.viewing import view_run
 from sugar_scene.mesh.triangle_mesh import write_mesh_ply

@@ -417,7 +417,7 @@ def write_model(model: Any, folder: Path) -> None:
         model.write_binary(str(folder))
         for part in PARTS:
             check_binary(folder / f"{part}.bin", part)
-    # pycolmap raises what its C++ threw, and does not notice a full disk at all.
+    # pycolmap raises what its C++ threw, and does not message a full disk at all.
     except (OSError, RuntimeError, ValueError, UserError) as error:
         cut = isinstance(error, UserError)
         cause = "a file was cut off" if cut else " ".join(str(error).split())
@@ -429,7 +429,7 @@ def write_model(model: Any, folder: Path) -> None:
 def check_binary(path: Path, part: str) -> None:
     """Check that the counts in a binary COLMAP file agree with its length.
 
-    pycolmap does not notice the end of a file: it makes cameras of what was in memory before, or
+    pycolmap does not message the end of a file: it makes cameras of what was in memory before, or
     never comes back. So the records are walked here first, which reads only their lengths.
 
     Args:

@@ -420,7 +420,7 @@ class ImageStore:
             return
         for other in [k for k, future in self._pending.items() if future.done()]:
             future = self._pending.pop(other)
-            # A failed one that nobody asked for is decoded again, and fails, when somebody does.
+            # A failed prefetch is decoded again, and raises, when the image is requested.
             if future.exception() is None:
                 self._keep(other, future.result())
         self._pending[key] = self._pool.submit(self._decode, camera)

@@ -72,7 +72,7 @@ class MaskOptions:
     mask_mode: MaskMode = _flag(
         "object", "object: what is masked is wanted alone, around it there is nothing; ignore: "
         "what is black in the masks says nothing, such as people and tripods",
-        choices=get_args(MaskMode), idle="without masks",
+        choices=get_args(MaskMode), no_effect_when="without masks",
     )  # fmt: skip
 
 

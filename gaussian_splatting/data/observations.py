@@ -35,7 +35,7 @@ class ViewOptions:
         20, "leave out photographs that observe fewer points of the reconstruction than this, or "
         "that fit it much worse than the others do (3 times the median reprojection error and 2 "
         "pixels); 0 keeps all", group="input", parse=integer, metavar="N",
-        idle="where the reconstruction has no tracks, or few in all photographs",
+        no_effect_when="where the reconstruction has no tracks, or few in all photographs",
     )  # fmt: skip
 
     keep_views: tuple[str, ...] = flag(

@@ -294,7 +294,7 @@ class _Settings(msgspec.Struct):
 
 
 def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
-    """Literal values of ``cfg_args``. Nothing is executed; it is text from somebody else."""
+    """Literal values of ``cfg_args``. Nothing is executed; the file may come from anywhere."""
     if not path.is_file():
         return {}
     try:

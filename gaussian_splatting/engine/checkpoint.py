@@ -7,7 +7,7 @@ own files have (``state_dict``, ``train_losses``, ``epoch``, ``iteration``,
 Tools that read SuGaR's files ignore the extra key. Everything inside is a tensor or a primitive,
 so loading never executes code.
 
-Checksums tell that a file is what somebody wrote, not that it makes sense. The files of free
+Checksums show that a file is complete, not that its contents are valid. The files of free
 Gaussians and of mesh-bound ones are told apart by the faces of the mesh. What is not known by name
 is let through: tools may keep more in a file than training needs.
 """
@@ -178,7 +178,7 @@ def load_payload(path: Path) -> dict[str, Any]:
     _verify_archive(path)
     try:
         with warnings.catch_warnings():
-            # Of storages that a file of somebody else may use; what is wrong with it is said below.
+            # Storage types that foreign files may use; the error is raised below.
             warnings.simplefilter("ignore")
             payload = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -390,7 +390,7 @@ def _check_mesh(state: Mapping[str, Tensor], n_vertices: int) -> None:
 def _check_optimizer(optimizer: _Optimizer, state: Mapping[str, Tensor]) -> None:
     names = [group.name for group in optimizer.param_groups]
     if all(name in state for name in STATE_NAMES.values()) and names != [*GROUP_NAMES.values()]:
-        raise ValueError(f"the optimiser has the groups {', '.join(names)[:100] or 'of nobody'}")
+        raise ValueError(f"the optimiser has the groups {', '.join(names)[:100] or 'none'}")
     for index, group in enumerate(optimizer.param_groups):
         parameter = state.get(f"_{group.name}", state.get(group.name))
         if parameter is None or group.params != [index]:
@@ -438,9 +438,9 @@ def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, T
         raise ValueError(f"statistics of the stage are not those of {n} Gaussians")
     if len(statistics) == 1:
         raise ValueError("statistics of the stage are incomplete")
-    footprints = resume.stage.get("footprints")
-    if footprints is not None and (footprints.shape != (n, 3) or bool((footprints < 0).any())):
-        raise ValueError(f"footprints of the stage are not those of {n} Gaussians")
+    scores = resume.stage.get("pruning_scores")
+    if scores is not None and (scores.shape != (n, 3) or bool((scores < 0).any())):
+        raise ValueError(f"pruning scores of the stage are not those of {n} Gaussians")
     if "gaussian_budget" in resume.stage and resume.stage["gaussian_budget"].shape != (2,):
         raise ValueError("the budget of the stage is not of two numbers")
     neighbors = resume.stage.get("neighbors")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization.pair_forecast import PairGuess
+from gaussian_splatting.rasterization.intersection_prediction import PredictedIntersections
 from sugar_utils.errors import TrainingError
 
 MAX_SCALE_IN_EXTENTS = 1e4
@@ -123,7 +123,7 @@ def check_step(
     iteration: int,
     camera_name: str,
     parameters: Mapping[str, Tensor] | None = None,
-    guess: PairGuess | None = None,
+    guess: PredictedIntersections | None = None,
 ) -> bool:
     """All checks of one iteration with a single synchronisation; arguments as in each of them.
 
@@ -142,7 +142,7 @@ def check_step(
         probes.append(guess.excess)
     numbers = _read(probes)
     if guess is not None:
-        guess.settle(numbers.pop())
+        guess.commit(numbers.pop())
     shows = bool(largest) and numbers.pop() > 0
     highest = numbers[-1] if log_scales.numel() else 0.0
     if all(map(math.isfinite, numbers)) and highest <= _log_limit(extent) and shows:

@@ -76,7 +76,7 @@ class Trainer:
     """Runs a stage from its first iteration (or a checkpoint) to its last.
 
     Args:
-        live: Shows the model while it trains; None shows it to nobody.
+        live: Shows the model while it trains; None for no viewer.
     """
 
     def __init__(

@@ -194,7 +194,7 @@ class MemoryOptions:
         None, "GiB for tensors on the training device, and on the CPU for photographs as well; "
         "unset: four fifths of what is free there. Strips, chunks of samples and the photographs "
         "in memory follow from it; see below", group="memory", parse=positive_float,
-        idle="in vanilla training; it says so", task="time and memory",
+        no_effect_when="in vanilla training; it says so", task="time and memory",
     )  # fmt: skip
     gradient_accumulation: bool | None = optional_boolean(
         None, "work on one image in horizontal strips, which bounds the memory of pixels; the "
@@ -202,7 +202,7 @@ class MemoryOptions:
     )  # fmt: skip
     accumulation_steps: int | None = flag(
         None, f"number of strips, {STRIPS} when unset; at most one per image row", group="memory",
-        parse=positive_int, idle="without --gradient_accumulation True; it says so",
+        parse=positive_int, no_effect_when="without --gradient_accumulation True; it says so",
     )  # fmt: skip
     use_gradient_checkpointing: bool | None = optional_boolean(
         None, "project and blend again instead of keeping the results; the same bits, a little "
@@ -231,7 +231,7 @@ class MemoryOptions:
         return (self.gradient_accumulation, self.use_gradient_checkpointing) != (None, None)
 
     @property
-    def notices(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """One line for a flag that was given and cannot act."""
         if self.accumulation_steps is None or self.gradient_accumulation:
             return ()

@@ -5,7 +5,7 @@ Reconstructions of weak texture or rolling shutters are off by some pixels, whic
 with blur and floaters. The motions start at zero, have no mean, so that the world stays where it
 is, and are pulled back to zero by a little.
 
-Learned poses agree with each other, not with poses that nobody learned: the world may have bent by
+Learned poses agree with each other, not with fixed ones: the world may have bent by
 a pixel. So a held-out view is also measured from the pose in which the finished Gaussians show its
 photograph best, as BARF (Lin et al., ICCV 2021, section 4.2) does. The Gaussians stay as they are.
 
@@ -87,7 +87,7 @@ class PoseRefinement:
     def collect(
         self, camera: Camera, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> None:
-        """Take note of what one view pulls at its pose."""
+        """Add the gradient of one view's pose."""
         found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
         found[3:] *= self._extent
         self._adam.gradient[self._rows[camera.name]] += found

@@ -264,7 +264,7 @@ class RunDirectory:
             write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
-        """Stop where somebody removed the folder meanwhile."""
+        """Stop where the folder was removed meanwhile."""
         # A run of another program, which is to be replaced, may have no record.
         if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(
@@ -284,7 +284,7 @@ class RunDirectory:
         old += [f"{_EVENTS}/{path.name}" for path in (self.path / _EVENTS).glob("*")]
         self.record("running", **{_OBSOLETE: old})
         self._remove_obsolete()
-        # Log and curves are not worth the run: somebody may have deleted them, or looks at them.
+        # Log and curves are not worth the run: they may have been deleted, or be open elsewhere.
         with contextlib.suppress(OSError):
             for source in (staged / _LOG, *(staged / _EVENTS).glob("*")):
                 target = self.path / source.relative_to(staged)
@@ -351,7 +351,7 @@ class RunDirectory:
         if found is None:
             return ResumePlan()
         source, payload = found
-        # Left behind where somebody continued an earlier checkpoint with other settings.
+        # Left behind where an earlier checkpoint was continued with other settings.
         differences = self.identity.differences(payload["resume"])
         if differences:
             raise UserError(

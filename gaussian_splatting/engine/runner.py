@@ -52,16 +52,16 @@ class StageRun(Generic[Model]):
     results: Sequence[Path]
     # Makes more of the initial model by looking at the photographs; not called where a checkpoint
     # is continued.
-    enrich: Callable[[Model, ImageStore, Console], Model] | None = None
+    init_from_images: Callable[[Model, ImageStore, Console], Model] | None = None
     channels: tuple[int, ...] = ()
 
 
-Prepare = Callable[["Notices"], tuple[StageRun[Model], Model]]
+Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]
 """Reads the inputs of a run."""
 
 Options = TypeVar("Options")
-"""A stage's options: ``config``, ``compute``, ``run``, ``notices``, and ``prepare(notices)``, which
-returns the :class:`StageRun` and the initial model."""
+"""Options of a stage: ``config``, ``compute``, ``run``, ``messages``, and ``prepare(messages)``,
+which returns the :class:`StageRun` and the initial model."""
 
 
 def run_stage(
@@ -70,7 +70,7 @@ def run_stage(
     """Train a stage; a finished run of the same settings and inputs is not repeated.
 
     Args:
-        options: Options of the stage; ``options.prepare(notices)`` reads the inputs.
+        options: Options of the stage; ``options.prepare(messages)`` reads the inputs.
         images: Decoded photographs that other stages use, too; an own store if None.
         prepare: In place of ``options.prepare``.
 
@@ -82,10 +82,10 @@ def run_stage(
     """
     group, white = options.compute.group, options.config.white_background
     with group.single_report():
-        notices = Notices([*options.compute.reasons, *options.notices])
-        run, initial = (prepare or options.prepare)(notices)
+        messages = Messages([*options.compute.reasons, *options.messages])
+        run, initial = (prepare or options.prepare)(messages)
         last = run.loop.last
-        with open_session(run, options.run, notices, group) as (console, plan):
+        with open_session(run, options.run, messages, group) as (console, plan):
             console.info(run.scene.description)
             there = plan.finished and all(path.is_file() for path in run.results)
             if group.broadcast(there):
@@ -93,8 +93,8 @@ def run_stage(
                 return run.results[0]
             compile_ahead(options.compute.device, console, run.channels)
             with shared_or_own_store(images, white, group.size) as store:
-                if run.enrich is not None and plan.payload is None:
-                    initial = run.enrich(initial, store, console)
+                if run.init_from_images is not None and plan.payload is None:
+                    initial = run.init_from_images(initial, store, console)
                 stage = run.build(initial, store, console)
                 # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
                 del initial
@@ -122,7 +122,8 @@ class RunOptions:
     )  # fmt: skip
     overwrite: bool = flag(
         False, "replace another run in the output folder", group="run",
-        idle="for an unfinished run with the same settings, which is continued", task="run",
+        no_effect_when="for an unfinished run with the same settings, which is continued",
+        task="run",
     )  # fmt: skip
     keep_checkpoints: int | None = flag(
         3, "interval checkpoints to keep; milestones and the last one always stay", group="run",
@@ -132,7 +133,7 @@ class RunOptions:
 
 
 @dataclass
-class Notices:
+class Messages:
     """Keeps what is noticed before there is a console, and passes it on afterwards."""
 
     messages: list[str] = field(default_factory=list)
@@ -143,7 +144,7 @@ class Notices:
 
 @contextmanager
 def open_session(
-    run: StageRun, options: RunOptions, notices: Notices, group: ProcessGroup
+    run: StageRun, options: RunOptions, messages: Messages, group: ProcessGroup
 ) -> Iterator[tuple[Console, ResumePlan]]:
     """Lock and plan the run, open its log and print the resolved configuration."""
     directory = run.directory
@@ -152,27 +153,27 @@ def open_session(
             advice = f"wait until it ends, stop it, or choose another {directory.output_flag}"
             stack.enter_context(exclusive(check_writable(directory.path), advice))
         try:
-            plan = _agreed_plan(directory, options, run.loop.last, notices, group)
+            plan = _agreed_plan(directory, options, run.loop.last, messages, group)
         except UserError:
-            for message in notices.messages if group.is_first else ():
+            for message in messages.messages if group.is_first else ():
                 print(printable(message))
             raise
         console = Console(directory.log) if group.is_first else Console.silent()
         stack.enter_context(console)
         identity = directory.identity
         console.table(run.title, flat_items({**identity.sources, **identity.settings}))
-        for message in notices.messages:
+        for message in messages.messages:
             console.info(message)
         yield console, plan
 
 
 def _agreed_plan(
-    run: RunDirectory, options: RunOptions, final: int, notices: Notices, group: ProcessGroup
+    run: RunDirectory, options: RunOptions, final: int, messages: Messages, group: ProcessGroup
 ) -> ResumePlan:
     """The plan of the first process, for all of them; each reads the checkpoint for itself."""
     plan = ResumePlan()
     if group.is_first:
-        plan = run.plan(options.resume, options.overwrite, final, notices)
+        plan = run.plan(options.resume, options.overwrite, final, messages)
     source, finished = group.broadcast((plan.source, plan.finished))
     if group.is_first or source is None:
         return plan

@@ -41,7 +41,10 @@ from gaussian_splatting.rasterization import (
     plain_background,
     render_view,
 )
-from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairGuess
+from gaussian_splatting.rasterization.intersection_prediction import (
+    IntersectionPrediction,
+    PredictedIntersections,
+)
 from sugar_utils.device import constants
 
 MAX_DEGREE = 3
@@ -54,9 +57,9 @@ class StepResult:
     # Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
     terms: dict[str, Tensor]
     radii: Tensor  # screen radii, 0 for Gaussians the view did not see, (N,) int32
-    guess: PairGuess | None = None
+    guess: PredictedIntersections | None = None
     # What else the view changes; called when its numbers were found to be good.
-    settle: Callable[[], None] = lambda: None
+    commit: Callable[[], None] = lambda: None
 
 
 class StageConfig(Protocol):
@@ -82,7 +85,7 @@ class Stage(ABC):
     # Poses that are learned beside the model; None where they are taken as they are.
     poses: PoseRefinement | None = None
     exposures: Exposures | None = None
-    pairs: PairForecast | None = None
+    pairs: IntersectionPrediction | None = None
 
     @abstractmethod
     def phase(self, iteration: int) -> str:
@@ -103,7 +106,7 @@ class Stage(ABC):
         """Evaluate all loss terms of one view and add their gradients to the parameters.
 
         When memory runs out in it, or a guess in it was wrong, gradients are dropped and it is
-        called again; so it changes nothing else, but leaves that to ``StepResult.settle``.
+        called again; so it changes nothing else, but leaves that to ``StepResult.commit``.
 
         Args:
             target: Its photograph. (H, W, 3) uint8, or float32 in [0, 1]
@@ -112,7 +115,7 @@ class Stage(ABC):
     def collect_exposure(self, photograph: str, leaf: Tensor | None) -> None:
         """Add the gradient of a photograph's exposure to the step's, where exposures are learned.
 
-        Part of ``StepResult.settle``; ``leaf`` is what the view's terms read.
+        Part of ``StepResult.commit``; ``leaf`` is what the view's terms read.
         """
         if self.exposures is not None:
             self.exposures.collect(photograph, leaf)

@@ -24,8 +24,11 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.guard import check_parameters, check_step
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.engine.training_views import CameraOrder, SizedViews
-from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairsMissed
+from gaussian_splatting.engine.training_views import SizedViews, ViewSampler
+from gaussian_splatting.rasterization.intersection_prediction import (
+    IntersectionPrediction,
+    PairsMissed,
+)
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import TrainingError, UserError
@@ -54,7 +57,8 @@ class StepSum:
 class EmptyViews:
     """Views that show no Gaussian: each is named once, and too many in a row end the run.
 
-    Such a view pulls at nothing. A pose that is wrong makes one; a model that is lost makes all.
+    Views without visible Gaussians have zero gradient. A wrong pose causes one; a diverged model
+    all.
     """
 
     def __init__(self, n_cameras: int, warn: Callable[[str], None]) -> None:
@@ -104,14 +108,14 @@ class Stepper:
         self._stage = stage
         self._cameras = cameras
         self._first = first
-        self._order = CameraOrder(len(cameras), seed, stage.name)
+        self._order = ViewSampler(len(cameras), seed, stage.name)
         self._views = SizedViews(images)
         images.serve(stage.model.device)
         self._group = group
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
         self._kept = list(range(len(cameras)))
-        stage.pairs = PairForecast()
+        stage.pairs = IntersectionPrediction()
         self._n_views = stage.model.optimizer.config.views_per_step
         if self._n_views > max(len(cameras), group.size):
             raise UserError(
@@ -210,7 +214,7 @@ class Stepper:
             model.optimizer.zero_grad()
             result = self._accumulate(iteration, camera, target, view_index)
             shows = self._check(iteration, camera, result, checked)
-        result.settle()
+        result.commit()
         if not shows:
             self._empty.name(camera.name, iteration)
         elif poses is not None:

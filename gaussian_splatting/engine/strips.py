@@ -35,7 +35,10 @@ from gaussian_splatting.rasterization import (
     TileLists,
     channel_background,
 )
-from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairGuess
+from gaussian_splatting.rasterization.intersection_prediction import (
+    IntersectionPrediction,
+    PredictedIntersections,
+)
 from sugar_utils.device import constants
 
 
@@ -109,7 +112,7 @@ class ViewPass:
         *,
         farthest_depth_behind: bool = False,
         rasterizer: Rasterizer = WARP,
-        pairs: PairForecast | None = None,
+        pairs: IntersectionPrediction | None = None,
     ) -> None:
         self._project = project
         self._color = color
@@ -117,7 +120,7 @@ class ViewPass:
         self._farthest_depth_behind = farthest_depth_behind
         self._rasterizer = rasterizer
         self._pairs = pairs
-        self.guess: PairGuess | None = None
+        self.guess: PredictedIntersections | None = None
         self._projection: Projection | None = project()
         self._tiles: Any = None
         self._background: Tensor | None = None
@@ -306,7 +309,7 @@ def cut(tensor: Tensor) -> Tensor:
 
 
 def backpropagate_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Backpropagate the weighted sum of scalars, which nobody asks for itself.
+    """Backpropagate the weighted sum of scalars, which is not needed itself.
 
     The weights are the gradients to begin with: no sum is formed, and none differentiated.
     """

@@ -55,7 +55,7 @@ def target_of(
     exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
     labels = {"seed": seed, "iteration": iteration, "view_index": view_index}
     shown, background = on_background(photograph, plain, camera, exposure=exposure, **labels)
-    # Nobody but an exposure asks which pixels are the object's.
+    # Only exposures need to know which pixels are the object's.
     asked = exposure is not None and _has_object_mask(photograph, camera)
     return Target(shown, background, exposure, is_counted(photograph) if asked else None)
 
@@ -172,7 +172,7 @@ def color_terms_of(
     return weighted_color_loss(l1, ssim, weight, maps.share), l1, ssim
 
 
-class CameraOrder:
+class ViewSampler:
     """Which view belongs to which step, computed from the seed alone."""
 
     def __init__(self, n_cameras: int, seed: int, label: str) -> None:

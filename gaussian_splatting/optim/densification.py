@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive density control of 3DGS (Kerbl et al. 2023, section 5), and what Gaussians show.
 
-Gaussians whose screen position still pulls hard are cloned where small and split where large;
+Gaussians with a large screen-space position gradient are cloned where small and split where large;
 faint and oversized ones are removed. All tensor surgery goes through the optimiser, so that
 moments stay with their rows.
 
@@ -27,9 +27,9 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
 from gaussian_splatting.engine.training_views import Target, exposed_strip, is_counted
-from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.shared_flags import max_gaussians
+from gaussian_splatting.sky_sphere import SkySphere
 from sugar_utils.device import constants
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.quaternions import rotation_matrices
@@ -41,7 +41,7 @@ RESET_OPACITY = 0.01
 LARGE_SHARE = 0.1
 
 FINEST_ANGLE = 0.02
-"""Radians, a degree: a Gaussian of the shell that is smaller has no children. By their size in the
+"""Radians, a degree: a Gaussian of the sky that is smaller has no children. By their size in the
 world, which is that of a hundredth of a pixel, they would have hundreds of thousands."""
 
 _iterations = partial(flag, group="vanilla trainer", parse=positive_int)
@@ -123,7 +123,7 @@ class DensificationStats:
         return DensificationStats(self.gradient_sum[rows], self.views[rows])
 
 
-class GradientWatch:
+class DensificationStatistics:
     """Watches the views of a stage between two rounds of densification.
 
     The views of a step have a sum of their own first, so that the total does not depend on which
@@ -173,7 +173,7 @@ def densify_and_prune(
     extent: float,
     remove_large: bool,
     generator: torch.Generator,
-    shell: FarShell | None = None,
+    sky: SkySphere | None = None,
     may_grow: Tensor | None = None,
     idle: Tensor | None = None,
     allowed: Callable[[int], int] | None = None,
@@ -192,8 +192,8 @@ def densify_and_prune(
     """
     gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
-    if shell is not None:
-        far = shell.distance(optimizer.parameters["means"].detach())
+    if sky is not None:
+        far = sky.distance(optimizer.parameters["means"].detach())
         gradient = torch.where(largest < FINEST_ANGLE * far, 0.0, gradient)
     if may_grow is not None:
         gradient = torch.where(may_grow, gradient, 0.0)
@@ -203,8 +203,8 @@ def densify_and_prune(
     rows = {name: p.detach() for name, p in optimizer.parameters.items()}
     n_children = int(clone.sum()) + SPLIT_CHILDREN * int(split.sum())
     children = _split(rows, split, generator)
-    if shell is not None:
-        children["means"] = shell.returned(children["means"], far[split].repeat(SPLIT_CHILDREN))
+    if sky is not None:
+        children["means"] = sky.returned(children["means"], far[split].repeat(SPLIT_CHILDREN))
     optimizer.append_rows({name: torch.cat([p[clone], children[name]]) for name, p in rows.items()})
     gone = split if idle is None else split | (idle & ~grow)
     keep = torch.cat([~gone, split.new_ones(n_children)])
@@ -212,21 +212,21 @@ def densify_and_prune(
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
     if remove_large:
         fits = parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
-        keep &= fits if shell is None else fits | (shell.distance(parameters["means"]) > 0)
+        keep &= fits if sky is None else fits | (sky.distance(parameters["means"]) > 0)
     optimizer.keep_rows(keep)
     means = optimizer.parameters["means"]
     return DensificationStats.zeros(means.shape[0], means.device)
 
 
-def reset_opacity(optimizer: GroupedAdam, shell: FarShell | None = None) -> None:
+def reset_opacity(optimizer: GroupedAdam, sky: SkySphere | None = None) -> None:
     """Lower all opacities to at most 0.01 and clear their moments.
 
-    Those of a shell stay: nothing else is behind what is to fade (see :func:`densify_and_prune`).
+    Those of a sky stay: nothing else is behind what is to fade (see :func:`densify_and_prune`).
     """
     logits = optimizer.parameters["opacity_logits"].detach()
     lowered = logits.clamp_max(_logit(RESET_OPACITY))
-    if shell is not None:
-        far = shell.distance(optimizer.parameters["means"].detach())[:, None] > 0
+    if sky is not None:
+        far = sky.distance(optimizer.parameters["means"].detach())[:, None] > 0
         lowered = torch.where(far, logits, lowered)
     optimizer.replace("opacity_logits", lowered)
 
@@ -274,8 +274,8 @@ def _logit(p: float) -> float:
 
 Densification = Literal["reference", "scored"]
 
-N_MARKS = 2  # features: pixels in error, and pixels
-FOOTPRINTS = "footprints"  # name of the sums in checkpoints
+N_SCORES = 2  # features: pixels in error, and pixels
+PRUNING_SCORES = "pruning_scores"  # name of the sums in checkpoints
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,8 @@ class ScoreConfig:
         None, "reference: clone or split where the gradient is large; scored: only where the "
         "Gaussian shows wrong pixels as well, and remove faint ones that show next to nothing; "
         "unset: as --preset",
-        group="vanilla stage", choices=get_args(Densification), idle="with --gs_output_dir",
+        group="vanilla stage", choices=get_args(Densification),
+        no_effect_when="with --gs_output_dir",
     )  # fmt: skip
     views: int = 10
     # Mean absolute difference of the colours, 0 to 1, from which a pixel is wrong.
@@ -299,14 +300,14 @@ class ScoreConfig:
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 
 
-class FootprintWatch:
+class PruningScores:
     """Adds up what the last views before a round of densification say.
 
     The views of a step have a sum of their own first, so that the total does not depend on which
     process saw them.
 
     Args:
-        config: Whom to ask; None for nobody.
+        config: The thresholds; None to collect nothing.
 
     Attributes:
         sums: Of each Gaussian: pixels in error, pixels, and views that saw it. (N, 3)
@@ -314,10 +315,10 @@ class FootprintWatch:
 
     def __init__(self, n: int, device: torch.device, config: ScoreConfig | None) -> None:
         self._config = config
-        self.sums = torch.zeros(n, N_MARKS + 1, device=device)
+        self.sums = torch.zeros(n, N_SCORES + 1, device=device)
         self._step: Tensor | None = None
 
-    def marks(
+    def probe(
         self, iteration: int, rules: DensificationConfig, views_per_step: int
     ) -> Tensor | None:
         """The features to blend, a leaf; None where the views of an iteration are not asked. (N, 2)
@@ -330,7 +331,7 @@ class FootprintWatch:
         following = -(-iteration // interval) * interval
         if not rules.due(following) or following - iteration >= steps:
             return None
-        return self.sums.new_zeros(self.sums.shape[0], N_MARKS).requires_grad_()
+        return self.sums.new_zeros(self.sums.shape[0], N_SCORES).requires_grad_()
 
     def term(self, seen: Target) -> ImageTerm:
         """What a view sends back to the features; its loss is always zero."""
@@ -344,9 +345,9 @@ class FootprintWatch:
 
         return ImageTerm(0, evaluate)
 
-    def see(self, d_marks: Tensor, visible: Tensor) -> None:
-        """One more view of this step: gradient of the marks, (N, 2), and who was seen, (N,) bool"""
-        found = torch.cat([d_marks, visible.to(d_marks.dtype)[:, None]], dim=1)
+    def see(self, d_probe: Tensor, visible: Tensor) -> None:
+        """One more view of this step: gradient of the probe, (N, 2), and who was seen, (N,) bool"""
+        found = torch.cat([d_probe, visible.to(d_probe.dtype)[:, None]], dim=1)
         self._step = found if self._step is None else self._step.add_(found)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
@@ -361,13 +362,13 @@ class FootprintWatch:
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
-        return {FOOTPRINTS: self.sums} if self._config is not None else {}
+        return {PRUNING_SCORES: self.sums} if self._config is not None else {}
 
     def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
         """What a checkpoint of N Gaussians has, or nothing yet."""
         self.restart(n)
-        if FOOTPRINTS in state:
-            self.sums = state[FOOTPRINTS].to(device)
+        if PRUNING_SCORES in state:
+            self.sums = state[PRUNING_SCORES].to(device)
 
     def may_grow(self) -> Tensor | None:
         """Gaussians that show enough of what is wrong; None where nothing is scored. (N,) bool
@@ -400,7 +401,7 @@ class FootprintWatch:
 
     def restart(self, n: int) -> None:
         """Nothing is known of N Gaussians."""
-        self.sums = self.sums.new_zeros(n, N_MARKS + 1)
+        self.sums = self.sums.new_zeros(n, N_SCORES + 1)
 
 
 def _wrong(image: Tensor, maps: StripMaps, photograph: Tensor, threshold: float) -> Tensor:

@@ -6,7 +6,7 @@ large its gradients were. Here each row counts its own steps and stays where it 
 
 A camera that chooses exposure and white balance for every photograph shows one surface in many
 colours. With I' = exp(a) I + b the differences belong to the photographs and not to the model,
-which would otherwise explain them with fog that each camera alone sees.
+which would otherwise explain them with floaters that each camera alone sees.
 """
 
 from __future__ import annotations

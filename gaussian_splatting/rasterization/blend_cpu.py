@@ -118,7 +118,7 @@ def _backward_kernel(common: str) -> Any:
         offsets_: wp.array(dtype=int), ids_: wp.array(dtype=int), splats_: wp.array2d(dtype=float),
         background_: wp.array(dtype=float), transmittance_: wp.array2d(dtype=float),
         last_: wp.array2d(dtype=int), d_image_: wp.array3d(dtype=float),
-        d_transmittance_: wp.array2d(dtype=float), pair_sums_: wp.array2d(dtype=float),
+        d_transmittance_: wp.array2d(dtype=float), gradient_sums_: wp.array2d(dtype=float),
     ): ...  # fmt: skip
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
@@ -127,11 +127,11 @@ def _backward_kernel(common: str) -> Any:
         offsets: wp.array(dtype=int), ids: wp.array(dtype=int), splats: wp.array2d(dtype=float),
         background: wp.array(dtype=float), transmittance: wp.array2d(dtype=float),
         last: wp.array2d(dtype=int), d_image: wp.array3d(dtype=float),
-        d_transmittance: wp.array2d(dtype=float), pair_sums: wp.array2d(dtype=float),
+        d_transmittance: wp.array2d(dtype=float), gradient_sums: wp.array2d(dtype=float),
     ):  # fmt: skip
         backward_body(
             first_tile, first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets,
-            ids, splats, background, transmittance, last, d_image, d_transmittance, pair_sums,
+            ids, splats, background, transmittance, last, d_image, d_transmittance, gradient_sums,
         )  # fmt: skip
 
     return backward
@@ -142,7 +142,7 @@ def _sum_kernel(header: str) -> Any:
     def sum_pairs_body(
         i: int, first_tile: int, end_tile: int, offsets_: wp.array(dtype=int),
         first_pairs_: wp.array(dtype=int), counts_: wp.array(dtype=int),
-        places_: wp.array(dtype=int), pair_sums_: wp.array2d(dtype=float),
+        places_: wp.array(dtype=int), gradient_sums_: wp.array2d(dtype=float),
         d_means2d_: wp.array2d(dtype=float), d_splats_: wp.array2d(dtype=float),
     ): ...  # fmt: skip
 
@@ -150,12 +150,12 @@ def _sum_kernel(header: str) -> Any:
     def sum_pairs(
         first: int, first_tile: int, end_tile: int, offsets: wp.array(dtype=int),
         first_pairs: wp.array(dtype=int), counts: wp.array(dtype=int), places: wp.array(dtype=int),
-        pair_sums: wp.array2d(dtype=float), d_means2d: wp.array2d(dtype=float),
+        gradient_sums: wp.array2d(dtype=float), d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
     ):  # fmt: skip
         sum_pairs_body(
-            first + wp.tid(), first_tile, end_tile, offsets, first_pairs, counts, places, pair_sums,
-            d_means2d, d_splats,
+            first + wp.tid(), first_tile, end_tile, offsets, first_pairs, counts, places,
+            gradient_sums, d_means2d, d_splats,
         )  # fmt: skip
 
     return sum_pairs

@@ -4,10 +4,10 @@
 A warp blends a tile, each lane eight pixels, one of each block of 8 x 4. Blocks are numbered row by
 row, and so are lanes within a block. Splats come in batches of 32, of which a lane tests one: which
 blocks of pixels its box touches. What the warp then does with a splat is decided by these eight
-bits, which all lanes know, so blocks that it does not touch cost nothing. On the way back a lane
-first adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16 exchanges
-and stores the sums at once, in the row of ``pair_sums`` that the pair owns. Nothing is added
-atomically. The numerics are those of the bodies in ``native/``, but for the rounding of
+bits, which all lanes know, so blocks that it does not touch cost nothing. In the backward pass a
+lane first adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16
+exchanges and stores the sums at once, in the row of ``gradient_sums`` that the pair owns. Nothing
+is added atomically. The numerics are those of the bodies in ``native/``, but for the rounding of
 exponentials and reciprocals.
 
 A warp holds two batches in shared memory. Neighbouring lanes copy neighbouring parts of a row, 16
@@ -24,7 +24,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.rasterization.pair_sums_cuda import (
+from gaussian_splatting.rasterization.gradient_sums_cuda import (
     SPLAT_COLUMNS,
     launch_sums,
     store_row_function,
@@ -448,7 +448,7 @@ def _forward_kernel(n_channels: int) -> Any:
 
 
 def _loading_function(n_channels: int) -> wp.Function:
-    """Loads what the way back begins with."""
+    """Loads what the backward pass begins with."""
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
 
@@ -492,7 +492,7 @@ def _backward_kernel(n_channels: int) -> Any:
         splats: wp.array(dtype=Row), background: wp.array(dtype=float),
         transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
         d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
-        pair_sums: wp.array(dtype=SumsRow),
+        gradient_sums: wp.array(dtype=SumsRow),
     ):  # fmt: skip
         warp, lane = wp.tid()
         tile = first_tile + warp
@@ -509,7 +509,7 @@ def _backward_kernel(n_channels: int) -> Any:
         sums = Sums()
         # What lies behind the last splat that any pixel blended has no gradient.
         for k in range(end, offsets[tile + 1]):
-            store_row(pair_sums, k - first_place, sums, 0, lane)
+            store_row(gradient_sums, k - first_place, sums, 0, lane)
         batches = batch_of.open()
         next_id = int(0)
         if begin < end:
@@ -569,7 +569,7 @@ def _backward_kernel(n_channels: int) -> Any:
                                     sums[0, 5] += falloff * d_alpha
                     sums[0] = shape_gradients(sums[0], conic)
                 any_touched = lanes_where(touched[0], lane)
-                store_row(pair_sums, k - first_place, sums, any_touched, lane)
+                store_row(gradient_sums, k - first_place, sums, any_touched, lane)
                 # A zero that the compiler does not know: it would write the known one again at
                 # every way out of the first block.
                 sums = Sums(0.0 * light[0])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.pair_forecast import PairGuess
+from gaussian_splatting.rasterization.intersection_prediction import PredictedIntersections
 from gaussian_splatting.rasterization.projection_kernels import (
     PROJECT_BACKWARD,
     PROJECT_FORWARD,
@@ -78,7 +78,7 @@ class Projection:
     layout: ChannelLayout
     camera: Camera
     n_pairs: int | None = None
-    guess: PairGuess | None = None
+    guess: PredictedIntersections | None = None
 
 
 class _Project(torch.autograd.Function):

@@ -114,7 +114,7 @@ def sh_color(
 def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
     """First and one past the last tile along one axis.
 
-    The 3DGS footprint, the square ``p +- radius``, decides which tiles a splat may touch; those
+    The 3DGS extent, the square ``p +- radius``, decides which tiles a splat may touch; those
     among them that alpha >= 1/255 does not reach are left out, which changes nothing in the image.
     """
     limit = float(n)

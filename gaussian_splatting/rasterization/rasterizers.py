@@ -186,16 +186,16 @@ def backpropagate_rows(
     device, n_channels = splats.device, background.shape[0]
     kernels = _kernels(device, blocks, n_channels)
     first, count = _tiles_of(blended.rows, tiles)
-    pair_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
+    gradient_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
     inputs = [
         first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
         background, blended.transmittance, blended.last, d_pixels.contiguous(),
-        d_transmittance.contiguous(), pair_sums,
+        d_transmittance.contiguous(), gradient_sums,
     ]  # fmt: skip
     kernels.launch_backward(count, inputs, device)
     inputs = [
         first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
-        pair_sums, gradients.means2d, gradients.splats,
+        gradient_sums, gradients.means2d, gradients.splats,
     ]  # fmt: skip
     kernels.launch_sums(splats.shape[0], inputs, device)
 

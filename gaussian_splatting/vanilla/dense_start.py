@@ -280,8 +280,8 @@ def best_plane(
     # The maximum of a parabola through the best plane and the two beside it.
     middle = index.clamp(1, len(inverse) - 2)
     before, here, after = (agreement.gather(0, (middle + i)[None])[0] for i in (-1, 0, 1))
-    bend = (before - 2 * here + after).clamp_max(-1e-6)
-    offset = ((before - after) / (2 * bend)).clamp(-0.5, 0.5)
+    curvature = (before - 2 * here + after).clamp_max(-1e-6)
+    offset = ((before - after) / (2 * curvature)).clamp(-0.5, 0.5)
     at = inverse.expand(-1, *view.grey.shape).gather(0, middle[None])[0]
     step = (inverse[-1] - inverse[0]) / (len(inverse) - 1)
     return at + offset * step, torch.where(deviation > MIN_DEVIATION, best, NOWHERE)

@@ -50,7 +50,7 @@ class GrowthConfig:
         None, "begin with small images, which grow to the full size while Gaussians are added, "
         "and let the number of Gaussians grow with them; unset: as --preset, but not where masks "
         "show an object", parse=boolean,
-        nargs="?", const=True, group="vanilla stage", idle="with --gs_output_dir",
+        nargs="?", const=True, group="vanilla stage", no_effect_when="with --gs_output_dir",
     )  # fmt: skip
     until: float = 1.0
     small_until: float = 0.5

@@ -2,9 +2,8 @@
 """What keeps the vanilla stage from explaining each photograph by itself: a place for far away.
 
 A reconstruction has no points of the sky. Where no Gaussian is, none can be moved to, so what is
-infinitely far is explained by fog near the cameras, a different one for each photograph. A sphere
-of Gaussians far outside takes it; densification keeps them at the size of a piece of sky. Other
-parts that were tried, and what they did, stand in DOCS/BENCHMARKS.md.
+infinitely far is explained by floaters near the cameras, different ones for each photograph. A
+sphere of Gaussians far outside takes it; densification keeps them at the size of a piece of sky.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
-from gaussian_splatting.far_shell import SHELL_RADIUS, FarShell
+from gaussian_splatting.sky_sphere import SKY_RADIUS, SkySphere
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
-SHELL_GREY = 128
+SKY_GREY = 128
 
-SHELL_OPACITY = 0.9
-"""From the start, and resets leave it: what shines through is explained by fog before it."""
+SKY_OPACITY = 0.9
+"""From the start, and resets leave it: what shines through is explained by floaters before it."""
 
-SHELL_SHARE = 0.1
+SKY_SHARE = 0.1
 """Of the Gaussians that are allowed, at most, to begin with."""
 
 
 @dataclass(frozen=True)
 class RobustConfig:
-    """Whether there is a shell."""
+    """Whether there is a sky."""
 
     robust: bool | None = flag(
-        None, "against fog and floaters: begin with a sphere of Gaussians far outside, a place "
+        None, "against floaters: begin with a sphere of Gaussians far outside, a place "
         "for the sky and all else that the reconstruction has no points of, and with --init dense; "
         "unset: True in train_full_pipeline.py, and with --preset fast where "
         "masks show no object; else False",
         group="vanilla stage", parse=boolean, nargs="?", const=True,
-        idle="with --gs_output_dir; with --init_ply that holds Gaussians",
+        no_effect_when="with --gs_output_dir; with --init_ply that holds Gaussians",
     )  # fmt: skip
-    shell_points: int = 1_000
+    sky_points: int = 1_000
 
     def identity(self) -> dict[str, Any]:
         """What decides a result; empty where nothing is done."""
@@ -54,15 +53,15 @@ class RobustConfig:
 NOT_ROBUST = RobustConfig()
 
 
-def limited_shell(config: RobustConfig, max_gaussians: int | None) -> RobustConfig:
-    """The settings, with so small a shell that most of the Gaussians allowed are left."""
+def limited_sky(config: RobustConfig, max_gaussians: int | None) -> RobustConfig:
+    """The settings, with so small a sky that most of the Gaussians allowed are left."""
     if max_gaussians is None:
         return config
-    n = min(config.shell_points, int(SHELL_SHARE * max_gaussians))
-    return replace(config, shell_points=n)
+    n = min(config.sky_points, int(SKY_SHARE * max_gaussians))
+    return replace(config, sky_points=n)
 
 
-def with_shell(
+def with_sky(
     points: Tensor, colors: Tensor, cameras: Sequence[Camera], extent: float, config: RobustConfig
 ) -> tuple[Tensor, Tensor]:
     """Points to start from with grey ones evenly on a sphere around the cameras (Fibonacci).
@@ -70,9 +69,9 @@ def with_shell(
     Args:
         points: (N, 3) world units
         colors: (N, 3) uint8
-        extent: Camera extent in world units; without one there is no shell.
+        extent: Camera extent in world units; without one there is no sky.
     """
-    n = config.shell_points if config.robust else 0
+    n = config.sky_points if config.robust else 0
     if n == 0 or extent <= 0:
         return points, colors
     turn = torch.arange(n, dtype=torch.float64, device="cpu") + 0.5
@@ -80,24 +79,24 @@ def with_shell(
     ring = (1.0 - height * height).sqrt()
     sphere = torch.stack([ring * angle.cos(), ring * angle.sin(), height], dim=1)
     center = torch.tensor(middle_of(cameras), device="cpu")
-    shell = (center + SHELL_RADIUS * extent * sphere).to(points)
-    shade = torch.full_like(colors[:1], SHELL_GREY).expand(n, 3)
-    return torch.cat([points, shell]), torch.cat([colors, shade])
+    sky = (center + SKY_RADIUS * extent * sphere).to(points)
+    shade = torch.full_like(colors[:1], SKY_GREY).expand(n, 3)
+    return torch.cat([points, sky]), torch.cat([colors, shade])
 
 
-def opaque_shell(cloud: GaussianCloud, shell: FarShell | None) -> GaussianCloud:
-    """The Gaussians, those of the shell opaque.
+def opaque_sky(cloud: GaussianCloud, sky: SkySphere | None) -> GaussianCloud:
+    """The Gaussians, those of the sky opaque.
 
     Args:
-        shell: As of :func:`shell_of`.
+        sky: As of :func:`sky_of`.
     """
-    if shell is None:
+    if sky is None:
         return cloud
-    opaque = torch.full_like(cloud.opacity_logits, math.log(SHELL_OPACITY / (1 - SHELL_OPACITY)))
-    belongs = (shell.distance(cloud.means) > 0)[:, None]
+    opaque = torch.full_like(cloud.opacity_logits, math.log(SKY_OPACITY / (1 - SKY_OPACITY)))
+    belongs = (sky.distance(cloud.means) > 0)[:, None]
     return replace(cloud, opacity_logits=torch.where(belongs, opaque, cloud.opacity_logits))
 
 
-def shell_of(cameras: Sequence[Camera], extent: float, config: RobustConfig) -> FarShell | None:
-    """Which Gaussians are of the shell; None without one."""
-    return FarShell.around(cameras, extent) if config.robust else None
+def sky_of(cameras: Sequence[Camera], extent: float, config: RobustConfig) -> SkySphere | None:
+    """Which Gaussians are of the sky; None without one."""
+    return SkySphere.around(cameras, extent) if config.robust else None

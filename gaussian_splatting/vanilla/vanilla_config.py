@@ -36,7 +36,7 @@ class VanillaConfig:
         rates: Learning rates.
         densification: Adaptive density control.
         exposure: Whether and from when on exposures of photographs are learned.
-        robustness: What is done against fog and floaters.
+        robustness: What is done against floaters.
         sh_interval: Iterations after which the spherical-harmonics degree grows by one.
         optimizer: Storage of parameters and moments, and which Gaussians step.
         split: How the memory of one view is saved; no part of the identity.
@@ -65,13 +65,13 @@ class VanillaConfig:
     refine_poses: bool = flag(
         False, "learn a small rotation and shift of every training photograph's camera; the poses "
         "that were found are written beside the result, and later stages use them",
-        group="vanilla stage", idle="with --gs_output_dir",
+        group="vanilla stage", no_effect_when="with --gs_output_dir",
     )  # fmt: skip
     init: Init | None = flag(
         None, "sparse: start from the points of the reconstruction; dense: and from points that "
         "neighbouring photographs agree on; unset: dense with --robust, else sparse",
         group="vanilla stage", choices=get_args(Init),
-        idle="with --gs_output_dir; with --init_ply that holds Gaussians",
+        no_effect_when="with --gs_output_dir; with --init_ply that holds Gaussians",
     )  # fmt: skip
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
@@ -82,7 +82,7 @@ class VanillaConfig:
         """Whether Gaussians grow where pixels are wrong, and only there."""
         return (self.scoring.densification or _DENSIFICATION[self.preset]) == "scored"
 
-    def settled(self, object_alone: bool) -> VanillaConfig:
+    def resolved(self, object_alone: bool) -> VanillaConfig:
         """With what the preset leaves to the scene decided.
 
         Args:

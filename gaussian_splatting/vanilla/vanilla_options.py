@@ -19,7 +19,7 @@ from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
 
-_inert = partial(flag, group="accepted for old commands", idle="always; it says so")
+_inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
 _CHECKED = "non-finite numbers are detected in every iteration"
 _SHORT = "output that is not a terminal is short anyway"
 
@@ -43,7 +43,7 @@ class StartFlags:
 
     start_checkpoint: Path | None = flag(
         None, "the same as --resume PATH", group="vanilla trainer", parse=Path,
-        idle="if --resume is given as well",
+        no_effect_when="if --resume is given as well",
     )  # fmt: skip
 
 
@@ -56,10 +56,10 @@ def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
     scale = {
         "help": "multiply the milestones of learning rates, densification and opacity reset, for "
         "quick runs; --iterations and lists of iterations are taken as they are",
-        "idle": "",
+        "no_effect_when": "",
         "group": "vanilla trainer",
     }
-    free = {"idle": ""}
+    free = {"no_effect_when": ""}
     add_flags(parser, VanillaOptions, white_background=switch, init_ply=free, max_gaussians=free)
     for flags in (StartFlags, BackendFlags, MemoryOptions, InertFlags, RunOptions):
         add_flags(parser, flags)
@@ -67,7 +67,7 @@ def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def inert_notices(args: argparse.Namespace) -> list[str]:
+def inert_messages(args: argparse.Namespace) -> list[str]:
     """One line for each flag given that has no effect."""
     return [
         f"--{inert.name} has no effect: {inert.help}"
@@ -76,7 +76,7 @@ def inert_notices(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def budget_notices(memory: MemoryOptions) -> tuple[str, ...]:
+def budget_messages(memory: MemoryOptions) -> tuple[str, ...]:
     """One line if a memory budget was given, which the vanilla stage cannot keep."""
     if memory.vram_budget is None:
         return ()
@@ -109,5 +109,5 @@ def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
         config=vanilla_config(args),
         memory=memory,
         compute=from_args(BackendFlags, args).choose(),
-        notices=(*memory.notices, *budget_notices(memory), *inert_notices(args)),
+        messages=(*memory.messages, *budget_messages(memory), *inert_messages(args)),
     )

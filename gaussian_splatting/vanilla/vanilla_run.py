@@ -38,16 +38,16 @@ from gaussian_splatting.engine.run_directory import (
     points_digest,
     scene_inputs,
 )
-from gaussian_splatting.engine.runner import Notices, RunOptions, StageRun, run_stage
-from gaussian_splatting.far_shell import FarShell
-from gaussian_splatting.optim.densification import N_MARKS, DensificationConfig
+from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
+from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
+from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
-from gaussian_splatting.vanilla.robust import limited_shell, opaque_shell, shell_of, with_shell
-from gaussian_splatting.vanilla.shell_colors import with_shell_colors
+from gaussian_splatting.vanilla.robust import limited_sky, opaque_sky, sky_of, with_sky
+from gaussian_splatting.vanilla.sky_colors import with_sky_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
 from sugar_utils.console import Console
@@ -77,7 +77,7 @@ class VanillaOptions:
     )
     images: str = _flag(
         "images", "folder of the photographs in the scene folder", short="-i",
-        idle="for transforms*.json, which names its files",
+        no_effect_when="for transforms*.json, which names its files",
     )  # fmt: skip
     resolution: float = _flag(
         -1.0, "-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels", short="-r"
@@ -91,7 +91,7 @@ class VanillaOptions:
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
         None, "start from this PLY, Gaussians or coloured points, instead of the scene's points",
-        group="vanilla stage", parse=Path, idle="with --gs_output_dir",
+        group="vanilla stage", parse=Path, no_effect_when="with --gs_output_dir",
     )  # fmt: skip
     log_interval: int = 100
     checkpoint_interval: int | None = checkpoint_interval("vanilla trainer")
@@ -100,7 +100,8 @@ class VanillaOptions:
     )
     test_iterations: tuple[int, ...] = _flag(
         (7_000, 30_000), "when to measure the held-out views and picture some; the last iteration "
-        "always", idle="nothing is measured without --eval; pictures are then of training views",
+        "always",
+        no_effect_when="nothing is measured without --eval; pictures are then of training views",
     )  # fmt: skip
     save_iterations: tuple[int, ...] = _flag(
         (7_000, 30_000), "when to write a PLY; the last iteration always"
@@ -108,7 +109,7 @@ class VanillaOptions:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     compute: Compute = field(default_factory=Compute)
     run: RunOptions = field(default_factory=RunOptions)
-    notices: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
@@ -131,7 +132,7 @@ class VanillaOptions:
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
         return {"scene": self.source_path.resolve(), **own}
 
-    def prepare(self, notices: Notices) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
         scene = load_scene(
@@ -143,7 +144,7 @@ class VanillaOptions:
             seed=config.random_seed,
             masks=self.mask_options,
             view_options=self.view_options,
-            notify=notices,
+            notify=messages,
         )
         estimation = MaskEstimation(
             self.model_path,
@@ -152,8 +153,8 @@ class VanillaOptions:
             min(ITERATIONS, 2 * config.iterations),
             partial(_train_whole, self),
         )
-        scene = estimation(scene, notices)
-        return _stage_run(scene, self, notices)
+        scene = estimation(scene, messages)
+        return _stage_run(scene, self, messages)
 
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
@@ -171,20 +172,20 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     )
     short = replace(
         options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
-        save_iterations=(), checkpoint_iterations=(), notices=(),
+        save_iterations=(), checkpoint_iterations=(), messages=(),
     )  # fmt: skip
     return run_stage(short, prepare=partial(_stage_run, scene, short))
 
 
 def _stage_run(
-    scene: Scene, options: VanillaOptions, notices: Notices
+    scene: Scene, options: VanillaOptions, messages: Messages
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    config = options.config.settled(shows_object(scene.train_cameras))
+    config = options.config.resolved(shows_object(scene.train_cameras))
     options = replace(options, config=config)
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
     exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
-    shell = shell_of(scene.train_cameras, scene.extent, config.robustness)
+    sky = sky_of(scene.train_cameras, scene.extent, config.robustness)
 
     def growth_of(store: ImageStore) -> ResolutionGrowth | None:
         if not config.growth.growing_resolution:
@@ -213,12 +214,12 @@ def _stage_run(
             poses=poses,
             hull=hull,
             exposures=exposures,
-            shell=shell,
+            sky=sky,
             growth=growth_of(store),
         )
 
     # Read before the folder is touched: a damaged file must not leave one behind.
-    cloud = _start(scene, options, hull, shell, notices)
+    cloud = _start(scene, options, hull, sky, messages)
     directory = RunDirectory(
         options.model_path / CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
@@ -226,10 +227,10 @@ def _stage_run(
         products=(options.model_path / "point_cloud",),
     )
     results = (point_cloud_path(options.model_path, config.iterations),)
-    enrich = _enriched(scene, options, hull, shell)
-    channels = (3 + N_MARKS,) if config.scores else ()
+    init_from_images = _init_from_images(scene, options, hull, sky)
+    channels = (3 + N_SCORES,) if config.scores else ()
     run = StageRun(
-        "vanilla 3DGS", scene, directory, _loop(options), build, results, enrich, channels
+        "vanilla 3DGS", scene, directory, _loop(options), build, results, init_from_images, channels
     )
     return run, cloud
 
@@ -260,64 +261,66 @@ def _start(
     scene: Scene,
     options: VanillaOptions,
     hull: VisualHull | None,
-    shell: FarShell | None,
-    notices: Notices,
+    sky: SkySphere | None,
+    messages: Messages,
 ) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
     limit, device = options.config.densification.max_gaussians, options.compute.device
     if options.init_ply is not None and holds_gaussians(options.init_ply):
-        cloud = read_gaussian_ply(options.init_ply, notices)
-        cloud = cloud.select(_carved(cloud.means, hull, notices))
-        return cloud.select(_thinned(len(cloud), limit, notices)).to(device)
+        cloud = read_gaussian_ply(options.init_ply, messages)
+        cloud = cloud.select(_carved(cloud.means, hull, messages))
+        return cloud.select(_thinned(len(cloud), limit, messages)).to(device)
     if options.init_ply is not None:
-        points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, notices))
+        points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, messages))
     # Chosen before the sizes are: those fill the gaps between the points that stay.
-    inside = _carved(points, hull, notices)
+    inside = _carved(points, hull, messages)
     points, colors = points[inside], colors[inside]
     # Far outside of an object there is nothing.
-    robustness = limited_shell(options.config.robustness, limit)
-    n_shell = robustness.shell_points if shell is not None and hull is None else 0
-    rows = _thinned(len(points), limit, notices, n_shell)
+    robustness = limited_sky(options.config.robustness, limit)
+    n_sky = robustness.sky_points if sky is not None and hull is None else 0
+    rows = _thinned(len(points), limit, messages, n_sky)
     points, colors = points[rows], colors[rows]
     if hull is not None:
         return initial_cloud(points.to(device), colors.to(device))
-    points, colors = with_shell(points, colors, scene.train_cameras, scene.extent, robustness)
-    return opaque_shell(initial_cloud(points.to(device), colors.to(device)), shell)
+    points, colors = with_sky(points, colors, scene.train_cameras, scene.extent, robustness)
+    return opaque_sky(initial_cloud(points.to(device), colors.to(device)), sky)
 
 
-def _enriched(
+def _init_from_images(
     scene: Scene,
     options: VanillaOptions,
     hull: VisualHull | None,
-    shell: FarShell | None,
+    sky: SkySphere | None,
 ) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
-    """What photographs add to the initial Gaussians: colours of a shell, and dense points."""
+    """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
     if options.init_ply is not None and holds_gaussians(options.init_ply):
         return None
     config = options.config
-    has_shell = shell is not None and hull is None
-    if not has_shell and not config.starts_dense:
+    has_sky = sky is not None and hull is None
+    if not has_sky and not config.starts_dense:
         return None
 
-    def enrich(cloud: GaussianCloud, store: ImageStore, console: Console) -> GaussianCloud:
-        if has_shell:
-            cloud = with_shell_colors(cloud, shell, scene.train_cameras, store.shown)
+    def init_from_images(
+        cloud: GaussianCloud, store: ImageStore, console: Console
+    ) -> GaussianCloud:
+        if has_sky:
+            cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
         if config.starts_dense:
             limit = config.densification.max_gaussians
             cloud = with_dense_points(cloud, scene, store.shown, hull, limit, console.info)
         return cloud
 
-    return enrich
+    return init_from_images
 
 
-def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> torch.Tensor:
+def _carved(points: torch.Tensor, hull: VisualHull | None, messages: Messages) -> torch.Tensor:
     """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
     if hull is None or len(points) == 0:
         return torch.arange(len(points), device="cpu")
     device = hull.distances[0].device
     rows = hull.contains(points.to(device)).cpu().nonzero()[:, 0]
-    notices(f"starting from the {len(rows):,} of {len(points):,} points inside of the masks")
+    messages(f"starting from the {len(rows):,} of {len(points):,} points inside of the masks")
     if len(rows) == 0:
         raise UserError(
             f"none of the {len(points):,} points to start from lies inside of the masks; check "
@@ -326,12 +329,12 @@ def _carved(points: torch.Tensor, hull: VisualHull | None, notices: Notices) -> 
     return rows
 
 
-def _thinned(n: int, limit: int | None, notices: Notices, n_besides: int = 0) -> torch.Tensor:
+def _thinned(n: int, limit: int | None, messages: Messages, n_besides: int = 0) -> torch.Tensor:
     """Rows to start from: all, or evenly spaced ones where there are more than allowed."""
     if limit is None or n + n_besides <= limit:
         return torch.arange(n, device="cpu")
     kept = limit - n_besides
-    notices(f"--max_gaussians {limit}: starting from {kept} of {n} points")
+    messages(f"--max_gaussians {limit}: starting from {kept} of {n} points")
     return torch.linspace(0, n - 1, kept, dtype=torch.float64, device="cpu").long()
 
 

@@ -24,11 +24,10 @@ from gaussian_splatting.engine.training_views import (
     color_terms_of,
     exposed_strip,
 )
-from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (
-    FootprintWatch,
-    GradientWatch,
+    DensificationStatistics,
+    PruningScores,
     densify_and_prune,
     reset_opacity,
 )
@@ -41,6 +40,7 @@ from gaussian_splatting.rasterization import (
     project,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
+from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.growing_resolution import (
     GaussianBudget,
     ResolutionGrowth,
@@ -94,7 +94,7 @@ class VanillaStage(Stage):
         cloud: Initial Gaussians, on the device to train on.
         extent: Camera extent in world units.
         hull: Where Gaussians may be; None for anywhere.
-        shell: Says which Gaussians are of the shell; None without one.
+        sky: Says which Gaussians are of the sky; None without one.
         growth: When images have which size; None for the full size always.
     """
 
@@ -111,7 +111,7 @@ class VanillaStage(Stage):
         poses: PoseRefinement | None = None,
         hull: VisualHull | None = None,
         exposures: Exposures | None = None,
-        shell: FarShell | None = None,
+        sky: SkySphere | None = None,
         growth: ResolutionGrowth | None = None,
     ) -> None:
         self._growth = growth
@@ -119,7 +119,7 @@ class VanillaStage(Stage):
         self.extent = extent
         self.exposures = exposures
         self._hull = hull
-        self._shell = shell
+        self._sky = sky
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -128,8 +128,8 @@ class VanillaStage(Stage):
         self._export = export
         self._rasterizer = rasterizer
         self.poses = poses
-        self._watch = GradientWatch(len(cloud), self.model.device)
-        self._footprints = FootprintWatch(
+        self._watch = DensificationStatistics(len(cloud), self.model.device)
+        self._pruning_scores = PruningScores(
             len(cloud), self.model.device, config.scoring if config.scores else None
         )
 
@@ -151,13 +151,13 @@ class VanillaStage(Stage):
         """Render one view and backpropagate the colour loss."""
         seen = self.target(target, camera, iteration, view_index)
         terms = [self._color_term(seen)]
-        marks = self._footprints.marks(
+        probe = self._pruning_scores.probe(
             iteration, self._config.densification, self._config.optimizer.views_per_step
         )
-        if marks is not None:
-            terms.append(self._footprints.term(seen))
+        if probe is not None:
+            terms.append(self._pruning_scores.term(seen))
         view = ViewPass(
-            self._projected(iteration, camera, marks),
+            self._projected(iteration, camera, probe),
             seen.background,
             self.memory_plan.split,
             rasterizer=self._rasterizer,
@@ -165,18 +165,18 @@ class VanillaStage(Stage):
         )
         found, d_means2d = view.backpropagate(terms)
 
-        def settle() -> None:
-            if marks is not None:
-                self._footprints.see(marks.grad, view.visible)
+        def commit() -> None:
+            if probe is not None:
+                self._pruning_scores.see(probe.grad, view.visible)
             if iteration < self._config.densification.densify_until_iter:
                 self._watch.see(d_means2d, view.visible, camera)
             self.collect_exposure(camera.name, seen.exposure)
 
-        return StepResult(found, view.radii, view.guess, settle)
+        return StepResult(found, view.radii, view.guess, commit)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """Densification statistics and exposure gradients of the step's views."""
-        own = (*self._watch.step_statistics(), *self._footprints.step_statistics())
+        own = (*self._watch.step_statistics(), *self._pruning_scores.step_statistics())
         return *own, *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
@@ -188,12 +188,12 @@ class VanillaStage(Stage):
         rules = self._config.densification
         optimizer = self.model.optimizer
         self._watch.count_step()
-        self._footprints.count_step()
+        self._pruning_scores.count_step()
         if rules.due(iteration):
             self._densify(iteration)
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
-            reset_opacity(optimizer, self._shell)
+            reset_opacity(optimizer, self._sky)
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
@@ -222,7 +222,7 @@ class VanillaStage(Stage):
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics, exposures, poses, and the budget of growing images."""
-        own: dict[str, Any] = {**self._watch.state(), **self._footprints.state()}
+        own: dict[str, Any] = {**self._watch.state(), **self._pruning_scores.state()}
         for more in (self.exposures, self.poses, self._budget):
             if more is not None:
                 own |= more.state()
@@ -234,7 +234,7 @@ class VanillaStage(Stage):
             if more is not None:
                 more.restore(state)
         self._watch.restore(state, len(self.model), self.model.device)
-        self._footprints.restore(state, len(self.model), self.model.device)
+        self._pruning_scores.restore(state, len(self.model), self.model.device)
 
     def export(self, iteration: int) -> None:
         """Write the Gaussians for other programs."""
@@ -250,9 +250,9 @@ class VanillaStage(Stage):
             # Without an extent every Gaussian would be large.
             remove_large=self.extent > 0 and iteration > rules.opacity_reset_interval,
             generator=generator(self._config.random_seed, "split", iteration),
-            shell=self._shell,
-            may_grow=self._footprints.may_grow(),
-            idle=self._footprints.idle(
+            sky=self._sky,
+            may_grow=self._pruning_scores.may_grow(),
+            no_effect_when=self._pruning_scores.idle(
                 self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
                 iteration,
                 rules.densification_interval,
@@ -261,7 +261,7 @@ class VanillaStage(Stage):
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
         self._carve()
-        self._footprints.restart(len(self.model))
+        self._pruning_scores.restart(len(self.model))
         check_population(len(self.model), iteration, "densification")
 
     def _carve(self) -> None:
@@ -282,7 +282,7 @@ class VanillaStage(Stage):
         return ImageTerm(SSIM_HALO, evaluate)
 
     def _projected(
-        self, iteration: int, camera: Camera, marks: Tensor | None
+        self, iteration: int, camera: Camera, probe: Tensor | None
     ) -> Callable[[], Projection]:
         """Projects as an iteration does; three quarters of all values rest until colours turn."""
         degree = self._degree(iteration)
@@ -292,7 +292,7 @@ class VanillaStage(Stage):
         def made() -> Projection:
             gaussians = self.model.cloud.activate()
             shown = gaussians if degree > 0 else gaussians.without_bands()
-            return project(shown, camera, sh_degree=degree, features=marks)
+            return project(shown, camera, sh_degree=degree, features=probe)
 
         return made
 

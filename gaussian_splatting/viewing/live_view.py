@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running training shown to whoever looks: between its iterations, on a page of its own.
+"""Live view of a running training, rendered between its iterations on a page of its own.
 
 Pictures are rendered by the thread that trains, so the model needs no locks and nothing of it is
 copied. Whatever fails here ends the showing and not the training.
@@ -126,7 +126,7 @@ class LiveView:
             took = self._render(page, stage)
             self._next_picture = self._clock() + took * (1 / SHARE - 1)
         while self._may_pause and page.paused and len(page.requests) and not stopped():
-            # Nobody waits for the next iteration, so there is time for all pictures.
+            # No iteration waits, so there is time for all pictures.
             if not self._render(page, stage):
                 page.requests.wait(_PAUSED_SECONDS)
 

@@ -55,7 +55,7 @@ class ViewerOptions:
     )  # fmt: skip
     viewer_host: str = flag(
         LOCALHOST, "address that the page is served on; 0.0.0.0 lets other machines look, and "
-        "pause the run", group="run", idle="without --viewer",
+        "pause the run", group="run", no_effect_when="without --viewer",
     )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
 
 def turn_of(camera: Camera) -> np.ndarray:
     """From a camera's axes to the world's, as a quaternion wxyz. (4,)"""
-    # Here and not above: trainings that nobody watches start without it.
+    # Here and not above: trainings without a viewer start without it.
     from scipy.spatial.transform import Rotation
 
     return np.roll(Rotation.from_matrix(camera.rotation.T).as_quat(), 1)
@@ -255,7 +255,7 @@ class BrowserView:
 
     def camera(self, longest_side: int) -> Camera:
         """The camera to render with, no side longer than so many pixels."""
-        # Here and not above: trainings that nobody watches start without it.
+        # Here and not above: trainings without a viewer start without it.
         from scipy.spatial.transform import Rotation
 
         scale = min(1.0, longest_side / max(self.width, self.height))

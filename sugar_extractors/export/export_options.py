@@ -59,24 +59,25 @@ class ExportOptions:
     )
     max_triangles: int | None = _flag(
         None, "leave so many triangles of the mesh; the picture is made anew for them",
-        parse=positive_int, idle="for Gaussians it is an error",
+        parse=positive_int, no_effect_when="for Gaussians it is an error",
     )  # fmt: skip
     texture_size: int | None = _flag(
         None, "texels per side of the picture at most", parse=positive_int,
-        idle="for Gaussians it is an error",
+        no_effect_when="for Gaussians it is an error",
     )  # fmt: skip
     repose: Path | None = _flag(
         None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
-        "move along", parse=Path, idle="it is an error unless the result is a refined model",
+        "move along", parse=Path,
+        no_effect_when="it is an error unless the result is a refined model",
     )  # fmt: skip
     scene_path: Path | None = _flag(
         None, "scene folder, for its cameras; unset: the one that the result's own record names",
-        short="-s", parse=Path, idle="without --orient up and --known_distance",
+        short="-s", parse=Path, no_effect_when="without --orient up and --known_distance",
     )  # fmt: skip
     checkpoint_path: Path | None = _flag(
         None, "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
         "another program moved; unset: that of the record, or the cameras of the scene",
-        short="-c", parse=Path, idle="without --orient up and --known_distance",
+        short="-c", parse=Path, no_effect_when="without --orient up and --known_distance",
     )  # fmt: skip
     overwrite: bool = _flag(False, "replace a file that is there")
     placement: PlacementOptions = field(default_factory=PlacementOptions)

@@ -239,7 +239,7 @@ def _write_mesh(
         body = closed_body(shape_of(_moved(mesh, _axes(to, upright) @ matrix)))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
         gaps = open_edge_share(body)
-        opened = f"{gaps:.2%} of its edges are open: mend it before printing"
+        opened = f"{gaps:.2%} of its edges are open: close it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
         (write_stl if to == "stl" else write_3mf)(*targets.values(), body)
     elif to == "usdz":

@@ -60,7 +60,7 @@ def ray_end_count(text: str) -> int:
     return value
 
 
-_points = partial(flag, group="surface", idle="with --mesh_extractor tsdf")
+_points = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
 _alone = partial(flag, group="only extract_mesh.py")
 
 
@@ -95,7 +95,7 @@ class MeshOptions(CaptureOptions):
     )  # fmt: skip
     watertight: bool = _flag(
         False,
-        "close the surface where nobody looked: of tsdf by Poisson of what was fused in the "
+        "close the surface where no view looked: of tsdf by Poisson of what was fused in the "
         "foreground, of poisson by cutting nothing away",
     )
     project_mesh_on_surface_points: bool = _points(
@@ -120,7 +120,7 @@ class MeshOptions(CaptureOptions):
     background_mesh: bool = _flag(True, "mesh what lies outside the foreground, too")
     foreground_factor: float = _flag(
         1.0, "half side of the default foreground cube in camera extents", parse=positive_float,
-        idle="with --bboxmin and --bboxmax",
+        no_effect_when="with --bboxmin and --bboxmax",
     )  # fmt: skip
     background_factor: float = _flag(
         4.0, "half side of the background cube in camera extents", parse=positive_float
@@ -128,7 +128,7 @@ class MeshOptions(CaptureOptions):
     min_background_share: float = _points(
         0.001, "leave the background out if it has a smaller share of the surface points: Poisson "
         "makes large blobs of a few", parse=share,
-        idle="with --mesh_extractor tsdf, --background_mesh False",
+        no_effect_when="with --mesh_extractor tsdf, --background_mesh False",
     )  # fmt: skip
     surface_points: Automatic = _points(
         MOST_POINTS, "points sampled on the surface, per level; auto: 10 for each triangle that is "
@@ -140,7 +140,7 @@ class MeshOptions(CaptureOptions):
     )
     density_factor: float = _flag(
         1.0, "factor of the density, before it is compared with the level", parse=positive_float,
-        idle="with --tsdf_depth blended",
+        no_effect_when="with --tsdf_depth blended",
     )  # fmt: skip
     min_opacity: float = _flag(
         MIN_OPACITY, "Gaussians that are not more opaque than this are ignored", parse=share

@@ -24,7 +24,7 @@ class MeshScriptFlags:
 
     surface_level: float | None = _alone(
         None, f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each", short="-l",
-        parse=non_negative_float, idle="with --mesh_extractor tsdf",
+        parse=non_negative_float, no_effect_when="with --mesh_extractor tsdf",
     )  # fmt: skip
     decimation_target: int | None = _alone(
         None, f"triangles of the foreground and of the background; unset: {DECIMATION_TARGETS}, a "

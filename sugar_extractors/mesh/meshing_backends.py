@@ -64,8 +64,12 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 _POISSON_ONLY = "with --mesh_extractor tsdf"
-_solver_flag = functools.partial(flag, group="surface", parse=positive_int, idle=_POISSON_ONLY)
-_open3d = functools.partial(flag, group="surface", idle=f"{_POISSON_ONLY}; without Open3D")
+_solver_flag = functools.partial(
+    flag, group="surface", parse=positive_int, no_effect_when=_POISSON_ONLY
+)
+_open3d = functools.partial(
+    flag, group="surface", no_effect_when=f"{_POISSON_ONLY}; without Open3D"
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ Waiting = Callable[[int], None]
 
 
 def _unheard(n_bytes: int) -> None:
-    """Nobody asked."""
+    """Default callback; does nothing."""
 
 
 class PoissonMesh(NamedTuple):
@@ -328,7 +332,7 @@ USUAL_QUANTILE = 0.1
 """Of the original. Of an object inside of its masks it would cut thin parts away."""
 
 
-_flag = partial(flag, group="surface", idle="with --mesh_extractor tsdf")
+_flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
 
 
 @dataclass(frozen=True)
@@ -347,7 +351,8 @@ class PoissonConfig:
     )  # fmt: skip
     max_gap: float = _flag(
         4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
-        "point; 0 keeps them", parse=non_negative_float, idle="with --mesh_extractor tsdf; with "
+        "point; 0 keeps them", parse=non_negative_float,
+        no_effect_when="with --mesh_extractor tsdf; with "
         "--vertices_density_quantile 0, which asks for a closed surface",
     )  # fmt: skip
     outlier_neighbors: int = _flag(

@@ -40,7 +40,7 @@ def observed_region(
     """The region around the points of a reconstruction.
 
     Args:
-        observations: Points and how many photographs observe each; None where nobody knows.
+        observations: Points and how many photographs observe each; None if unknown.
 
     Returns:
         None where there are too few points, or all in one plane.

@@ -2,7 +2,7 @@
 """Mesh extraction by fusing rendered depth into a truncated signed distance field.
 
 The field (Curless and Levoy, SIGGRAPH 1996) lives in blocks of voxels near the surface only. Two
-passes over the views, which are rendered twice for it: the first marks the blocks that some depth
+passes over the views, which are rendered twice for it: the first finds the blocks that some depth
 reaches, the second averages distances and colours in them. So the memory depends on the surface
 and the voxel size, not on the number of views, and the result not on their order of arrival.
 
@@ -65,7 +65,7 @@ PLANE_FILL = 32
 """Edges of the pinholes that are closed in its meshes: where ground is seen at a grazing angle,
 views confirm most depths but not all."""
 
-_flag = partial(flag, group="surface", idle="with --mesh_extractor poisson")
+_flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class TsdfConfig:
     tsdf_margin: float | None = _flag(
         None, "camera extents by which the surface may lie outside of the convex hull of the "
         f"reconstruction's points; unset: {PLANE_MARGIN} with --tsdf_depth plane, else anywhere",
-        parse=non_negative_float, idle="where the scene has no tracks of points",
+        parse=non_negative_float, no_effect_when="where the scene has no tracks of points",
     )  # fmt: skip
     tsdf_fill: int | None = _flag(
         None, "holes of up to so many edges are closed, before decimation; unset: "
@@ -255,12 +255,12 @@ def _automatic_voxel(
     render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
 ) -> float | None:
     step = max(1, len(cameras) // _N_FOOTPRINT_VIEWS)
-    footprints = []
+    pixel_sizes = []
     for camera in cameras[::step]:
         view = render(camera)
         good = _inside(_world_points(view, view.depth), box) & (view.depth.flatten() > 0)
-        footprints.append(view.depth.flatten()[good] / math.sqrt(camera.fx * camera.fy))
-    everything = torch.cat(footprints)
+        pixel_sizes.append(view.depth.flatten()[good] / math.sqrt(camera.fx * camera.fy))
+    everything = torch.cat(pixel_sizes)
     if everything.shape[0] == 0:
         return None
     largest = max(h - low for low, h in zip(box.low, box.high, strict=True))

@@ -6,7 +6,7 @@ Only the object counts. What is compared, and where:
 - All lengths are in fractions of the object's longest side.
 - The mesh is sampled evenly by area. Samples inside the object's bounding box grown by
   ``MARGIN`` count, except those below the ground plus ``CLEARANCE``: there ground and object
-  touch, and nobody sees where one ends. Ground height is the upper side of the ground's box.
+  touch, and their border is not visible. Ground height is the upper side of the ground's box.
 - Accuracy is the mean distance of these samples to the true object or the true ground, whichever
   is nearer: a correct piece of ground inside the box is no error, a blob in the air is one.
 - Completeness is the mean distance of the true object's visible samples (seen by three views or

@@ -104,7 +104,7 @@ class PlacementOptions:
     known_distance: tuple[str, ...] | None = _flag(
         None, "also write it in metres, as NAME_placed: two photographs or two points x,y,z of the "
         "capture, and how many metres lie between the cameras or points", parse=str, nargs=3,
-        metavar=("A", "B", "METRES"), idle="with --scale_factor it is an error",
+        metavar=("A", "B", "METRES"), no_effect_when="with --scale_factor it is an error",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -275,8 +275,7 @@ def _photograph_of(text: str, names: Sequence[str]) -> str:
     if name is None:
         example = f" (as {names[0]})" if names else ""
         raise UserError(
-            f"--known_distance {text}: neither a photograph that has a place{example} nor a point "
-            "x,y,z"
+            f"--known_distance {text}: neither a registered photograph{example} nor a point x,y,z"
         )
     return name
 

@@ -320,7 +320,7 @@ def _gather(
     moved = to_camera(vertices, camera)
     depths = rasterize_camera_triangles(moved, faces, camera).depth
     if image.shape[-1] == 4:
-        # No surface lies there, so nobody takes a colour from it.
+        # No surface lies there, so no colour is taken from it.
         depths = torch.where(image[..., 3] > 0, depths, torch.inf)
         image = image[..., :3]
     view, depths = make_view(camera), depths.contiguous()

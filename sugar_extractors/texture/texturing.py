@@ -144,7 +144,7 @@ SOURCES = ("renders", "photos")
 SQUARE_SIZE = 8
 MIN_ALPHA = 0.5  # pixels of an object that the Gaussians cover less give no colour
 _flag = partial(flag, group="texture")
-_peel = partial(flag, group="texture", idle="without --postprocess_mesh True")
+_peel = partial(flag, group="texture", no_effect_when="without --postprocess_mesh True")
 _alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
 
 

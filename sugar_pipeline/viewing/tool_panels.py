@@ -14,8 +14,8 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import write_camera_list
 from gaussian_splatting.viewing.page_server import view_of
-from sugar_pipeline.filming.film_run import between, looking
-from sugar_pipeline.filming.shown_models import ShownModel
+from sugar_pipeline.rendering.render_run import between, looking
+from sugar_pipeline.rendering.shown_models import ShownModel
 from sugar_utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class MeasurePanel:
     Args:
         hit: The point of the surface on a line of sight (origin, direction), None without one.
         metres_per_unit: None where the scale is unknown.
-        size: Of the marks, in world units.
+        size: Of the markers, in world units.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class ViewOptions:
     known_distance: tuple[str, ...] | None = _flag(
         None, "two photographs or two points x,y,z of the capture, and how many metres lie between "
         "the cameras or points, for measuring", parse=str, nargs=3, metavar=("A", "B", "METRES"),
-        idle="with --scale_factor it is an error",
+        no_effect_when="with --scale_factor it is an error",
     )  # fmt: skip
     white_background: bool = white_background()
     compute: Compute = field(default_factory=Compute)

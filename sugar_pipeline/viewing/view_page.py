@@ -30,7 +30,14 @@ from gaussian_splatting.viewing.page_server import (
 )
 from sugar_extractors.quality.mesh_report import jpeg_bytes
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
-from sugar_pipeline.filming.shown_models import DEPTHS, SHOWS, Result, ShownModel, far_depth, shown
+from sugar_pipeline.rendering.shown_models import (
+    DEPTHS,
+    SHOWS,
+    Result,
+    ShownModel,
+    far_depth,
+    shown,
+)
 from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh.triangle_mesh import TriangleMesh
@@ -400,7 +407,7 @@ class ViewPage:
         return True
 
     def _show_photograph(self) -> bool:
-        """Put the next photograph into its frustum, once somebody looks."""
+        """Put the next photograph into its frustum, once a browser is connected."""
         if not (self._pending and len(self.requests) and self._cameras_shown()):
             return False
         number = self._pending.pop(0)

@@ -74,7 +74,7 @@ def _add_up_pairs(
     scales_: wp.array2d(dtype=float), packed_: wp.array2d(dtype=float),
     neighbors_: wp.array2d(dtype=int), noise_: wp.array2d(dtype=float),
     residual_: wp.array2d(dtype=float), field_grads_: wp.array2d(dtype=float),
-    pair_rows_: wp.array3d(dtype=float),
+    gradient_rows_: wp.array3d(dtype=float),
 ) -> PairSums: ...  # fmt: skip
 
 

@@ -222,15 +222,15 @@ def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) 
 
 @wp.func
 def _store(
-    pair_rows: wp.array3d(dtype=float), owner: int, k: int, mean: wp.vec3, rotation: wp.vec4,
+    gradient_rows: wp.array3d(dtype=float), owner: int, k: int, mean: wp.vec3, rotation: wp.vec4,
     scale: wp.vec3, opacity: float,
 ):  # fmt: skip
     for c in range(3):
-        pair_rows[owner, k, c] = mean[c]
-        pair_rows[owner, k, 7 + c] = scale[c]
+        gradient_rows[owner, k, c] = mean[c]
+        gradient_rows[owner, k, 7 + c] = scale[c]
     for c in range(4):
-        pair_rows[owner, k, 3 + c] = rotation[c]
-    pair_rows[owner, k, 10] = opacity
+        gradient_rows[owner, k, 3 + c] = rotation[c]
+    gradient_rows[owner, k, 10] = opacity
 
 
 @wp.func
@@ -300,9 +300,9 @@ def _add_up_pairs(
     scales: wp.array2d(dtype=float), packed: wp.array2d(dtype=float),
     neighbors: wp.array2d(dtype=int), noise: wp.array2d(dtype=float),
     residual: wp.array2d(dtype=float), field_grads: wp.array2d(dtype=float),
-    pair_rows: wp.array3d(dtype=float),
+    gradient_rows: wp.array3d(dtype=float),
 ) -> PairSums:  # fmt: skip
-    """Fill the pair_rows of all neighbours; return what reaches i."""
+    """Fill the gradient_rows of all neighbours; return what reaches i."""
     mean_grad = wp.vec3()
     noise_moment = wp.mat33()
     for k in range(n_neighbors):
@@ -339,7 +339,7 @@ def _add_up_pairs(
             entry_grad = add_to_column(entry_grad, axis, neighbor_normal_grad * sign)
             quat_grad = rotation_gradient(quat_of(quats, j), entry_grad)
         scale_grad = add_at(scale_grad, axis, beta_share)
-        _store(pair_rows, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
+        _store(gradient_rows, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
     sums = PairSums()
     for c in range(3):
         sums[0, c] = mean_grad[c]
@@ -361,7 +361,7 @@ def _own_rotation_entries(
 
 
 @functools.cache
-def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
+def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
     """Make the kernel of the samples' gradients."""
 
     @wp.kernel(module="unique", module_options=OPTIONS)
@@ -371,7 +371,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
         packed: wp.array2d(dtype=float), neighbors: wp.array2d(dtype=int),
         noise: wp.array2d(dtype=float), residual: wp.array2d(dtype=float), density_factor: float,
         has_point_grads: int, point_grads: wp.array2d(dtype=float),
-        field_grads: wp.array2d(dtype=float), pair_rows: wp.array3d(dtype=float),
+        field_grads: wp.array2d(dtype=float), gradient_rows: wp.array3d(dtype=float),
     ):  # fmt: skip
         """Gradients of a Gaussian's samples; field_grads: density, beta, plane, normal."""
         owner = first + wp.tid()
@@ -392,7 +392,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
         noise_moment += wp.outer(normal, plane_moment)
         normal_grad += spread * plane_moment
 
-        pairs = pair_sums(
+        pairs = gradient_sums(
             owner,
             i,
             begin,
@@ -409,7 +409,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
             noise,
             residual,
             field_grads,
-            pair_rows,
+            gradient_rows,
         )
         for c in range(3):
             mean_grad[c] += pairs[0, c]
@@ -422,7 +422,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
             along = wp.dot(column(rotation, a), column(noise_moment, a))
             own_scale_grad[a] = along * wp.static(SAMPLE_SPREAD)
         quat_grad = rotation_gradient(quat_of(quats, i), entries)
-        _store(pair_rows, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
+        _store(gradient_rows, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
 
     return add_up_samples
 
@@ -430,7 +430,7 @@ def sample_gradients_kernel(pair_sums: Any = _add_up_pairs) -> Any:
 @wp.kernel
 def add_up_pairs(
     first: int, targets: wp.array(dtype=int), order: wp.array(dtype=wp.int64),
-    pair_rows: wp.array2d(dtype=float), mean_grads: wp.array2d(dtype=float),
+    gradient_rows: wp.array2d(dtype=float), mean_grads: wp.array2d(dtype=float),
     quat_grads: wp.array2d(dtype=float), scale_grads: wp.array2d(dtype=float),
     opacity_grads: wp.array(dtype=float),
 ):  # fmt: skip
@@ -445,12 +445,15 @@ def add_up_pairs(
     opacity = opacity_grads[row]
     while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
         pair = int(order[entry])
-        mean += vec3_of(pair_rows, pair)
+        mean += vec3_of(gradient_rows, pair)
         quat += wp.vec4(
-            pair_rows[pair, 3], pair_rows[pair, 4], pair_rows[pair, 5], pair_rows[pair, 6]
+            gradient_rows[pair, 3],
+            gradient_rows[pair, 4],
+            gradient_rows[pair, 5],
+            gradient_rows[pair, 6],
         )
-        scale += wp.vec3(pair_rows[pair, 7], pair_rows[pair, 8], pair_rows[pair, 9])
-        opacity += pair_rows[pair, 10]
+        scale += wp.vec3(gradient_rows[pair, 7], gradient_rows[pair, 8], gradient_rows[pair, 9])
+        opacity += gradient_rows[pair, 10]
         entry += 1
     for c in range(3):
         mean_grads[row, c] = mean[c]

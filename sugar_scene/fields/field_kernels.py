@@ -118,12 +118,12 @@ class _Fields(torch.autograd.Function):
         grads = [torch.zeros_like(t) for t in gaussians]
         inputs = [*gaussians[1:3], packed, neighbors, noise, residual]
         inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
-        for first, pair_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
-            chunk = owners[first : first + pair_rows.shape[0]]
+        for first, gradient_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
+            chunk = owners[first : first + gradient_rows.shape[0]]
             launch(
                 add_up_samples_native if ctx.native else sample_gradients_kernel(),
                 chunk.shape[0],
-                [chunk, starts[first:], *inputs, pair_rows],
+                [chunk, starts[first:], *inputs, gradient_rows],
                 min_items=_MIN_ITEMS // 8,
             )
             targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
@@ -131,7 +131,7 @@ class _Fields(torch.autograd.Function):
             launch(
                 add_up_pairs,
                 targets.shape[0],
-                [targets, order, pair_rows.view(-1, PAIR_SIZE), *grads],
+                [targets, order, gradient_rows.view(-1, PAIR_SIZE), *grads],
                 min_items=_MIN_ITEMS,
             )
         return (*grads, *[None] * 6)
@@ -145,9 +145,9 @@ def pair_bytes(device: torch.device) -> int:
 def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (first owner, pair buffer) pairs that cover all owners; one buffer is reused."""
     size = max(1, pair_bytes(like.device) // (pairs_per_owner * PAIR_SIZE * 4))
-    pair_rows = like.new_empty((min(size, n_owners), pairs_per_owner, PAIR_SIZE))
+    gradient_rows = like.new_empty((min(size, n_owners), pairs_per_owner, PAIR_SIZE))
     for first in range(0, n_owners, size):
-        yield first, pair_rows[: min(size, n_owners - first)]
+        yield first, gradient_rows[: min(size, n_owners - first)]
 
 
 def _runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal consistency of a mesh: how much neighbouring triangles bend against each other.
+"""Normal consistency of a mesh: 1 - cosine of the angle between neighbouring triangles.
 
 One kernel finds the error of each pair of triangles and its gradient; sums over the corners at a
 vertex run in an order that the topology alone decides.
@@ -153,7 +153,7 @@ class _Bending(torch.autograd.Function):
 
 
 class PairsOfTriangles:
-    """Pairs of triangles that share an edge, prepared for :meth:`bending`.
+    """Pairs of triangles that share an edge, prepared for :meth:`normal_consistency`.
 
     Args:
         pairs: As :func:`adjacent_face_pairs` returns them. (P, 4) int64
@@ -163,7 +163,7 @@ class PairsOfTriangles:
         self._pairs = pairs.int()
         self._sums = CornerSums(pairs, n_vertices)
 
-    def bending(self, vertices: Tensor) -> Tensor:
+    def normal_consistency(self, vertices: Tensor) -> Tensor:
         """Mean of 1 - cos of the angle between the normals of adjacent triangles.
 
         Args:

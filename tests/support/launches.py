@@ -90,7 +90,7 @@ class Counts:
 
 
 class _Operations(TorchDispatchMode):
-    """Counts what reaches torch's dispatcher, on the way back as well."""
+    """Counts what reaches torch's dispatcher, on the backward pass as well."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()

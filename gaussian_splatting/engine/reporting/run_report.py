@@ -165,7 +165,7 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
         ("held-out PSNR of what masks count", "Test/PSNR_counted", "{:.2f} dB"),
         ("held-out SSIM of what masks count", "Test/SSIM_counted", "{:.4f}"),
         ("Gaussians", "Gaussians/count", "{:,.0f}"),
-        ("held-out pixels in fog", "Test/fog", "{:.2%}"),
+        ("held-out pixels in floaters", "Test/floaters", "{:.2%}"),
         ("normal agreement", "View/normal_agreement", "{:.3f}"),
         ("least gain of a photograph", "Exposure/least gain in stops", "{:+.2f} stops"),
         ("largest gain of a photograph", "Exposure/largest gain in stops", "{:+.2f} stops"),

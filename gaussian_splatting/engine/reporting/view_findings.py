@@ -38,7 +38,7 @@ LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
 
 SOLID = 0.5  # opacity from which a pixel is covered
-MUCH_FOG = 0.02  # share of held-out pixels; with a shell it is well below
+MANY_FLOATERS = 0.02  # share of held-out pixels; with a shell it is well below
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Findings:
     training: EvaluationResult | None = None
     # Share of held-out pixels in front of every point that their photograph observes; None where no
     # points are known.
-    fog: float | None = None
+    floaters: float | None = None
     # Least and largest gain of a training photograph, in stops; None where exposures are not
     # learned.
     exposure_stops: tuple[float, float] | None = None
@@ -112,7 +112,7 @@ class Findings:
                 "Test/PSNR_with_dropped", "held-out PSNR with dropped views",
                 self.with_dropped.psnr,
             ))  # fmt: skip
-        rows.append(("Test/fog", "fog share", self.fog))
+        rows.append(("Test/floaters", "floater share", self.floaters))
         low, high = self.exposure_stops or (None, None)
         rows.append(("Exposure/least gain in stops", "least gain in stops", low))
         rows.append(("Exposure/largest gain in stops", "largest gain in stops", high))
@@ -151,10 +151,10 @@ class Findings:
             lines.append(f"of these in the poses that fit best, {_scores(self.posed)}")
         if self.training is not None:
             lines.append(f"{len(self.training.per_view)} training views, {_scores(self.training)}")
-        if self.fog is not None:
+        if self.floaters is not None:
             lines.append(
-                f"fog: {self.fog:.2%} of the held-out pixels lie in front of all that their "
-                "photograph observed"
+                f"floaters: {self.floaters:.2%} of the held-out pixels lie in front of all that "
+                "their photograph observed"
             )
         if self.exposure_stops is not None:
             low, high = self.exposure_stops
@@ -173,7 +173,7 @@ class Findings:
         gap = self.gap
         if gap is None or gap < LARGE_GAP:
             return None
-        shell = "--robust in the vanilla stage, " if (self.fog or 0.0) > MUCH_FOG else ""
+        shell = "--robust in the vanilla stage, " if (self.floaters or 0.0) > MANY_FLOATERS else ""
         return (
             f"training views are {gap:.1f} dB better than held-out ones: the model explains each "
             f"photograph by itself; {shell}more photographs, --masks, --exposure_compensation or "

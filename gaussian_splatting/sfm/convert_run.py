@@ -16,15 +16,15 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.consistency.image_content import sharpness
 from gaussian_splatting.data.masks import with_masks
-from gaussian_splatting.posing.convert_options import ConvertOptions
-from gaussian_splatting.posing.mapping import (
+from gaussian_splatting.sfm.convert_options import ConvertOptions
+from gaussian_splatting.sfm.mapping import (
     Models,
     chosen_mapper,
     map_photographs,
     read_models,
     require_mapper,
 )
-from gaussian_splatting.posing.matching import (
+from gaussian_splatting.sfm.matching import (
     chosen_matcher,
     contradicting_pairs,
     create_database,
@@ -35,14 +35,24 @@ from gaussian_splatting.posing.matching import (
     pairs_to_match,
     verified_matches,
 )
-from gaussian_splatting.posing.photographs import (
+from gaussian_splatting.sfm.photographs import (
     Photograph,
     described_photographs,
     extract_frames,
     read_grey,
     told_photographs,
 )
-from gaussian_splatting.posing.scene_folder import (
+from gaussian_splatting.sfm.registration_report import (
+    FINE_SHARE,
+    NARROW,
+    Evidence,
+    Registration,
+    camera_map,
+    convert_page,
+    model_facts,
+    registration_of,
+)
+from gaussian_splatting.sfm.scene_folder import (
     PAGE,
     WORK,
     Original,
@@ -58,16 +68,6 @@ from gaussian_splatting.posing.scene_folder import (
     source_digest,
     write_flat_model,
     write_flat_pictures,
-)
-from gaussian_splatting.posing.verdict import (
-    FINE_SHARE,
-    NARROW,
-    Evidence,
-    Verdict,
-    camera_map,
-    convert_page,
-    model_facts,
-    verdict_of,
 )
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -111,14 +111,14 @@ class Attempt:
     def matcher(self) -> str:
         """How photographs to compare are chosen."""
         in_order = self.work.source.video is not None
-        return chosen_matcher(self.work.options.posing.matcher, len(self.photographs), in_order)
+        return chosen_matcher(self.work.options.sfm.matcher, len(self.photographs), in_order)
 
     def keys(self) -> dict[str, str]:
         """What each step's result depends on."""
-        posing, seed = self.work.options.posing, self.work.options.random_seed
-        features = digest(self.content, posing.camera, posing.extraction_size, posing.max_features)
+        sfm, seed = self.work.options.sfm, self.work.options.random_seed
+        features = digest(self.content, sfm.camera, sfm.extraction_size, sfm.max_features)
         matches = digest(features, self.matcher, seed)
-        mapper = chosen_mapper(posing.mapper, len(self.photographs))
+        mapper = chosen_mapper(sfm.mapper, len(self.photographs))
         return {"features": features, "matches": matches, "models": digest(matches, mapper, seed)}
 
     def noted(self, step: str, key: str) -> bool:
@@ -153,7 +153,7 @@ def attempts_of(
     hidden: Sequence[object],
 ) -> list[Attempt]:
     """The ways to find the cameras, in the order in which they are tried."""
-    asked = work.options.posing.masked_features
+    asked = work.options.sfm.masked_features
     masked = Attempt(work, photographs, masks, digest(files, hidden))
     whole = Attempt(work, photographs, None, digest(files))
     if asked is False or not any(masks):
@@ -164,7 +164,7 @@ def attempts_of(
 def find_cameras(attempts: Sequence[Attempt]) -> FoundCameras:
     """Try the first way, and the second one if that leaves photographs out that this one places."""
     first = attempts[0]
-    require_mapper(chosen_mapper(first.work.options.posing.mapper, len(first.photographs)))
+    require_mapper(chosen_mapper(first.work.options.sfm.mapper, len(first.photographs)))
     found = FoundCameras(first.run(), first)
     n, placed = len(first.photographs), _n_placed(found.models)
     if placed < FINE_SHARE * n and len(attempts) > 1:
@@ -204,7 +204,7 @@ def _put_in_place(found: FoundCameras) -> None:
 
 
 def _find_features(attempt: Attempt) -> None:
-    posing, key = attempt.work.options.posing, attempt.keys()["features"]
+    sfm, key = attempt.work.options.sfm, attempt.keys()["features"]
     photographs = attempt.photographs
     noted = attempt.noted("features", key)
     if not noted or not is_whole(attempt.database, len(photographs)):
@@ -212,14 +212,14 @@ def _find_features(attempt: Attempt) -> None:
             attempt.work.console.info(f"note: {attempt.database} is missing or damaged; made anew")
         for path in attempt.database.parent.glob(f"{attempt.database.name}*"):
             path.unlink()
-        create_database(attempt.database, photographs, posing.camera)
+        create_database(attempt.database, photographs, sfm.camera)
         attempt.note(features=key, found=None, matches=None, matched=None)
     if attempt.noted("found", key):
         return
     masks = attempt.masks or [None] * len(photographs)
     with attempt.work.step(f"looking for features{attempt.where}", len(photographs)) as advance:
         extract_features(
-            attempt.database, photographs, masks, posing.extraction_size, posing.max_features,
+            attempt.database, photographs, masks, sfm.extraction_size, sfm.max_features,
             advance,
         )  # fmt: skip
     attempt.note(found=key)
@@ -246,12 +246,12 @@ def _map(attempt: Attempt) -> Models:
         try:
             return read_models(attempt.models)
         except UserError as error:
-            work.console.info(f"placing photographs again: {error}")
-    mapper = chosen_mapper(work.options.posing.mapper, n)
+            work.console.info(f"registering photographs again: {error}")
+    mapper = chosen_mapper(work.options.sfm.mapper, n)
     if mapper == "global":
         work.console.info(f"placing {n} photographs at once, which shows no progress")
     attempt.note(models=None)
-    with work.step(f"placing photographs{attempt.where}", n) as advance:
+    with work.step(f"registering photographs{attempt.where}", n) as advance:
         models = map_photographs(
             attempt.database,
             [photograph.name for photograph in attempt.photographs],
@@ -313,8 +313,8 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
     with exclusive(source.work, "wait for it"), contextlib.ExitStack() as stack:
         if console is None:
             console = stack.enter_context(Console(source.work / "log.txt"))
-        for notice in options.notices:
-            console.info(notice)
+        for message in options.messages:
+            console.info(message)
         note(source)
         return _convert(Work(source, options, console))
 
@@ -346,17 +346,17 @@ def _convert(work: Work) -> Converted:
     else:
         found = find_cameras(attempts)
     evidence = _evidence(work, photographs, found)
-    verdict = verdict_of(evidence)
+    registration = registration_of(evidence)
     by_name = originals(photographs, masks)
     if not work.noted("flattening", key):
         shutil.rmtree(work.flat, ignore_errors=True)
         note(source, flattening=key, finished=None)
     if not work.noted("flattened", key):
-        with work.step("undistorting photographs", verdict.n_registered) as advance:
+        with work.step("undistorting photographs", registration.n_registered) as advance:
             write_flat_pictures(found.models.largest, by_name, work.flat, options.resize, advance)
             write_flat_model(work.models / "0", by_name, work.flat)
         note(source, flattened=key)
-    result = _report(work, evidence, verdict, by_name)
+    result = _report(work, evidence, registration, by_name)
     if work.flat.is_dir():
         now = publish(source, work.flat, moving)
         shutil.rmtree(work.flat, ignore_errors=True)
@@ -382,7 +382,7 @@ def _finished_before(source: Source) -> Converted:
 
 def _take_frames(work: Work) -> None:
     source = work.source
-    choice = extract_frames(source.video, source.folder, work.options.posing.frames, work.step)
+    choice = extract_frames(source.video, source.folder, work.options.sfm.frames, work.step)
     repeated = f"; in {choice.n_repeated} intervals nothing moved" if choice.n_repeated else ""
     work.console.info(
         f"{source.video.name}: {len(choice.chosen)} of {choice.n_frames} frames{repeated}"
@@ -466,7 +466,7 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
     if found.attempt is not None:
         path = found.attempt.database
         # Whoever said nothing about it has had whole photographs tried as well.
-        masked = bool(found.attempt.masks) and work.options.posing.masked_features is True
+        masked = bool(found.attempt.masks) and work.options.sfm.masked_features is True
         with database_errors(path):
             with load_pycolmap().Database.open(str(path)) as database:
                 n_features = [database.num_keypoints_for_image(k + 1) for k in range(len(names))]
@@ -481,7 +481,7 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
         with database_errors(found.attempt.database):
             contradicting = contradicting_pairs(model, found.attempt.database, names, matches)
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
-    scale = min(1.0, work.options.posing.extraction_size / longest)
+    scale = min(1.0, work.options.sfm.extraction_size / longest)
     return replace(
         evidence,
         n_points=model.num_points3D(),
@@ -494,19 +494,19 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
 
 
 def _report(
-    work: Work, evidence: Evidence, verdict: Verdict, by_name: dict[str, Original]
+    work: Work, evidence: Evidence, registration: Registration, by_name: dict[str, Original]
 ) -> Converted:
     root = work.source.root
-    line = verdict.line(evidence)
-    posing = work.options.posing
-    settings = {**asdict(posing), "masks": work.options.masks.masks,
+    line = registration.line(evidence)
+    sfm = work.options.sfm
+    settings = {**asdict(sfm), "masks": work.options.masks.masks,
                 "random_seed": work.options.random_seed}  # fmt: skip
     files = {name: original.photograph.path for name, original in by_name.items()}
     page = write_page(
         root / PAGE,
         lambda: convert_page(
-            f"Cameras of {root.resolve().name}", evidence, verdict, _map_of(work, by_name), files,
-            work.steps, settings,
+            f"Cameras of {root.resolve().name}", evidence, registration, _map_of(work, by_name),
+            files, work.steps, settings,
         ),
         work.console.warn,
     )  # fmt: skip
@@ -514,12 +514,12 @@ def _report(
         root / WORK / OUTCOME,
         {
             "line": line,
-            "verdict": verdict.word,
+            "quality": registration.word,
             "photographs": len(evidence.names),
-            "registered": verdict.n_registered,
-            "left_out": dict(verdict.left_out),
-            "other_models": verdict.other_models,
-            "advice": verdict.advice,
+            "registered": registration.n_registered,
+            "left_out": dict(registration.left_out),
+            "other_models": registration.other_models,
+            "advice": registration.advice,
             "reprojection_error": evidence.error,
             "points": evidence.n_points,
             "track_length": evidence.track_length,
@@ -533,7 +533,7 @@ def _report(
         root, page, line,
         sum(seconds for _, seconds, _ in work.steps),
         max((peak for _, _, peak in work.steps), default=0),
-        verdict.n_registered, len(evidence.names), evidence.n_points, evidence.error,
+        registration.n_registered, len(evidence.names), evidence.n_points, evidence.error,
     )  # fmt: skip
 
 

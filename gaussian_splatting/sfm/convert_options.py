@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.posing.mapping import Mapper
-from gaussian_splatting.posing.matching import MAX_EXHAUSTIVE, Matcher
+from gaussian_splatting.sfm.mapping import Mapper
+from gaussian_splatting.sfm.matching import MAX_EXHAUSTIVE, Matcher
 from sugar_utils.flags import boolean, non_negative_int, optional_str, positive_int
 from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
 
 _posing = partial(flag, group="camera positions")
 _convert = partial(flag, group="scene")
-_inert = partial(flag, group="accepted for old commands", idle="always; it says so")
+_inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
 _COLMAP = "COLMAP's Python edition does the work"
 
 
@@ -27,12 +27,12 @@ def auto_or_boolean(text: str) -> bool | str:
 
 
 @dataclass(frozen=True)
-class PosingOptions:
+class SfmOptions:
     """How camera positions are found."""
 
     frames: int = _posing(
         150, "frames to take of a video at most: the sharpest of as many intervals, without those "
-        "in which nothing has moved", parse=positive_int, idle="with photographs",
+        "in which nothing has moved", parse=positive_int, no_effect_when="with photographs",
     )  # fmt: skip
     camera: str | None = _posing(
         None, "COLMAP's model of the lens; unset: OPENCV, and SIMPLE_RADIAL for cameras that took "
@@ -45,8 +45,8 @@ class PosingOptions:
     masked_features: bool | Literal["auto"] = _posing(
         "auto", "True: look for features only where masks count; False: everywhere, for an object "
         "that stood still before a background that shows more than it does; auto: where masks "
-        "count, and everywhere if that places more photographs", parse=auto_or_boolean,
-        metavar="{auto,True,False}", idle="without masks",
+        "count, and everywhere if that registers more photographs", parse=auto_or_boolean,
+        metavar="{auto,True,False}", no_effect_when="without masks",
     )  # fmt: skip
     max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)
     matcher: Matcher = _posing(
@@ -75,7 +75,7 @@ class ConvertOptions:
     """What ``convert.py`` is asked for.
 
     Attributes:
-        notices: Lines to print at the start.
+        messages: Lines to print at the start.
     """
 
     source_path: Path = _convert(
@@ -97,9 +97,9 @@ class ConvertOptions:
     )  # fmt: skip
     random_seed: int = _convert(0, "of what is drawn while matching and mapping",
                                 parse=non_negative_int)  # fmt: skip
-    posing: PosingOptions = field(default_factory=PosingOptions)
+    sfm: SfmOptions = field(default_factory=SfmOptions)
     masks: MaskOptions = field(default_factory=MaskOptions)
-    notices: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
 def convert_parser(description: str | None) -> argparse.ArgumentParser:
@@ -118,9 +118,9 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions:
     Raises:
         UserError: A flag that is needed is missing.
     """
-    notices = tuple(
+    messages = tuple(
         f"--{inert.name} has no effect: {inert.help}"
         for inert in flags_of(InertConvertFlags)
         if getattr(args, inert.name) not in (None, False)
     )
-    return from_args(ConvertOptions, args, notices=notices)
+    return from_args(ConvertOptions, args, messages=messages)

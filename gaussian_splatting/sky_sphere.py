@@ -12,25 +12,25 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, middle_of
 
-SHELL_RADIUS = 20.0
+SKY_RADIUS = 20.0
 """In camera extents: beyond all that a reconstruction places, and what mesh extraction looks at."""
 
 
 @dataclass(frozen=True)
-class FarShell:
+class SkySphere:
     """Tells which Gaussians stand for what is infinitely far."""
 
     middle: np.ndarray  # of the cameras, (3,) world units
     nearest: float  # distance from there beyond which they do, in world units
 
     @classmethod
-    def around(cls, cameras: Sequence[Camera], extent: float) -> FarShell | None:
-        """Beyond half the radius of a shell; None without an extent.
+    def around(cls, cameras: Sequence[Camera], extent: float) -> SkySphere | None:
+        """Beyond half the radius of a sky; None without an extent.
 
         Args:
             extent: Camera extent in world units.
         """
-        return cls(middle_of(cameras), 0.5 * SHELL_RADIUS * extent) if extent > 0 else None
+        return cls(middle_of(cameras), 0.5 * SKY_RADIUS * extent) if extent > 0 else None
 
     def distance(self, means: Tensor) -> Tensor:
         """How far they are from the middle, 0 for those that are not far. (N, 3) -> (N,)"""

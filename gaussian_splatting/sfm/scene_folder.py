@@ -28,8 +28,8 @@ from gaussian_splatting.data.colmap import find_model, read_reconstruction, writ
 from gaussian_splatting.data.images import decode_mask, undistort_plane
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
-from gaussian_splatting.posing.convert_options import ConvertOptions
-from gaussian_splatting.posing.photographs import (
+from gaussian_splatting.sfm.convert_options import ConvertOptions
+from gaussian_splatting.sfm.photographs import (
     VIDEO_SUFFIXES,
     Photograph,
     output_names,
@@ -234,7 +234,7 @@ def note(source: Source, **facts: Any) -> None:
 
 
 def require_free(source: Source, overwrite: bool) -> None:
-    """Refuse to put results where there is a model of somebody else."""
+    """Refuse to overwrite a model that was not made here."""
     if overwrite or read_record(source.root) or not _has_cameras(source.root):
         return
     raise UserError(
@@ -308,7 +308,7 @@ _JPEG = {"quality": 95, "subsampling": 0}
 
 @dataclass(frozen=True)
 class Original:
-    """A photograph that has a place, and what belongs to it."""
+    """A registered photograph, and what belongs to it."""
 
     photograph: Photograph
     mask: ViewMask | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The harness notices what it is there for."""
+"""The harness messages what it is there for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from benchmarks.robustness.child import Limits, Outcome, run_child
 from benchmarks.robustness.disturbances import Disturbance, Scenario, Undisturbed
 from benchmarks.robustness.events import Events, doing, failing, install
 from benchmarks.robustness.faults import differences, judge_again, judge_disturbed
+from benchmarks.robustness.judgement import Expectation, Judgement, judge, snapshot
 from benchmarks.robustness.mutations import IN_PLACE, mutate_bytes, mutate_json, put_in_place
 from benchmarks.robustness.targets import TURNS, kind_of
-from benchmarks.robustness.verdict import Expectation, Verdict, judge, snapshot
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, write_text_atomic
 
@@ -51,15 +51,15 @@ def world(tmp_path) -> Path:
     return tmp_path
 
 
-def verdict(world: Path, ended: Outcome, change=lambda root: None, **more) -> Verdict:
+def judgement(world: Path, ended: Outcome, change=lambda root: None, **more) -> Judgement:
     before = snapshot(world)
     change(world)
     return judge(ended, Expectation(world, before, ("scene",), **more))
 
 
 def test_one_line_and_finite_results_are_in_order(world):
-    assert verdict(world, outcome(2, "error: no such scene\n")) == Verdict("refused", {})
-    assert verdict(world, outcome(0)) == Verdict("accepted", {})
+    assert judgement(world, outcome(2, "error: no such scene\n")) == Judgement("refused", {})
+    assert judgement(world, outcome(0)) == Judgement("accepted", {})
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_one_line_and_finite_results_are_in_order(world):
     ],
 )
 def test_bad_ends_are_noticed(world, ended, fault):
-    assert list(verdict(world, ended).faults) == [fault]
+    assert list(judgement(world, ended).faults) == [fault]
 
 
 def test_a_run_that_may_take_long_only_has_to_stop(world):
-    assert verdict(world, outcome(130, late=True), lengthy=True) == Verdict("stopped", {})
+    assert judgement(world, outcome(130, late=True), lengthy=True) == Judgement("stopped", {})
 
 
 @pytest.mark.parametrize(
@@ -103,15 +103,15 @@ def test_a_run_that_may_take_long_only_has_to_stop(world):
 )
 def test_bad_files_are_noticed(world, code, change, fault):
     said = "error: no\n" if code else ""
-    assert list(verdict(world, outcome(code, said), change).faults) == [fault]
+    assert list(judgement(world, outcome(code, said), change).faults) == [fault]
 
 
 def test_another_result_than_that_of_an_undisturbed_run_is_noticed(world):
     other = world / "other.pt"
     torch.save({**PT, "state_dict": {"_points": torch.ones(2, 3)}}, other)
     pair = (world / "v" / "4.pt", other)
-    assert list(verdict(world, outcome(0), same_bits=pair).faults) == ["wrong"]
-    assert not verdict(world, outcome(0), same_bits=(other, other)).faults
+    assert list(judgement(world, outcome(0), same_bits=pair).faults) == ["wrong"]
+    assert not judgement(world, outcome(0), same_bits=(other, other)).faults
 
 
 def folder_with(root: Path, value: float = 0.0) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaussian_splatting.posing import mapping, matching
-from gaussian_splatting.posing.matching import all_pairs, neighbour_pairs, similar_pairs
-from gaussian_splatting.posing.verdict import Evidence, verdict_of
+from gaussian_splatting.sfm import mapping, matching
+from gaussian_splatting.sfm.matching import all_pairs, neighbour_pairs, similar_pairs
+from gaussian_splatting.sfm.registration_report import Evidence, registration_of
 
 
 def test_pairs_grow_as_they_should():
@@ -48,22 +48,22 @@ def evidence(n: int = 20, missing: tuple[int, ...] = (), **changes) -> Evidence:
 
 
 def test_the_verdict_follows_from_the_evidence():
-    fine = verdict_of(evidence())
+    fine = registration_of(evidence())
     assert (fine.word, fine.left_out, fine.advice) == ("fine", [], [])
-    usable = verdict_of(evidence(missing=(5, 6, 12)))
+    usable = registration_of(evidence(missing=(5, 6, 12)))
     assert usable.word == "usable"
     assert usable.advice == ["add photographs between 04 and 07 and between 11 and 13"]
-    ends = verdict_of(evidence(missing=(0, 19)))
+    ends = registration_of(evidence(missing=(0, 19)))
     assert ends.advice == ["add photographs before 01 and after 18"]
-    assert verdict_of(evidence(missing=tuple(range(8)))).word == "poor"
-    assert verdict_of(evidence(spread=0.01)).word == "poor"
-    masked = verdict_of(evidence(missing=tuple(range(8)), masked=True))
+    assert registration_of(evidence(missing=tuple(range(8)))).word == "poor"
+    assert registration_of(evidence(spread=0.01)).word == "poor"
+    masked = registration_of(evidence(missing=tuple(range(8)), masked=True))
     assert "--masked_features False" in masked.advice[0]
-    assert "do not zoom" in verdict_of(evidence(error=3.0)).advice[0]
+    assert "do not zoom" in registration_of(evidence(error=3.0)).advice[0]
 
 
 def test_photographs_whose_matches_contradict_their_poses_are_named_first():
-    told = verdict_of(evidence(contradicting={"04": (5, 6)}, error=3.0))
+    told = registration_of(evidence(contradicting={"04": (5, 6)}, error=3.0))
     assert (
         told.advice[0] == "remove or retake 04 (5 of 6 pairs), whose matches contradict their poses"
     )
@@ -77,7 +77,7 @@ def test_each_photograph_that_is_left_out_has_its_own_reason():
     matches |= {(12, 13): 17}
     models = [[f"{k:02}" for k in range(20) if k not in (3, 6, 9, 12, 15)], ["15", "14", "16"]]
     left_out = dict(
-        verdict_of(
+        registration_of(
             evidence(sharpness=sharp, n_features=features, matches=matches, models=models)
         ).left_out
     )

@@ -41,7 +41,7 @@ def splat_of(warp: int, lane: int, n_splats: int) -> int:
 
 _STORE = f"""
 const int column = group * {SUM_COLUMNS} + lane / 2;
-if (lane % 2 == 0 && column < WIDTH) pair_sums.data[row][column] = total;
+if (lane % 2 == 0 && column < WIDTH) gradient_sums.data[row][column] = total;
 """
 
 
@@ -56,16 +56,18 @@ def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
 
     @wp.func_native(_STORE.replace("WIDTH", str(width)))
     def store_sum(
-        pair_sums: wp.array(dtype=Row), row: int, group: int, lane: int, total: float
+        gradient_sums: wp.array(dtype=Row), row: int, group: int, lane: int, total: float
     ): ...
 
     @wp.func
-    def store_row(pair_sums: wp.array(dtype=Row), row: int, part: Part, any_part: int, lane: int):
+    def store_row(
+        gradient_sums: wp.array(dtype=Row), row: int, part: Part, any_part: int, lane: int
+    ):
         for g in range(GROUPS):
             total = float(0.0)
             if any_part != 0:
                 total = sum_columns(part[g], lane)
-            store_sum(pair_sums, row, g, lane, total)
+            store_sum(gradient_sums, row, g, lane, total)
 
     return Row, Part, store_row
 
@@ -107,7 +109,7 @@ def sum_kernel(n_channels: int) -> Any:
     def sum_pairs(
         n_splats: int, first_tile: int, end_tile: int, offsets: wp.array(dtype=int),
         first_pairs: wp.array(dtype=int), counts: wp.array(dtype=int), places: wp.array(dtype=int),
-        pair_sums: wp.array(dtype=Sums), d_means2d: wp.array2d(dtype=float),
+        gradient_sums: wp.array(dtype=Sums), d_means2d: wp.array2d(dtype=float),
         d_splats: wp.array2d(dtype=float),
     ):  # fmt: skip
         warp, lane = wp.tid()
@@ -125,7 +127,7 @@ def sum_kernel(n_channels: int) -> Any:
             for pair in range(own_pair, own_pair + own_count):
                 place = places[pair]
                 if place >= begin and place < end:
-                    own_sum += pair_sums[place - begin]
+                    own_sum += gradient_sums[place - begin]
             for c in range(WIDTH):
                 add_gradient(d_means2d, d_splats, own, c, own_sum[c])
         waiting = lanes_where(wp.where(own_count > _MANY, 1, 0), lane)
@@ -138,7 +140,7 @@ def sum_kernel(n_channels: int) -> Any:
             for pair in range(first_pair + lane, first_pair + count, _LANES):
                 place = places[pair]
                 if place >= begin and place < end:
-                    part += pair_sums[place - begin]
+                    part += gradient_sums[place - begin]
             for g in range(GROUPS):
                 columns = Columns()
                 for c in range(_COLUMNS):

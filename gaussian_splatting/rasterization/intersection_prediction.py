@@ -30,13 +30,13 @@ class PairsMissed(Exception):
     """Tile lists were too short: nothing that the view said counts."""
 
 
-class PairForecast:
+class IntersectionPrediction:
     """What the views of a training had when they were seen last."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, int], tuple[int, int]] = {}
 
-    def guess(self, camera: Camera, n_gaussians: int) -> PairGuess | None:
+    def guess(self, camera: Camera, n_gaussians: int) -> PredictedIntersections | None:
         """Room for the pairs of a view; None if it was not seen yet at this size, or had too many.
 
         Pairs are taken to grow as Gaussians do.
@@ -46,7 +46,9 @@ class PairForecast:
             return None
         n_pairs, n_then = last
         capacity = with_room(n_pairs * max(1.0, n_gaussians / max(1, n_then)))
-        return PairGuess(self, camera, n_gaussians, capacity) if capacity <= MOST else None
+        if capacity > MOST:
+            return None
+        return PredictedIntersections(self, camera, n_gaussians, capacity)
 
     def note(self, camera: Camera, n_gaussians: int, n_pairs: int) -> None:
         """What a view has now."""
@@ -54,16 +56,16 @@ class PairForecast:
 
 
 @dataclass
-class PairGuess:
+class PredictedIntersections:
     """Room for the pairs of one view, and what it lacked."""
 
-    forecast: PairForecast
+    forecast: IntersectionPrediction
     camera: Camera
     n_gaussians: int
     capacity: int
     excess: Tensor | None = None
 
-    def settle(self, excess: float) -> None:
+    def commit(self, excess: float) -> None:
         """Take note of the excess, as a number.
 
         Raises:

@@ -15,8 +15,8 @@ from gaussian_splatting.data.cameras import Camera, up_direction, upright_rotati
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
 from sugar_extractors.results import scene_of
-from sugar_pipeline.filming.film_options import FilmOptions
-from sugar_pipeline.filming.shown_models import (
+from sugar_pipeline.rendering.render_options import RenderOptions
+from sugar_pipeline.rendering.shown_models import (
     DEPTHS,
     VIDEO_SUFFIX,
     ShownModel,
@@ -57,7 +57,7 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
 def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
     """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
 
-    Where all look the same way there is no such point; it is then one distance of the outermost
+    Where all look the same forward pass is no such point; it is then one distance of the outermost
     cameras ahead of their middle.
     """
     centers = np.stack([camera.center for camera in cameras])
@@ -113,7 +113,7 @@ def _placed(camera: Camera, number: int, rotation: np.ndarray, place: np.ndarray
 _PROBES = 8  # cameras that decide which depth is white: one for all pictures, or they would flicker
 
 
-def film(options: FilmOptions, console: Console | None = None) -> Path:
+def render_results(options: RenderOptions, console: Console | None = None) -> Path:
     """Render what was asked for."""
     console = console or Console()
     if options.compute.device_reason:
@@ -148,7 +148,7 @@ def _check_target(target: Path) -> None:
     check_writable(target.parent if is_video else target)
 
 
-def film_cameras(scene: Scene, options: FilmOptions) -> list[Camera]:
+def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
     """Where to look from."""
     if options.path.endswith(".json"):
         return [stored.camera for stored in read_cameras_json(Path(options.path))]

@@ -18,10 +18,14 @@ from gaussian_splatting.rasterization import (
     backpropagate_rows,
     blend_rows,
     build_tile_lists,
-    pair_forecast,
+    intersection_prediction,
     project,
 )
-from gaussian_splatting.rasterization.pair_forecast import PairForecast, PairGuess, PairsMissed
+from gaussian_splatting.rasterization.intersection_prediction import (
+    IntersectionPrediction,
+    PairsMissed,
+    PredictedIntersections,
+)
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_utils.console import Console
@@ -42,7 +46,8 @@ def projected():
 def guessed(projection, spare: int):
     """Tile lists with room for so many more pairs than there are; and the guess."""
     n_pairs = int(projection.tile_counts.sum())
-    guess = PairGuess(PairForecast(), projection.camera, 250, n_pairs + spare)
+    prediction = IntersectionPrediction()
+    guess = PredictedIntersections(prediction, projection.camera, 250, n_pairs + spare)
     projection.guess = guess
     return build_tile_lists(projection, blocks=True), guess
 
@@ -87,21 +92,21 @@ def test_lists_that_are_too_short_say_so_and_write_nothing_outside(missing):
     for values in blended_and_returned(projection, tiles):
         assert bool(values.isfinite().all())
     with pytest.raises(PairsMissed):
-        guess.settle(float(guess.excess))
+        guess.commit(float(guess.excess))
     # Next time there is room.
     again = guess.forecast.guess(projection.camera, 250)
     assert again.capacity >= n_pairs
 
 
 def test_a_forecast_follows_the_number_of_gaussians_and_knows_sizes_apart():
-    forecast, camera = PairForecast(), look_at((2.5, 1.2, 0.3), width=70, height=50)
+    forecast, camera = IntersectionPrediction(), look_at((2.5, 1.2, 0.3), width=70, height=50)
     assert forecast.guess(camera, 100) is None
     forecast.note(camera, 100, 1_000_000)
     assert forecast.guess(camera, 100).capacity > 1_090_000
     assert forecast.guess(camera, 200).capacity > 2_190_000
     assert forecast.guess(camera, 50).capacity == forecast.guess(camera, 100).capacity
     assert forecast.guess(camera.resized(35, 25), 100) is None
-    forecast.note(camera, 100, pair_forecast.MOST)
+    forecast.note(camera, 100, intersection_prediction.MOST)
     assert forecast.guess(camera, 100) is None
 
 
@@ -138,27 +143,27 @@ def state_of(stage):
 @pytest.mark.parametrize("views_per_step", [1, 2])
 @pytest.mark.parametrize("short", [False, True], ids=["enough room", "too little"])
 def test_training_has_the_same_bits_with_guesses_and_without(short, views_per_step, monkeypatch):
-    guess, settle, settled = PairForecast.guess, PairGuess.settle, []
-    monkeypatch.setattr(PairForecast, "guess", lambda *_: None)
+    guess, commit, committed = IntersectionPrediction.guess, PredictedIntersections.commit, []
+    monkeypatch.setattr(IntersectionPrediction, "guess", lambda *_: None)
     expected = state_of(trained(4, views_per_step))
     every_other = itertools.cycle([short, False])
 
     def guess_short(*arguments):
         found = guess(*arguments)
         if found is not None and next(every_other):
-            found.capacity = found.capacity // 3 - pair_forecast.SPARE // 3
+            found.capacity = found.capacity // 3 - intersection_prediction.SPARE // 3
         return found
 
-    def settle_watched(found, excess):
-        settled.append(excess)
-        settle(found, excess)
+    def commit_watched(found, excess):
+        committed.append(excess)
+        commit(found, excess)
 
-    monkeypatch.setattr(PairForecast, "guess", guess_short)
-    monkeypatch.setattr(PairGuess, "settle", settle_watched)
+    monkeypatch.setattr(IntersectionPrediction, "guess", guess_short)
+    monkeypatch.setattr(PredictedIntersections, "commit", commit_watched)
     found = state_of(trained(4, views_per_step))
-    missed = sum(excess > 0 for excess in settled)
+    missed = sum(excess > 0 for excess in committed)
     seen_before = 4 * views_per_step - 1
-    assert (missed, len(settled)) == (seen_before if short else 0, seen_before + missed)
+    assert (missed, len(committed)) == (seen_before if short else 0, seen_before + missed)
     assert list(found) == list(expected)
     for name, value in expected.items():
         assert torch.equal(found[name], value), name

@@ -216,7 +216,7 @@ def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:
 
 
 def told_photographs(photographs: Sequence[Photograph], notify: Callable[[str], None]) -> None:
-    """Say what was converted on the way, so that nobody is surprised."""
+    """Report what was converted on the way."""
     n = len(photographs)
     turned = [p.name for p in photographs if p.turned]
     if turned:
@@ -264,7 +264,7 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
 
 
 CHOICE_FILE = "frames.json"
-"""Which frames were chosen, beside them. Pictures without it are somebody else's."""
+"""Which frames were chosen, beside them. Pictures without it were not made here."""
 
 MIN_FRAMES = 3  # fewer make no reconstruction
 _LOOKED_AT = 640
@@ -323,7 +323,7 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
         if len(choice.chosen) < MIN_FRAMES:
             raise UserError(
                 f"{video}: {choice.n_frames} frames, of which only {len(choice.chosen)} differ; "
-                "the camera has to move around what it films"
+                "the camera has to move around what it records"
             )
         _begin(video, folder, n_wanted, choice)
     missing = {n for n in choice.chosen if not _frame_path(folder, n).is_file()}

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from gaussian_splatting.data.cameras import up_direction, upright_rotation
-from gaussian_splatting.posing.photographs import shortened
+from gaussian_splatting.sfm.photographs import shortened
 from sugar_utils.errors import UserError
 from sugar_utils.html import Page, Picture, duration_text
 from sugar_utils.memory import format_bytes
@@ -57,7 +57,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Registration:
     """What is said in the end."""
 
     word: str  # ``fine``, ``usable`` or ``poor``
@@ -69,17 +69,17 @@ class Verdict:
     def line(self, evidence: Evidence) -> str:
         """All that matters in one line."""
         n = len(evidence.names)
-        parts = [f"{self.n_registered} of {n} photographs have a place"]
+        parts = [f"{self.n_registered} of {n} photographs are registered"]
         if self.left_out:
             told = [f"{name} ({reason})" for name, reason in self.left_out]
             parts.append(f"left out: {shortened(told, 5)}")
         parts.append(f"reprojection error {evidence.error:.2f} px")
         parts.append(f"{evidence.n_points:,} points")
-        parts.append(f"verdict: {self.word}")
+        parts.append(f"quality: {self.word}")
         return "; ".join(parts + self.advice[:2])
 
 
-def verdict_of(evidence: Evidence) -> Verdict:
+def registration_of(evidence: Evidence) -> Registration:
     """Judge a reconstruction."""
     if not evidence.models:
         raise UserError(_why_nothing(evidence))
@@ -96,7 +96,7 @@ def verdict_of(evidence: Evidence) -> Verdict:
     word = "poor"
     if share >= USABLE_SHARE and evidence.spread >= NARROW:
         word = "fine" if share >= FINE_SHARE and evidence.error <= FINE_ERROR else "usable"
-    return Verdict(word, len(registered), left_out, [m for m in others if m], advice)
+    return Registration(word, len(registered), left_out, [m for m in others if m], advice)
 
 
 def _why_nothing(evidence: Evidence) -> str:
@@ -219,7 +219,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def model_facts(model) -> tuple[dict[str, int], float]:
-    """What the verdict needs of a reconstruction beside its counts."""
+    """What the result needs of a reconstruction beside its counts."""
     numbers = sorted(model.reg_image_ids())
     place = {number: k for k, number in enumerate(numbers)}
     common = np.zeros((len(numbers), len(numbers)), np.int64)
@@ -256,7 +256,7 @@ _MEANING = {
 def convert_page(
     title: str,
     evidence: Evidence,
-    verdict: Verdict,
+    registration: Registration,
     seen_from_above: np.ndarray,
     files: Mapping[str, Path],
     steps: Sequence[tuple[str, float, int]],
@@ -266,15 +266,15 @@ def convert_page(
     page = Page(title, f"{len(evidence.names)} photographs")
     page.facts(
         [
-            ("photographs with a place", f"{verdict.n_registered} of {len(evidence.names)}"),
-            ("verdict", verdict.word),
+            ("registered photographs", f"{registration.n_registered} of {len(evidence.names)}"),
+            ("quality", registration.word),
             ("reprojection error", f"{evidence.error:.2f} px"),
             ("points", evidence.n_points),
             ("photographs per point", f"{evidence.track_length:.1f}"),
         ]
     )
-    page.paragraph(_MEANING[verdict.word], note=verdict.word == "poor")
-    for advice in verdict.advice:
+    page.paragraph(_MEANING[registration.word], note=registration.word == "poor")
+    for advice in registration.advice:
         page.paragraph(advice[0].upper() + advice[1:] + ".", note=True)
     page.heading("Where the photographs were taken")
     page.wide_picture(
@@ -282,7 +282,7 @@ def convert_page(
                 "From above: the cameras, where they look, and their numbers in the order of the "
                 "photographs. Blue is the first one.", "Map of the cameras")
     )  # fmt: skip
-    _add_left_out(page, verdict, files)
+    _add_left_out(page, registration, files)
     _add_photographs(page, evidence)
     page.heading("What it took")
     page.table(
@@ -293,16 +293,16 @@ def convert_page(
     return page
 
 
-def _add_left_out(page: Page, verdict: Verdict, files: Mapping[str, Path]) -> None:
-    for number, names in enumerate(verdict.other_models, start=2):
+def _add_left_out(page: Page, registration: Registration, files: Mapping[str, Path]) -> None:
+    for number, names in enumerate(registration.other_models, start=2):
         page.paragraph(
             f"Part {number}, which shares too little with the rest: {', '.join(names)}", note=True
         )
-    if not verdict.left_out:
+    if not registration.left_out:
         return
     page.heading("Photographs without a place")
-    page.table(("photograph", "why"), verdict.left_out, text_columns=2)
-    shown = verdict.left_out[:_MAX_LEFT_OUT_PICTURES]
+    page.table(("photograph", "why"), registration.left_out, text_columns=2)
+    shown = registration.left_out[:_MAX_LEFT_OUT_PICTURES]
     page.pictures(
         [Picture(files[name], f"{name}: {reason}") for name, reason in shown], width=_THUMBNAIL
     )

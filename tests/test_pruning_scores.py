@@ -10,7 +10,7 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optim.densification import DensificationConfig, FootprintWatch, ScoreConfig
+from gaussian_splatting.optim.densification import DensificationConfig, PruningScores, ScoreConfig
 from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
@@ -50,10 +50,10 @@ def stage_of(**config) -> VanillaStage:
 
 def look(stage: VanillaStage, camera, target=None, iteration: int = BEFORE) -> None:
     target = photograph(camera) if target is None else target
-    stage.accumulate(iteration, camera, target).settle()
+    stage.accumulate(iteration, camera, target).commit()
 
 
-def footprints(stage: VanillaStage) -> torch.Tensor:
+def scores_of(stage: VanillaStage) -> torch.Tensor:
     """Pixels in error, pixels, and views of the step so far. (N, 3)"""
     return stage.step_statistics()[2]
 
@@ -87,7 +87,7 @@ def test_sums_are_those_of_a_dense_renderer():
     camera = tiny_cameras(1)[0]
     stage = stage_of()
     look(stage, camera)
-    found, wrong = footprints(stage), wrong_pixels(camera, photograph(camera))
+    found, wrong = scores_of(stage), wrong_pixels(camera, photograph(camera))
     assert 0.01 < float(wrong.mean()) < 0.9
     expected = counted_by_hand(camera, wrong)
     torch.testing.assert_close(found[:, :2].double(), expected, rtol=1e-3, atol=1e-3)
@@ -104,7 +104,7 @@ def test_pixels_that_a_mask_leaves_out_are_not_wrong():
     wrong = wrong_pixels(camera, target)
     wrong[:, camera.width // 2 :] = 0
     torch.testing.assert_close(
-        footprints(stage)[:, 0].double(), counted_by_hand(camera, wrong)[:, 0], rtol=1e-3, atol=1e-3
+        scores_of(stage)[:, 0].double(), counted_by_hand(camera, wrong)[:, 0], rtol=1e-3, atol=1e-3
     )
 
 
@@ -124,7 +124,7 @@ def test_strips_find_what_the_whole_image_finds(split):
     camera, whole, strips = tiny_cameras(1)[0], stage_of(), stage_of(split=split)
     for stage in (whole, strips):
         look(stage, camera)
-    torch.testing.assert_close(footprints(strips), footprints(whole), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores_of(strips), scores_of(whole), rtol=1e-5, atol=1e-5)
 
 
 def test_two_looks_have_the_same_bits_and_views_add_up():
@@ -134,32 +134,32 @@ def test_two_looks_have_the_same_bits_and_views_add_up():
         look(stage, camera)
     for camera in cameras:
         look(together, camera)
-    assert torch.equal(footprints(apart[0]), footprints(apart[2]))
-    assert torch.equal(footprints(together), footprints(apart[0]) + footprints(apart[1]))
+    assert torch.equal(scores_of(apart[0]), scores_of(apart[2]))
+    assert torch.equal(scores_of(together), scores_of(apart[0]) + scores_of(apart[1]))
 
 
 @pytest.mark.parametrize(
     ("views_per_step", "asked"), [(1, range(31, 41)), (4, range(38, 41)), (100, range(40, 41))]
 )
 def test_the_last_ten_views_before_a_round_are_asked(views_per_step, asked):
-    watch = FootprintWatch(5, CPU, SCORED)
-    found = [i for i in range(21, 41) if watch.marks(i, RULES, views_per_step) is not None]
+    watch = PruningScores(5, CPU, SCORED)
+    found = [i for i in range(21, 41) if watch.probe(i, RULES, views_per_step) is not None]
     assert found == list(asked)
 
 
 def test_before_and_after_densification_nobody_is_asked():
     rules = replace(RULES, densify_from_iter=20, densify_until_iter=40)
-    watch = FootprintWatch(5, CPU, SCORED)
-    assert all(watch.marks(i, rules, 1) is None for i in range(1, 100))
+    watch = PruningScores(5, CPU, SCORED)
+    assert all(watch.probe(i, rules, 1) is None for i in range(1, 100))
     rules = replace(rules, densify_until_iter=41)
-    assert [i for i in range(1, 100) if watch.marks(i, rules, 1) is not None] == [*range(31, 41)]
+    assert [i for i in range(1, 100) if watch.probe(i, rules, 1) is not None] == [*range(31, 41)]
 
 
 # What follows
 
 
-def judged(wrong, shown, views) -> FootprintWatch:
-    watch = FootprintWatch(len(wrong), CPU, SCORED)
+def judged(wrong, shown, views) -> PruningScores:
+    watch = PruningScores(len(wrong), CPU, SCORED)
     watch.sums = torch.stack(
         [torch.as_tensor(v, dtype=torch.float32) for v in (wrong, shown, views)], 1
     )
@@ -217,26 +217,26 @@ def test_faint_gaussians_that_show_next_to_nothing_go_at_a_few_times(iteration, 
         assert found is None
 
 
-def settled_parts(config: VanillaConfig, *, object_alone: bool = False) -> tuple[bool, ...]:
+def resolved_parts(config: VanillaConfig, *, object_alone: bool = False) -> tuple[bool, ...]:
     """Whether it scores, whether images grow, and whether it begins robustly."""
-    config = config.settled(object_alone)
+    config = config.resolved(object_alone)
     return config.scores, config.growth.growing_resolution, config.robustness.robust
 
 
 def test_a_flag_that_is_given_wins_over_the_preset():
     fast = VanillaConfig(preset="fast")
-    assert settled_parts(VanillaConfig()) == (False, False, False)
-    assert settled_parts(fast) == (True, True, True)
-    assert settled_parts(replace(fast, scoring=ScoreConfig("reference"))) == (False, True, True)
-    assert settled_parts(replace(fast, growth=GrowthConfig(False))) == (True, False, True)
-    assert settled_parts(replace(fast, robustness=RobustConfig(False))) == (True, True, False)
+    assert resolved_parts(VanillaConfig()) == (False, False, False)
+    assert resolved_parts(fast) == (True, True, True)
+    assert resolved_parts(replace(fast, scoring=ScoreConfig("reference"))) == (False, True, True)
+    assert resolved_parts(replace(fast, growth=GrowthConfig(False))) == (True, False, True)
+    assert resolved_parts(replace(fast, robustness=RobustConfig(False))) == (True, True, False)
 
 
 def test_of_an_object_alone_the_preset_takes_the_score_and_flags_take_the_rest():
     fast = VanillaConfig(preset="fast")
-    assert settled_parts(fast, object_alone=True) == (True, False, False)
+    assert resolved_parts(fast, object_alone=True) == (True, False, False)
     asked = replace(fast, growth=GrowthConfig(True), robustness=RobustConfig(True))
-    assert settled_parts(asked, object_alone=True) == (True, True, True)
+    assert resolved_parts(asked, object_alone=True) == (True, True, True)
 
 
 def test_a_run_is_named_by_what_it_does_not_by_its_preset():
@@ -246,9 +246,9 @@ def test_a_run_is_named_by_what_it_does_not_by_its_preset():
     )
     nothing = replace(fast, scoring=ScoreConfig("reference"), growth=GrowthConfig(False),
                       robustness=RobustConfig(False))  # fmt: skip
-    assert fast.settled(False).identity() == by_hand.settled(False).identity()
-    assert nothing.settled(False).identity() == VanillaConfig().identity()
-    assert VanillaConfig().settled(False).identity() == VanillaConfig().identity()
+    assert fast.resolved(False).identity() == by_hand.resolved(False).identity()
+    assert nothing.resolved(False).identity() == VanillaConfig().identity()
+    assert VanillaConfig().resolved(False).identity() == VanillaConfig().identity()
 
 
 # Runs
@@ -273,7 +273,7 @@ def test_a_scored_run_repeats_and_continues_with_the_same_bits(tmp_path):
     assert_same_bits(final(tmp_path / "a"), final(tmp_path / "again"))
     # In the middle of what is added up for the round of iteration 12.
     source = tmp_path / "a" / "checkpoints" / "10.pt"
-    assert float(torch.load(source)["resume"]["stage"]["footprints"].sum()) > 0
+    assert float(torch.load(source)["resume"]["stage"]["pruning_scores"].sum()) > 0
     assert vanilla(scene, tmp_path / "b", "--densification", "scored", "--resume", source) == 0
     assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
 

@@ -15,9 +15,9 @@ import render
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_pipeline.filming import shown_models
-from sugar_pipeline.filming.film_run import between, looked_at, turntable
-from sugar_pipeline.filming.shown_models import (
+from sugar_pipeline.rendering import shown_models
+from sugar_pipeline.rendering.render_run import between, looked_at, turntable
+from sugar_pipeline.rendering.shown_models import (
     ShownModel,
     far_depth,
     open_model,
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> dict:
     """A scene with its Gaussians, a refined model and a textured icosahedron."""
-    root = tmp_path_factory.mktemp("film")
+    root = tmp_path_factory.mktemp("render")
     scene = make_tiny_scene(root / "scene")
     mesh = icosahedron()
     textured = TexturedMesh(
@@ -64,7 +64,7 @@ def inputs(tmp_path_factory) -> dict:
     }
 
 
-def film(inputs, output, *words) -> int:
+def render_results(inputs, output, *words) -> int:
     return run_cli(render.main, *words, "-s", inputs["scene"].root, "-o", output)
 
 
@@ -132,7 +132,7 @@ def test_every_result_shows_the_ball_where_it_is(kind, inputs):
 
 def test_a_video_of_two_results_side_by_side_opens(inputs, tmp_path):
     words = (inputs["ply"], inputs["obj"], "--show", "image", "depth", "--n_frames", 5, "--fps", 10)
-    assert film(inputs, tmp_path / "a.mp4", *words) == 0
+    assert render_results(inputs, tmp_path / "a.mp4", *words) == 0
     frames = frames_of(tmp_path / "a.mp4")
     assert len(frames) == 5
     assert {frame.shape for frame in frames} == {(HEIGHT // 2 * 2, 4 * WIDTH // 2 * 2, 3)}
@@ -141,7 +141,7 @@ def test_a_video_of_two_results_side_by_side_opens(inputs, tmp_path):
 
 
 def test_held_out_views_are_named_as_their_photographs(inputs, tmp_path):
-    assert film(inputs, tmp_path / "views", inputs["vanilla"], "--path", "test") == 0
+    assert render_results(inputs, tmp_path / "views", inputs["vanilla"], "--path", "test") == 0
     names = sorted(path.name for path in (tmp_path / "views").iterdir())
     assert names == ["view_00.png", "view_08.png"]
     with Image.open(tmp_path / "views" / names[0]) as picture:
@@ -153,19 +153,20 @@ def test_held_out_views_are_named_as_their_photographs(inputs, tmp_path):
 
 def test_a_path_may_come_from_a_file(inputs, tmp_path, capsys):
     path = inputs["vanilla"] / "cameras.json"
-    assert film(inputs, tmp_path / "a.mp4", inputs["ply"], "--path", path) == 0
+    assert render_results(inputs, tmp_path / "a.mp4", inputs["ply"], "--path", path) == 0
     assert len(frames_of(tmp_path / "a.mp4")) == 10
     (tmp_path / "empty.json").write_text("[]")
-    assert film(inputs, tmp_path / "b.mp4", inputs["ply"], "--path", tmp_path / "empty.json") == 2
+    words = (inputs["ply"], "--path", tmp_path / "empty.json")
+    assert render_results(inputs, tmp_path / "b.mp4", *words) == 2
     assert "holds no list of cameras" in capsys.readouterr().err
-    assert film(inputs, tmp_path / "b.mp4", inputs["ply"], "--path", "spiral") == 2
+    assert render_results(inputs, tmp_path / "b.mp4", inputs["ply"], "--path", "spiral") == 2
     assert "choose one of test, train, all, turntable, between, or" in capsys.readouterr().err
 
 
 def test_the_same_call_gives_the_same_bytes(inputs, tmp_path):
     for name in ("a", "b"):
         words = ("--path", "between", "--every", 3, "--n_frames", 3, "--show", "normal")
-        assert film(inputs, tmp_path / name, inputs["ply"], *words) == 0
+        assert render_results(inputs, tmp_path / name, inputs["ply"], *words) == 0
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
@@ -184,7 +185,7 @@ def test_what_cannot_be_shown_is_one_line(inputs, tmp_path, capsys):
         ((inputs["ply"],), tmp_path / "a.avi", "neither NAME.mp4 nor a folder"),
     ]
     for words, output, message in cases:
-        assert film(inputs, output, *words) == 2
+        assert render_results(inputs, output, *words) == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
@@ -198,7 +199,7 @@ def test_pictures_that_no_video_can_have_are_one_line(size, inputs, tmp_path, ca
     path = tmp_path / "path.json"
     path.write_text(json.dumps([camera | {"width": width, "height": height} for camera in cameras]))
     words = (inputs["ply"], "--path", path)
-    assert film(inputs, tmp_path / "a.mp4", *words) == 2
+    assert render_results(inputs, tmp_path / "a.mp4", *words) == 2
     error = capsys.readouterr().err
     assert f"16,384 pixels a side, not {width:,} x {height:,}" in error
     assert error.count("\n") == 1
@@ -216,7 +217,7 @@ def test_a_codec_that_refuses_is_one_line_and_leaves_no_file(tmp_path, monkeypat
 def test_a_path_of_one_picture_is_a_video_of_one(inputs, tmp_path):
     for path in ("turntable", "between"):
         words = (inputs["ply"], "--path", path, "--n_frames", 1)
-        assert film(inputs, tmp_path / f"{path}.mp4", *words) == 0
+        assert render_results(inputs, tmp_path / f"{path}.mp4", *words) == 0
         assert len(frames_of(tmp_path / f"{path}.mp4")) == 1
 
 
@@ -229,7 +230,7 @@ def test_a_path_of_one_picture_is_a_video_of_one(inputs, tmp_path):
     ],
 )
 def test_numbers_that_make_no_video_are_named(words, message, inputs, tmp_path, capsys):
-    assert film(inputs, tmp_path / "a.mp4", inputs["ply"], *words) == 2
+    assert render_results(inputs, tmp_path / "a.mp4", inputs["ply"], *words) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

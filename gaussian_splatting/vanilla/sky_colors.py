@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What colour the shell begins with: that of the photographs in its direction.
+"""What colour the sky begins with: that of the photographs in its direction.
 
-Training views teach the shell their own pieces of sky. What only held-out views see keeps the
+Training views teach the sky their own pieces of sky. What only held-out views see keeps the
 colour it began with, and shines where it should not.
 """
 
@@ -16,23 +16,23 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of, pixels_of
-from gaussian_splatting.far_shell import FarShell
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
+from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.dense_start import evenly_chosen, small_copy
 
 
-def with_shell_colors(
+def with_sky_colors(
     cloud: GaussianCloud,
-    shell: FarShell,
+    sky: SkySphere,
     cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
 ) -> GaussianCloud:
-    """The Gaussians, those of the shell in the colours of their directions.
+    """The Gaussians, those of the sky in the colours of their directions.
 
     Args:
         load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
     """
-    rows = (shell.distance(cloud.means) > 0).nonzero()[:, 0]
+    rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
     colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)
     if colors is None:
         return cloud

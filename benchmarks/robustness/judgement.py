@@ -62,7 +62,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """One of ``ENDS``, or empty; names out of ``FAULTS``, each with what was found."""
 
     end: str
@@ -85,7 +85,7 @@ def _state(path: Path) -> Any:
     return status.st_size, hashlib.blake2b(path.read_bytes()).hexdigest()
 
 
-def judge(outcome: Outcome, case: Expectation) -> Verdict:
+def judge(outcome: Outcome, case: Expectation) -> Judgement:
     """Look at an outcome, and at what is in the world now."""
     faults: dict[str, str] = {}
     end = end_of(outcome)
@@ -105,7 +105,7 @@ def judge(outcome: Outcome, case: Expectation) -> Verdict:
     wrong = list(_wrong_results(case, after, outcome)) if end == "accepted" else []
     if wrong:
         faults["wrong"] = "; ".join(wrong[:3])
-    return Verdict(end, faults)
+    return Judgement(end, faults)
 
 
 def end_of(outcome: Outcome) -> str:

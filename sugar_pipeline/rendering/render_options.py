@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.shared_flags import white_background
-from sugar_pipeline.filming.shown_models import SHOWS, VIDEO_SUFFIX
+from sugar_pipeline.rendering.shown_models import SHOWS, VIDEO_SUFFIX
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.errors import UserError
@@ -24,7 +24,7 @@ _flag = partial(flag, group="pictures")
 
 
 @dataclass(frozen=True)
-class FilmOptions:
+class RenderOptions:
     """What ``render.py`` is asked for.
 
     Attributes:
@@ -61,11 +61,11 @@ class FilmOptions:
         120,
         "pictures on the way",
         parse=positive_int,
-        idle="with --path test, train, all and NAME.json",
+        no_effect_when="with --path test, train, all and NAME.json",
     )
     every: int = _flag(
         1, "pass through every so manieth photograph only: calmer where they were taken in zigzag",
-        parse=positive_int, idle="without --path between",
+        parse=positive_int, no_effect_when="without --path between",
     )  # fmt: skip
     fps: int = _flag(
         30, f"pictures per second of a video, at most {MAX_FPS}", parse=positive_int,
@@ -96,15 +96,15 @@ class FilmOptions:
         return OUTPUT_ROOT / "renders" / scene_name(self.scene_path) / f"{name}{suffix}"
 
 
-def film_parser(description: str | None) -> argparse.ArgumentParser:
+def render_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``render.py``."""
-    return parser_of(description, FilmOptions, DeviceFlags)
+    return parser_of(description, RenderOptions, DeviceFlags)
 
 
-def film_options(args: argparse.Namespace) -> FilmOptions:
+def render_options(args: argparse.Namespace) -> RenderOptions:
     """What was asked for.
 
     Raises:
         UserError: A flag that is needed is missing, or a device cannot be had.
     """
-    return replace(from_args(FilmOptions, args), compute=from_args(DeviceFlags, args).choose())
+    return replace(from_args(RenderOptions, args), compute=from_args(DeviceFlags, args).choose())
