@@ -63,7 +63,7 @@ def _measure(setup: Setup, setting: Setting) -> Finding:
     # The first one makes the moments and loads kernels.
     iteration()
     release_cached(setup.place)
-    predicted = memory.predict_step(stage, setting, camera).total
+    predicted = memory.predict_step(stage, setting, camera)
     peaks = {"terms": _peak_of(setup, terms), "step": _peak_of(setup, optimizer.step)}
     ms = milliseconds(setup.place, iteration, repeats=8, budget=3.0)
     finite = all(bool(p.isfinite().all()) for p in optimizer.parameters.values())
