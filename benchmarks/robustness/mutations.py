@@ -14,6 +14,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -114,7 +115,7 @@ def mutate_json(text: str, draw: Random) -> str:
             opening, closing = draw.choice(("[]", ('{"a":', "}")))
             raw.append(opening * DEEP + "0" + closing * DEEP)
         else:
-            return draw.choice(STRINGS) if kind < 6 else draw.choice(_VALUES)
+            return draw.choice(STRINGS) if kind < 6 else deepcopy(draw.choice(_VALUES))
         return f"{_RAW}{len(raw) - 1}{_RAW}"
 
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
@@ -184,10 +185,10 @@ def _other_object(value: Any, draw: Random) -> Any:
     for _ in range(200):
         nested = [nested]
     return draw.choice((
-        *_VALUES, 0, 2**31, 2**63, -(2**70), 10**4_999, -1.0, float("nan"), float("inf"), 1e308,
-        b"bytes", *draw.sample(STRINGS, 4), (), (1, 2), {0: {}}, {1, 2}, nested, torch.zeros(()),
-        torch.zeros(0), torch.zeros(3, 3), torch.tensor(float("nan")), torch.Size([2, 3]),
-        torch.float16,
+        *deepcopy(_VALUES), 0, 2**31, 2**63, -(2**70), 10**4_999, -1.0, float("nan"), float("inf"),
+        1e308, b"bytes", *draw.sample(STRINGS, 4), (), (1, 2), {0: {}}, {1, 2}, nested,
+        torch.zeros(()), torch.zeros(0), torch.zeros(3, 3), torch.tensor(float("nan")),
+        torch.Size([2, 3]), torch.float16,
     ))  # fmt: skip
 
 
