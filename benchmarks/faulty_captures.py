@@ -13,6 +13,7 @@ known. Shown beside them are the views that the program named.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
 import subprocess
@@ -112,23 +113,19 @@ def measure(out: Path, clean: Scene, root: Path, faulty: set[str]) -> Row:
     }
     with ImageStore() as images:
         for name, paths in models.items():
-            if paths:
-                cloud = read_gaussian_ply(paths[-1], lambda line: None).activate()
-                found = evaluate(
-                    lambda c, cloud=cloud: render_view(cloud, c, white=False, geometry=False).image,
-                    views,
-                    images.shown,
-                )
-                row[name] = found.counted.get("psnr", found.psnr)
+            if not paths:
+                continue
+            cloud = read_gaussian_ply(paths[-1], lambda line: None).activate()
+            draw = functools.partial(render_view, cloud, white=False, geometry=False)
+            found = evaluate(lambda view, draw=draw: draw(view).image, views, images.shown)
+            row[name] = found.counted.get("psnr", found.psnr)
     meshes = sorted(out.glob("coarse_mesh/*/*.ply"))
     if meshes and (root / OBJECT_FILE).is_file():
         try:
-            row["chamfer"] = compare_surfaces(
-                read_any_mesh(meshes[-1]), read_reference(root)
-            ).chamfer
+            quality = compare_surfaces(read_any_mesh(meshes[-1]), read_reference(root))
+            row["chamfer"] = quality.chamfer
         except UserError as error:
-            row["chamfer"] = float("nan")
-            row["error"] = str(error)
+            row |= {"chamfer": float("nan"), "error": str(error)}
     return row
 
 
@@ -141,10 +138,9 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
     masked = (args.scene / "masks").is_dir()
     names = [n for n in faults(args.foreign) if masked or not n.startswith(OF_MASKS)]
-    wanted = args.faults or [CLEAN, *names, THREE]
     every, rows = view_names(args.scene), {}
     right = wrong = missed = 0
-    for name in wanted:
+    for name in args.faults or [CLEAN, *names, THREE]:
         capture = args.out / f"{name.replace(' ', '_').replace('%', 'percent')}"
         shutil.rmtree(capture, ignore_errors=True)
         faulty = add_fault(args.scene, name, capture, args.foreign, args.seed)
@@ -158,18 +154,15 @@ def run(args: argparse.Namespace) -> None:
         named = named_views(lines, every)
         right, wrong = right + len(named & faulty), wrong + len(named - faulty)
         missed += len(faulty - named)
-        row |= {"seconds": time.monotonic() - start, "faulty": sorted(faulty),
-                "named": sorted(named)}  # fmt: skip
-        rows[name] = row
-        print(name, row, flush=True)
+        row["seconds"] = time.monotonic() - start
+        rows[name] = row | {"faulty": sorted(faulty), "named": sorted(named)}
+        print(name, rows[name], flush=True)
         (args.out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
         shutil.rmtree(capture, ignore_errors=True)
     print_machine()
     columns = ("vanilla", "refined", "chamfer", "exit", "seconds")
-    print_table(
-        ["fault", *columns, "named"],
-        [[n, *(_text(r.get(c), c) for c in columns), _verdict(r)] for n, r in rows.items()],
-    )
+    cells = [[n, *(_text(r.get(c), c) for c in columns), _verdict(r)] for n, r in rows.items()]
+    print_table(["fault", *columns, "named"], cells)
     print(f"views named: {right} right, {wrong} wrong, {missed} missed")
 
 

@@ -48,16 +48,9 @@ GREY, STEP = 128, 0.618
 
 
 def held_out_views(args: argparse.Namespace) -> list[Camera]:
-    """Views of a scene that no run trained on, with their masks.
-
-    Raises:
-        UserError: They have no masks.
-    """
-    scene = load_scene(
-        args.scene,
-        size_rule=SugarSize(resolution_factor=args.resolution_factor),
-        masks=MaskOptions(args.masks, "ignore"),
-    )
+    """Views of a scene that no run trained on, with their masks."""
+    size = SugarSize(resolution_factor=args.resolution_factor)
+    scene = load_scene(args.scene, size_rule=size, masks=MaskOptions(args.masks, "ignore"))
     views = [camera for camera in scene.test_cameras if camera.mask is not None]
     if not views:
         raise UserError(f"{args.scene}: no held-out view has a mask; name them with --masks")
@@ -142,18 +135,17 @@ def parser() -> Parser:
     one.set_defaults(run=stamp)
     one.add_argument("scene", type=Path)
     one.add_argument("out", type=Path, help="folder to make")
-    one.add_argument(
-        "--side", type=positive_float, default=0.22, help="as a share of the shorter side, up to 1"
-    )
+    one.add_argument("--side", type=positive_float, default=0.22, help="share of the shorter side")
     return flags
 
 
-def run(args: argparse.Namespace) -> None:
+def run() -> None:
     """What was asked for."""
+    args = parser().parse_args()
     if args.kind != "stamp":
         print_machine()
     args.run(args)
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(lambda: run(parser().parse_args())))
+    sys.exit(run_main(run))

@@ -20,7 +20,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -38,62 +38,36 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_plan import MemoryPlan, predicted_bytes, survey
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.photometric import color_loss
-from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure, exposures_of
+from gaussian_splatting.optim.learned_exposure import LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.sampling import draw_samples
+from sugar_trainers import losses
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.losses import (
-    better_normal_loss,
-    density_estimation_loss,
-    depth_normal_consistency,
-)
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_memory import stage_loads
-from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, positive_int
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
-from tests.support.step_scenes import (
-    Case,
-    as_cloud,
-    make_multiview_stage,
-    make_scene,
-    make_wall,
-    photograph,
-)
+from tests.support import step_scenes
+from tests.support.step_scenes import Case, make_scene, photograph
 
 EXTENT = 5.0
-ITERATIONS = {
-    "entropy": 8_000, "neighbors": 9_100, "geometry": 9_100, "naive": 9_100, "multiview": 9_100,
-}  # fmt: skip
-REFINE_ITERATION = 4_000
-"""Late enough for all bands of the colour."""
+ITERATIONS = {"entropy": 8_000, "refine": 4_000}
+"""Where other phases have 9,100. The refinement has all bands of the colour by then."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is weighed.
+    """What is weighed: a phase, see the top of this file, and the sizes and settings of its step.
 
-    Attributes:
-        phase: See the top of this file.
-        n: Gaussians.
-        width: Image width in pixels.
-        height: Image height in pixels.
-        strips: Strips per image.
-        full_res_normals: Normals at the size of the image.
-        samples: Points sampled around the surface.
-        sample_chunk: Of them at once.
-        optimizer: How values and moments are stored.
-        mode: Regularisation of the coarse stage.
-        recompute: Gradient checkpointing.
-        per_triangle: Gaussians on a triangle of the refinement; ``n`` counts triangles there.
-        exposure: Whether exposures are learned.
+    ``n`` counts Gaussians, which are one to a triangle in the refinement;
+    ``mode`` is the regularisation of the coarse stage, ``recompute`` gradient checkpointing.
     """
 
     phase: str
@@ -107,7 +81,6 @@ class Setting:
     optimizer: OptimizerConfig = OptimizerConfig()
     mode: str = "dn_consistency"
     recompute: bool = False
-    per_triangle: int = 1
     exposure: bool = False
 
     @property
@@ -116,24 +89,21 @@ class Setting:
         return ImageSplit(self.strips, self.recompute)
 
     @property
-    def geometry(self) -> str:
-        """What is rendered besides colour, in the words of the memory model."""
-        if self.phase == "multiview":
-            return "planes"
-        if self.mode == "dn_consistency":
-            return "full" if self.full_res_normals else "half"
-        return "depth" if self.mode == "sdf" else "none"
+    def iteration(self) -> int:
+        """One of the phase."""
+        return ITERATIONS.get(self.phase, 9_100)
 
-    def coarse_config(self) -> CoarseConfig:
-        """Settings of the coarse stage."""
+    def config(self) -> CoarseConfig | MultiviewConfig | RefineConfig:
+        """Settings of the stage."""
+        common = {"split": self.split, "optimizer": self.optimizer}
+        if self.phase == "refine":
+            return RefineConfig(**common)
+        if self.phase == "multiview":
+            return MultiviewConfig(**common, multiview_pixels=self.samples)
         return CoarseConfig(
-            regularization_type=self.mode,
-            full_res_normals=self.full_res_normals,
-            sdf_samples=self.samples,
-            sample_chunk=self.sample_chunk,
-            split=self.split,
-            optimizer=self.optimizer,
-        )
+            **common, regularization_type=self.mode, full_res_normals=self.full_res_normals,
+            sdf_samples=self.samples, sample_chunk=self.sample_chunk,
+        )  # fmt: skip
 
 
 @dataclass
@@ -146,20 +116,6 @@ class Weight:
     predicted: int
 
 
-def make_cloud(setting: Setting) -> tuple[GaussianCloud, Camera]:
-    """A wall, a ball and floaters, equally dense on screen whatever their number."""
-    n, width = setting.n, setting.width
-    radius = 4.4 * width / 1920 * (1e6 / n) ** 0.5
-    gaussians, camera = make_scene(Case("memory", n, width, setting.height, 1, radius=radius))
-    return as_cloud(gaussians), camera
-
-
-def exposures(setting: Setting, camera: Camera) -> Exposures | None:
-    """That of the one photograph, where exposures are learned."""
-    config = LaterExposure(exposure_compensation=setting.exposure)
-    return exposures_of(config, [camera.name], torch.device("cpu"), (1, 2))
-
-
 def make_stage(
     setting: Setting, made: tuple[GaussianCloud, Camera] | None = None
 ) -> tuple[CoarseStage | RefineStage, Camera]:
@@ -169,27 +125,26 @@ def make_stage(
         setting: What is weighed.
         made: Cloud and camera of a coarse stage, on the device to train on; made here if None.
     """
+    n, width, config = setting.n, setting.width, setting.config()
+    if made is None:
+        # Equally dense on screen whatever their number.
+        radius = 4.4 * width / 1920 * (1e6 / n) ** 0.5
+        size = 10 if setting.phase == "refine" else n
+        scene, camera = make_scene(Case("memory", size, width, setting.height, 1, radius=radius))
+        cloud = step_scenes.as_cloud(scene)
+    else:
+        cloud, camera = made
+    learning = LaterExposure(exposure_compensation=setting.exposure)
+    learned = exposures_of(learning, [camera.name], torch.device("cpu"), (1, 2))
     if setting.phase == "refine":
-        camera = make_scene(Case("view", 10, setting.width, setting.height, 1))[1]
-        config = RefineConfig(split=setting.split, optimizer=setting.optimizer)
-        bound = bind_to_mesh(*make_wall(setting.n), setting.per_triangle, EXTENT)
-        return RefineStage(bound, config, EXTENT, exposures=exposures(setting, camera)), camera
-    cloud, camera = made or make_cloud(setting)
+        bound = bind_to_mesh(*step_scenes.make_wall(n), 1, EXTENT)
+        return RefineStage(bound, config, EXTENT, exposures=learned), camera
     if setting.phase == "multiview":
-        config = MultiviewConfig(
-            split=setting.split, optimizer=setting.optimizer, multiview_pixels=setting.samples
-        )
-        learned = exposures(setting, camera)
-        return make_multiview_stage(cloud, camera, config, EXTENT, photograph, learned), camera
-    stage = CoarseStage(
-        cloud,
-        setting.coarse_config(),
-        EXTENT,
-        lambda message: None,
-        exposures=exposures(setting, camera),
-    )
+        make = step_scenes.make_multiview_stage
+        return make(cloud, camera, config, EXTENT, photograph, learned), camera
+    stage = CoarseStage(cloud, config, EXTENT, lambda message: None, exposures=learned)
     if setting.phase in ("geometry", "naive"):
-        stage.begin(ITERATIONS[setting.phase])
+        stage.begin(setting.iteration)
     return stage, camera
 
 
@@ -198,29 +153,27 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
     gaussians: Gaussians = stage.model.cloud.activate()
     output = rasterize(gaussians, camera, depth=True, normal=True)
     loss = color_loss(output.image, target.float() / 255)
-    intrinsics = (camera.fx, camera.fy, camera.cx, camera.cy)
-    loss = loss + config.dn_factor * depth_normal_consistency(
-        output.depth, output.normal, *intrinsics
-    )
+    lens = (camera.fx, camera.fy, camera.cx, camera.cy)
+    consistency = losses.depth_normal_consistency(output.depth, output.normal, *lens)
+    loss = loss + config.dn_factor * consistency
     drawn = draw_samples(output.visible, config.samples_for(len(gaussians)), seed=0)
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
         stage.neighbors, *drawn,
     )  # fmt: skip
-    density = density_estimation_loss(fields.density, fields.plane_distance, fields.beta)
+    density = losses.density_estimation_loss(fields.density, fields.plane_distance, fields.beta)
     loss = loss + config.estimation_factor * density
-    (loss + config.normal_factor * better_normal_loss(fields.normal_error)).backward()
+    (loss + config.normal_factor * losses.better_normal_loss(fields.normal_error)).backward()
 
 
 def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, target: Tensor):
     """What is weighed: one iteration, from learning rates to the optimiser's step."""
-    iteration = ITERATIONS.get(setting.phase, REFINE_ITERATION)
     if setting.phase == "naive":
-        naive_step(stage, setting.coarse_config(), camera, target)
+        naive_step(stage, setting.config(), camera, target)
         return
-    stage.begin(iteration)
+    stage.begin(setting.iteration)
     if setting.phase != "neighbors":
-        stage.accumulate(iteration, camera, target).commit()
+        stage.accumulate(setting.iteration, camera, target).commit()
 
 
 def optimize(stage: CoarseStage | RefineStage) -> None:
@@ -230,33 +183,29 @@ def optimize(stage: CoarseStage | RefineStage) -> None:
     stage.model.optimizer.step()
 
 
-def fixed_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
-    """Topology of the mesh that Gaussians are bound to."""
-    if not isinstance(stage, RefineStage):
-        return []
-    owners = stage._placement, stage._placement._sums, stage._pairs, stage._pairs._sums
-    values = [value for owner in owners for value in vars(owner).values()]
-    return [stage.model.cloud.faces, *(v for v in values if isinstance(v, Tensor))]
+def standing_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
+    """Parameters and moments, neighbours, and the topology of a mesh with Gaussians."""
+    model = stage.model.optimizer
+    found = [*model.parameters.values(), getattr(stage, "neighbors", None)]
+    found += [m for group in model.moments().values() for m in group.values()]
+    if isinstance(stage, RefineStage):
+        owners = stage._placement, stage._placement._sums, stage._pairs, stage._pairs._sums
+        found += [stage.model.cloud.faces, *(v for o in owners for v in vars(o).values())]
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
 
 def predict_step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> int:
     """Bytes that the planner expects."""
     with torch.no_grad():
         views = survey(stage.model.cloud.activate(), [camera])
-    if setting.phase == "refine":
-        config = RefineConfig()
-    elif setting.phase == "multiview":
-        config = MultiviewConfig()
-    else:
-        config = setting.coarse_config()
-    loads = stage_loads(stage.model.cloud, config, views)(setting.optimizer)
+    loads = stage_loads(stage.model.cloud, setting.config(), views)(setting.optimizer)
     load = loads.get(setting.phase, loads.get("geometry"))
     return predicted_bytes(load, MemoryPlan(setting.split, setting.sample_chunk))
 
 
 def weigh_setting(setting: Setting) -> Weight:
     """Weigh one setting in this process, which should be a fresh one."""
-    small = Setting(**{**vars(setting), "n": 2_000, "width": 64, "height": 48, "samples": 100})
+    small = replace(setting, n=2_000, width=64, height=48, samples=100)
     stage, camera = make_stage(small)
     optimize(stage)
     # Kernels are compiled and loaded before anything is measured.
@@ -265,26 +214,15 @@ def weigh_setting(setting: Setting) -> Weight:
     empty = memory_usage("cpu").current
     stage, camera = make_stage(setting)
     optimize(stage)
-    model, target = stage.model.optimizer, photograph(camera)
-    standing = [
-        target, *model.parameters.values(), *fixed_tensors(stage),
-        *(m for group in model.moments().values() for m in group.values()),
-    ]  # fmt: skip
-    neighbors = getattr(stage, "neighbors", None)
-    before = sum(t.nbytes for t in [*standing, *([] if neighbors is None else [neighbors])])
+    target = photograph(camera)
+    before = sum(tensor.nbytes for tensor in (target, *standing_tensors(stage)))
     predicted = predict_step(stage, setting, camera)
     reset_peak("cpu")
     started = time.perf_counter()
     peak = before + peak_bytes(lambda: step(stage, setting, camera, target))
     seconds = time.perf_counter() - started
-    model.step()
+    stage.model.optimizer.step()
     return Weight(peak, memory_usage("cpu").peak - empty, seconds, predicted)
-
-
-def weigh_alone(setting: Setting) -> Weight:
-    """Weigh one setting in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(weigh_setting, (setting,))
 
 
 def table_settings(args: argparse.Namespace) -> list[Setting]:
@@ -318,51 +256,40 @@ def table_settings(args: argparse.Namespace) -> list[Setting]:
 
 def describe_setting(setting: Setting) -> str:
     """The phase, and what differs from the defaults."""
-    words = [setting.phase if setting.phase != "geometry" else setting.mode]
-    if setting.per_triangle > 1:
-        words.append(f"{setting.per_triangle} Gaussians a triangle")
-    if setting.strips > 1:
-        words.append(f"{setting.strips} strips")
-    if setting.recompute:
-        words.append("checkpointing")
-    if setting.sample_chunk < setting.samples:
-        words.append(f"chunks of {setting.sample_chunk:,}")
-    if not setting.full_res_normals:
-        words.append("half-size normals")
-    if setting.optimizer.optimizer_state != "fp32":
-        words.append(f"{setting.optimizer.optimizer_state} moments")
-    if setting.optimizer.use_bfloat16:
-        words.append("bfloat16 colours")
-    return ", ".join(words)
+    moments, chunk = setting.optimizer.optimizer_state, setting.sample_chunk
+    words = {
+        setting.mode if setting.phase == "geometry" else setting.phase: True,
+        f"{setting.strips} strips": setting.strips > 1,
+        "checkpointing": setting.recompute,
+        f"chunks of {chunk:,}": chunk < setting.samples,
+        "half-size normals": not setting.full_res_normals,
+        f"{moments} moments": moments != "fp32",
+        "bfloat16 colours": setting.optimizer.use_bfloat16,
+    }
+    return ", ".join(word for word, said in words.items() if said)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Weigh what the flags ask for and print it."""
-    about, rows, found, naive = print_machine(), [], [], 0
+    """Weigh every setting in a process of its own and print the table."""
+    print_machine()
+    rows, naive = [], 0
     for setting in table_settings(args):
-        if args.only and describe_setting(setting) not in args.only:
-            continue
-        weight = weigh_alone(setting)
-        found.append({"setting": asdict(setting), **asdict(weight)})
-        if setting.phase == "naive":
-            naive = weight.peak
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            weight = pool.apply(weigh_setting, (setting,))
+        # The naive step comes first.
+        naive = naive or weight.peak
         predicted = ["", ""]
         if setting.phase not in ("naive", "neighbors"):
             error = 100 * (weight.predicted / weight.peak - 1)
             predicted = [format_bytes(weight.predicted), f"{error:+.1f} %"]
         rows.append([
-            describe_setting(setting), format_bytes(weight.peak),
-            f"{weight.peak / naive:.2f}" if naive else "", *predicted,
-            format_bytes(weight.resident), f"{weight.seconds:.1f}",
+            describe_setting(setting), format_bytes(weight.peak), f"{weight.peak / naive:.2f}",
+            *predicted, format_bytes(weight.resident), f"{weight.seconds:.1f}",
         ])  # fmt: skip
         print(" | ".join(rows[-1]), flush=True)
     print(f"\n{args.gaussians:,} Gaussians, {args.width} x {args.height}\n")
-    print_table(
-        ["step", "in tensors", "to naive", "predicted", "error", "resident set", "seconds"], rows
-    )
-    if args.json:
-        write_json_atomic(args.json, {"about": about, "found": found})
-        print(f"written: {args.json}")
+    titles = ["step", "in tensors", "to naive", "predicted", "error", "resident set", "seconds"]
+    print_table(titles, rows)
 
 
 def main() -> None:
@@ -372,13 +299,11 @@ def main() -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--only", nargs="+", metavar="STEP", help="these rows of the table; unset: all")
     add("--gaussians", type=positive_int, default=1_000_000, help="size of the cloud")
     add("--width", type=positive_int, default=1920, help="image width")
     add("--height", type=positive_int, default=1244, help="image height")
     add("--strips", type=positive_int, default=4, help="strips per image, where there are some")
     add("--samples", type=positive_int, default=1_000_000, help="samples around the surface")
-    add("--json", type=Path, help="also write the figures to this file")
     run(parser.parse_args())
 
 

@@ -48,9 +48,7 @@ def names_of(paths: list[Path]) -> list[str]:
 def print_qualities(names: list[str], qualities: list[MeshQuality], seconds: list[float]) -> None:
     """One column per mesh; long names stand above the table."""
     labels = [f"[{k}]" for k in range(1, len(names) + 1)]
-    for label, name in zip(labels, names, strict=True):
-        print(f"{label} {name}")
-    print()
+    print(*map("{} {}".format, labels, names), "", sep="\n")
     columns = [quality.rows() for quality in qualities]
     rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
     rows.append(["seconds to measure", *(f"{value:.1f}" for value in seconds)])
@@ -70,13 +68,10 @@ def run(args: argparse.Namespace) -> None:
     print(f"scene: {args.scene}, object of size {reference.size:g}, {args.samples:,} samples\n")
     print_qualities(names_of(args.meshes), qualities, seconds)
     if args.json:
-        figures = {
-            str(path): quality.record()
-            for path, quality in zip(args.meshes, qualities, strict=True)
-        }
+        records = [quality.record() for quality in qualities]
+        figures = dict(zip(map(str, args.meshes), records, strict=True))
         settings = {"scene": str(args.scene), "samples": args.samples, "seed": args.seed}
-        record = {"about": about, "settings": settings, "meshes": figures}
-        write_json_atomic(args.json, record)
+        write_json_atomic(args.json, {"about": about, "settings": settings, "meshes": figures})
         print(f"\nwritten: {args.json}")
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -32,16 +32,13 @@ import warp as wp
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import blend, build_tile_lists, project, rasterize
-from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser, positive_int
+from sugar_utils.flags import Parser
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage
 from tests.support.step_scenes import Case, make_scene
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 N_FEATURES = 4
-
-
 CASES = (Case("50k", 50_000, 640, 480, repeats=15), Case("1m", 1_000_000, 1920, 1244, repeats=4))
 
 
@@ -56,14 +53,8 @@ def time_steps(
 ) -> tuple[dict[str, float], int, int]:
     """Time all steps of a scene, on the device of its tensors.
 
-    Args:
-        gaussians: The scene.
-        camera: Its view.
-        repeats: Timed repetitions, at most.
-        budget: Seconds after which no repetition begins.
-
-    Returns:
-        Median milliseconds by step, visible Gaussians, and tile intersections.
+    No repetition begins after ``budget`` seconds. Returns median milliseconds by step, visible
+    Gaussians, and tile intersections.
     """
     device, times = gaussians.means.device, {}
     features = torch.randn(len(gaussians), N_FEATURES, generator=torch.Generator().manual_seed(1))
@@ -105,14 +96,6 @@ def time_steps(
     return medians, int((found.radii > 0).sum()), tiles.ids.shape[0]
 
 
-def print_machine() -> dict[str, str | int]:
-    """Print :func:`describe_machine`, and return it for the JSON file."""
-    about = describe_machine()
-    for name, value in about.items():
-        print(f"{name}: {value}")
-    return about
-
-
 def describe_machine() -> dict[str, str | int]:
     """What a figure means nothing without."""
     model = platform.processor() or platform.machine()
@@ -133,6 +116,13 @@ def describe_machine() -> dict[str, str | int]:
     }
 
 
+def print_machine() -> dict[str, str | int]:
+    """Print :func:`describe_machine`, and return it."""
+    about = describe_machine()
+    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
+    return about
+
+
 def _commit() -> str:
     """Commit of the working tree; "unknown" outside a clone."""
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
@@ -148,34 +138,25 @@ def print_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     for row in (table[0], rule, *table[1:]):
-        cells = [
-            row[0].ljust(widths[0]),
-            *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-        ]
-        print("| " + " | ".join(cells) + " |")
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        print(f"| {' | '.join([row[0].ljust(widths[0]), *cells])} |")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure what was asked for, print it and write the JSON file."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    record = {"about": print_machine()}
+    """Measure what was asked for and print it."""
+    print_machine()
     for case in CASES:
         if args.case not in ("all", case.name):
             continue
         scene, camera = make_scene(case)
-        times, visible, intersections = time_steps(scene, camera, args.repeats or case.repeats)
+        times, visible, intersections = time_steps(scene, camera, case.repeats)
         print(f"\n{case.title}: {visible:,} visible, {intersections:,} tile intersections\n")
         rows = []
         for step in ("projection", "tile lists", "blending", "everything"):
             both = times[step], times.get(f"{step}, backward", 0.0)
             rows.append([step, *(f"{ms:.1f}" for ms in (*both, sum(both)))])
         print_table(["step", "forward ms", "backward ms", "both ms"], rows)
-        record[case.name] = {"case": asdict(case), "ms": times, "intersections": intersections}
     print(f"\nmemory: {format_bytes(memory_usage('cpu').peak)} resident at most")
-    if args.json:
-        write_json_atomic(args.json, record)
-        print(f"written: {args.json}")
 
 
 def main() -> None:
@@ -185,9 +166,6 @@ def main() -> None:
     )
     names = ["all", *(case.name for case in CASES)]
     parser.add_argument("--case", choices=names, default="all", help="what to measure")
-    parser.add_argument("--threads", type=positive_int, help="CPU threads; unset: torch's choice")
-    parser.add_argument("--repeats", type=positive_int, help="repetitions; unset: by size")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     run(parser.parse_args())
 
 
