@@ -121,9 +121,7 @@ def make_stage(
 ) -> tuple[CoarseStage | RefineStage, Camera]:
     """The stage of a phase, neighbours searched where its step needs them.
 
-    Args:
-        setting: What is weighed.
-        made: Cloud and camera of a coarse stage, on the device to train on; made here if None.
+    ``made`` are cloud and camera of a coarse stage, on the device to train on.
     """
     n, width, config = setting.n, setting.width, setting.config()
     if made is None:
@@ -233,25 +231,16 @@ def table_settings(args: argparse.Namespace) -> list[Setting]:
     )  # fmt: skip
     bfloat = OptimizerConfig("bf16", use_bfloat16=True)
     saving = {"strips": args.strips, "recompute": True, "sample_chunk": args.samples // 4}
-    return [
-        replace(plain, phase="naive"),
-        plain,
-        replace(plain, full_res_normals=False),
-        replace(plain, strips=args.strips),
-        replace(plain, recompute=True),
-        replace(plain, **saving),
-        replace(plain, optimizer=OptimizerConfig("bf16")),
-        replace(plain, optimizer=OptimizerConfig("8bit")),
-        replace(plain, optimizer=bfloat),
-        replace(plain, optimizer=bfloat, **saving),
-        replace(plain, mode="density"),
-        replace(plain, mode="sdf"),
-        replace(plain, phase="entropy"),
-        replace(plain, phase="neighbors"),
-        replace(plain, phase="multiview", samples=16_384, sample_chunk=16_384),
-        replace(plain, phase="refine"),
-        replace(plain, phase="refine", strips=args.strips),
-    ]
+    changes = (
+        {"phase": "naive"}, {}, {"full_res_normals": False}, {"strips": args.strips},
+        {"recompute": True}, saving, {"optimizer": OptimizerConfig("bf16")},
+        {"optimizer": OptimizerConfig("8bit")}, {"optimizer": bfloat},
+        {"optimizer": bfloat, **saving}, {"mode": "density"}, {"mode": "sdf"},
+        {"phase": "entropy"}, {"phase": "neighbors"},
+        {"phase": "multiview", "samples": 16_384, "sample_chunk": 16_384},
+        {"phase": "refine"}, {"phase": "refine", "strips": args.strips},
+    )  # fmt: skip
+    return [replace(plain, **change) for change in changes]
 
 
 def describe_setting(setting: Setting) -> str:

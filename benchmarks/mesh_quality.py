@@ -24,12 +24,7 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_extractors.quality.mesh_quality import (
-    N_SAMPLES,
-    MeshQuality,
-    compare_surfaces,
-    read_reference,
-)
+from sugar_extractors.quality.mesh_quality import N_SAMPLES, compare_surfaces, read_reference
 from sugar_extractors.quality.mesh_report import read_any_mesh
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_int
@@ -45,16 +40,6 @@ def names_of(paths: list[Path]) -> list[str]:
     ]
 
 
-def print_qualities(names: list[str], qualities: list[MeshQuality], seconds: list[float]) -> None:
-    """One column per mesh; long names stand above the table."""
-    labels = [f"[{k}]" for k in range(1, len(names) + 1)]
-    print(*map("{} {}".format, labels, names), "", sep="\n")
-    columns = [quality.rows() for quality in qualities]
-    rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
-    rows.append(["seconds to measure", *(f"{value:.1f}" for value in seconds)])
-    print_table(["", *labels], rows)
-
-
 def run(args: argparse.Namespace) -> None:
     """Measure, print and write the JSON file."""
     about = print_machine()
@@ -66,7 +51,12 @@ def run(args: argparse.Namespace) -> None:
         qualities.append(compare_surfaces(mesh, reference, n_samples=args.samples, seed=args.seed))
         seconds.append(time.perf_counter() - start)
     print(f"scene: {args.scene}, object of size {reference.size:g}, {args.samples:,} samples\n")
-    print_qualities(names_of(args.meshes), qualities, seconds)
+    labels = [f"[{k}]" for k in range(1, len(args.meshes) + 1)]
+    print(*map("{} {}".format, labels, names_of(args.meshes)), "", sep="\n")
+    columns = [quality.rows() for quality in qualities]
+    rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
+    rows.append(["seconds to measure", *(f"{value:.1f}" for value in seconds)])
+    print_table(["", *labels], rows)
     if args.json:
         records = [quality.record() for quality in qualities]
         figures = dict(zip(map(str, args.meshes), records, strict=True))

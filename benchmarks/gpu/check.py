@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -115,13 +116,12 @@ def check_all(
     """Run sections one after the other, print their rows, and write them after each."""
     rows: list[Row] = []
     started, total = time.monotonic(), sum(section.share for section in sections)
-    spent_share = 0.0
+    share = 0.0
     with tempfile.TemporaryDirectory(prefix="gpu_check_") as folder:
         for section in sections:
-            spent_share += section.share
-            deadline = started + 60 * minutes * spent_share / total
-            begun = time.monotonic()
-            own = Path(folder) / section.module
+            share += section.share
+            begun, own = time.monotonic(), Path(folder) / section.module
+            deadline = started + 60 * minutes * share / total
             runner = Runner(section, {**setup, "work": str(own)}, deadline, own)
             runner.run()
             if setup["device"] != "cpu":
@@ -141,11 +141,8 @@ def print_summary(rows: Sequence[Row]) -> None:
     """One line per section, then what failed once more."""
     print(f"\n| section{'':11} | ok | FAILED | skipped |\n|{'-' * 20}|---:|-------:|--------:|")
     for name in dict.fromkeys(row.section for row in rows):
-        counts = [
-            sum(r.status == status for r in rows if r.section == name)
-            for status in (OK, FAILED, SKIPPED)
-        ]
-        print(f"| {name:18} | {counts[0]:2} | {counts[1]:6} | {counts[2]:7} |")
+        counts = Counter(row.status for row in rows if row.section == name)
+        print(f"| {name:18} | {counts[OK]:2} | {counts[FAILED]:6} | {counts[SKIPPED]:7} |")
     for row in rows:
         if row.status == FAILED:
             print(f"FAILED {row.section}, {row.check}: {row.what or '-'}: {row.shown}")
@@ -179,11 +176,8 @@ def main() -> int:
     sections = [s for s in SECTIONS if args.sections == "all" or s.name in chosen]
     if not sections:
         flags.error(f"--sections {args.sections}: there is none of them")
-    setup = {
-        "device": args.device,
-        "quick": args.quick,
-        "scene": None if args.scene is None else str(args.scene.resolve()),
-    }
+    scene = None if args.scene is None else str(args.scene.resolve())
+    setup = {"device": args.device, "quick": args.quick, "scene": scene}
     rows = check_all(sections, setup, args.minutes, args.json)
     print_summary(rows)
     return int(any(row.status == FAILED for row in rows))

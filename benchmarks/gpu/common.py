@@ -27,13 +27,9 @@ class SkipCheck(Exception):
 
 @dataclass(frozen=True)
 class Setup:
-    """What is checked, and with what.
+    """The device by name, whether sizes are for a try on the CPU, the capture, a work folder.
 
-    Attributes:
-        device: ``cuda``, ``cuda:1``, ``cpu``.
-        quick: Sizes for a try on the CPU.
-        scene: Folder of a capture; None for the built-in demo scene.
-        work: Folder for temporary results.
+    Without a capture it is the built-in demo scene.
     """
 
     device: str
@@ -64,13 +60,9 @@ class Setup:
 
 @dataclass
 class Finding:
-    """One row of the table.
+    """One row of the table; ``ok`` also where something is only measured.
 
-    Attributes:
-        what: What was looked at.
-        ok: Whether it is as it should be; also True for what is only measured.
-        shown: The figure, for people.
-        figures: The same and more, for programs.
+    ``shown`` is the figure for people; ``figures`` are the same and more for programs.
     """
 
     what: str
@@ -81,17 +73,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that can fail by itself.
-
-    Attributes:
-        name: In the table.
-        run: Yields findings, or raises.
-        seconds: How long it may take before it counts as hanging; kernels are compiled within.
-    """
+    """Something that can fail by itself; after ``seconds``, compilation included, it hangs."""
 
     name: str
     run: Callable[[Setup], Iterator[Finding]]
     seconds: float = 90.0
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal float32 numbers, on the CPU."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def compare(
@@ -99,16 +90,10 @@ def compare(
 ) -> Finding:
     """Hold values against better ones.
 
-    The error of an entry is relative to the largest entry of its column (last axis).
-
-    Args:
-        what: In the table.
-        found: Any shape, any device.
-        expected: The same shape.
-        tolerance: Error that an entry may have.
-        flips: Share of entries that may have more, because a threshold (an alpha of 1/255, a
-            radius rounded up) may fall to either side. Then the error of all, relative L2, may
-            be 100 tolerances.
+    The error of an entry is relative to the largest entry of its column (last axis). A share
+    ``flips`` of them may have a larger error than ``tolerance``, because a threshold (an alpha of
+    1/255, a radius rounded up) may fall to either side. Then the error of all, relative L2, may be
+    100 tolerances.
     """
     a, b = (t.detach().to("cpu", torch.float64) for t in (found, expected))
     if a.shape != b.shape:
@@ -147,14 +132,7 @@ def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:
 def milliseconds(
     device: torch.device, work: Callable[[], object], *, repeats: int = 11, budget: float = 2.0
 ) -> float:
-    """Median time of some work, after one call to warm up.
-
-    Args:
-        device: Where it runs.
-        work: What to run.
-        repeats: At most so often.
-        budget: Seconds after which no repetition begins.
-    """
+    """Median time of work, after a call to warm up; after ``budget`` seconds nothing is begun."""
     work()
     synchronize(device)
     times, started = [], time.perf_counter()

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
-from benchmarks.gpu.common import Check, Finding, Setup
+from benchmarks.gpu.common import Check, Finding, Setup, draw
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
@@ -31,19 +31,14 @@ def _repeat(setup: Setup, what: str, work: Callable[[], list[Tensor]]) -> Findin
         # NaN is not equal to itself, and would hide behind equal bits.
         differing += sum(int((a != b).sum()) for a, b in zip(first, again, strict=True))
     n = sum(t.numel() for t in first)
-    shown = f"{n:,} values" + (
-        f", {differing:,} differ" if differing else f", {rounds} times equal"
-    )
-    return Finding(what, not differing, shown, {"values": n, "differing": differing})
+    told = f"{differing:,} differ" if differing else f"{rounds} times equal"
+    figures = {"values": n, "differing": differing}
+    return Finding(what, not differing, f"{n:,} values, {told}", figures)
 
 
 def _scene(setup: Setup) -> tuple[Gaussians, object]:
     width, height = setup.size(1920, 70), setup.size(1244, 50)
     return large_scene(setup.size(500_000, 600), width, height, setup.place)
-
-
-def _random(*shape: int, setup: Setup, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(setup.place)
 
 
 def rasterizer(setup: Setup) -> Iterator[Finding]:
@@ -55,8 +50,8 @@ def rasterizer(setup: Setup) -> Iterator[Finding]:
         tiles = build_tile_lists(found, blocks=True)
         return [found.splats, found.radii, tiles.offsets, tiles.ids, tiles.places]
 
-    features = _random(len(gaussians), 1, setup=setup)
-    weights = _random(camera.height, camera.width, 3, setup=setup)
+    features = draw(len(gaussians), 1).to(setup.place)
+    weights = draw(camera.height, camera.width, 3).to(setup.place)
 
     def images() -> list[Tensor]:
         leaves = gaussians.as_leaves()
@@ -73,7 +68,8 @@ def _train(setup: Setup, made: tuple[GaussianCloud, object], config: CoarseConfi
     """Twenty iterations across the prune and into the geometric terms; all parameters."""
     cloud, camera = made
     stage = CoarseStage(cloud.select(slice(None)), config, EXTENT, lambda message: None)
-    target = (_random(camera.height, camera.width, 3, setup=setup).sigmoid() * 255).byte()
+    drawn = draw(camera.height, camera.width, 3).to(setup.place)
+    target = (drawn.sigmoid() * 255).byte()
     for iteration in range(8_991, 9_011):
         stage.begin(iteration)
         stage.accumulate(iteration, camera, target).commit()
@@ -93,12 +89,8 @@ def training(setup: Setup) -> Iterator[Finding]:
         ("sdf", CoarseConfig(regularization_type="sdf", **plain)),
         ("strips, chunks, bf16", CoarseConfig(optimizer=OptimizerConfig("bf16", True), **saving)),
     ):
-        yield _repeat(
-            setup, f"20 iterations, {name}", lambda config=config: _train(setup, made, config)
-        )
+        work = functools.partial(_train, setup, made, config)
+        yield _repeat(setup, f"20 iterations, {name}", work)
 
 
-CHECKS = (
-    Check("rasterizer", rasterizer),
-    Check("training", training, 120),
-)
+CHECKS = (Check("rasterizer", rasterizer), Check("training", training, 120))

@@ -8,7 +8,6 @@ seen.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -16,15 +15,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from benchmarks.gpu.common import Check, Finding, Setup, compare, equal, on_device
-from benchmarks.gpu.parity_values import (
-    adam_formats,
-    adam_together,
-    depth_normals,
-    fields,
-    neighbors,
-)
-from benchmarks.gpu.parity_values import diamonds as diamond_checks
+from benchmarks.gpu import parity_values
+from benchmarks.gpu.common import Check, Finding, Setup, compare, draw, equal, on_device
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
@@ -58,29 +50,17 @@ COLOR = (0.2, 0.5, 0.9)
 PARAMETERS = ("means", "quats", "scales", "opacities", "sh_dc", "sh_rest")
 
 
-@contextlib.contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Fill what ``torch.empty`` returns."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def poisoned(run: Callable[[Setup], Iterator[Finding]]) -> Callable[[Setup], Iterator[Finding]]:
-    """The same check with poisoned memory."""
+    """The same check while ``torch.empty`` returns memory that is filled with NaN."""
 
     def inside(setup: Setup) -> Iterator[Finding]:
-        with poisoned_memory():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
             yield from run(setup)
+        finally:
+            torch.use_deterministic_algorithms(False)
 
     return inside
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal float32 numbers, on the CPU."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def view(setup: Setup, zoom: int = 8) -> Camera:
@@ -295,13 +275,9 @@ def triangles(setup: Setup) -> Iterator[Finding]:
         yield compare(f"weights, {of}", total, (hits.face.cpu() >= 0).float(), 1e-5)
 
 
-CHECKS = tuple(
-    Check(name, poisoned(run))
-    for name, run in (
-        ("projection", projection), ("tile lists", tile_lists), ("blending", blending),
-        ("blending at scale", blending_at_scale), ("colour loss", color_loss), ("fields", fields),
-        ("neighbours", neighbors), ("Adam formats", adam_formats),
-        ("Adam, together", adam_together), ("depth and normals", depth_normals),
-        ("triangles", triangles), ("diamonds", diamond_checks),
-    )
-)  # fmt: skip
+_CHECKS = {
+    "projection": projection, "tile lists": tile_lists, "blending": blending,
+    "blending at scale": blending_at_scale, "colour loss": color_loss, **parity_values.CHECKS,
+    "triangles": triangles,
+}  # fmt: skip
+CHECKS = tuple(Check(name, poisoned(run)) for name, run in _CHECKS.items())

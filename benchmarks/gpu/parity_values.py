@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common import Finding, Setup, compare, equal
+from benchmarks.gpu.common import Finding, Setup, compare, draw, equal
 from gaussian_splatting.optim.adam_cuda import Stepped, step_together
 from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, MOMENTS, AdamStep, moment_format
 from gaussian_splatting.rasterization import complete_normals
@@ -17,18 +17,11 @@ from sugar_scene.fields.reference_fields import evaluate_fields_reference
 from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import depth_normal_consistency
-from sugar_utils.neighbors import (
-    nearest_neighbors,
-    nearest_neighbors_reference,
-)
+from sugar_utils.neighbors import nearest_neighbors, nearest_neighbors_reference
 
 FIELD_FLIPS = 1e-3
 NEIGHBORS = 16
 RATE = 0.01
-
-
-def _draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _surface(n: int) -> list[Tensor]:
@@ -58,7 +51,7 @@ def fields(setup: Setup) -> Iterator[Finding]:
             found = evaluate_fields(*leaves, *samples, 1.0, native=False)
         else:
             found = evaluate_fields_reference(*leaves, *samples, 1.0)
-        weights = [_draw(*f.shape, seed=i).to(place, dtype) for i, f in enumerate(found)]
+        weights = [draw(*f.shape, seed=i).to(place, dtype) for i, f in enumerate(found)]
         sum((f * w).sum() for f, w in zip(found, weights, strict=True)).backward()
         results.append((found, [leaf.grad for leaf in leaves]))
     (found, grads), (truth, true_grads) = results
@@ -74,7 +67,7 @@ def _arrangements(n: int) -> dict[str, Tensor]:
     lattice = torch.randint(0, 6, (n, 3), generator=rng).float()
     far = torch.rand(n, 3, generator=rng)
     far[5], far[6], far[7] = 1e6, -1e9, 1e30
-    sheet = _draw(n, 3) * torch.tensor([1.0, 1.0, 1e-5])
+    sheet = draw(n, 3) * torch.tensor([1.0, 1.0, 1e-5])
     return {
         "random": torch.rand(n, 3, generator=rng), "lattice": lattice, "outliers": far,
         "thin sheet": sheet, "one place": torch.ones(n, 3), "few": torch.rand(3, 3, generator=rng),
@@ -90,16 +83,14 @@ def neighbors(setup: Setup) -> Iterator[Finding]:
         order = torch.where(is_self, -1.0, every.sq_distances).sort(dim=1, stable=True).indices
         found = nearest_neighbors(points.to(setup.place), NEIGHBORS)
         k = min(n, NEIGHBORS)
-        yield equal(f"{name}, indices", found.indices, every.indices.gather(1, order)[:, :k])
-        yield equal(
-            f"{name}, distances", found.sq_distances, every.sq_distances.gather(1, order)[:, :k]
-        )
+        for what, own, true in zip(("indices", "distances"), found, every, strict=True):
+            yield equal(f"{name}, {what}", own, true.gather(1, order)[:, :k])
 
 
 def adam_formats(setup: Setup) -> Iterator[Finding]:
     """A first step in every format, and a sparse one, against float64 and the CPU."""
     n, width = setup.size(20_000, 500), 45
-    grad, start = _draw(n, width, seed=1), _draw(n, width, seed=2)
+    grad, start = draw(n, width, seed=1), draw(n, width, seed=2)
     truth = start.double() - RATE * grad.double() / (grad.double().abs() + ADAM_EPS)
     seen = torch.arange(n) % 3 > 0
     for state in ("fp32", "bf16", "8bit"):
@@ -123,8 +114,8 @@ def adam_formats(setup: Setup) -> Iterator[Finding]:
 def adam_together(setup: Setup) -> Iterator[Finding]:
     """Parameters of several sizes stepped twice in one launch, beside each by itself in float64."""
     n = setup.size(20_000, 500)
-    starts = [_draw(n, width, seed=width) for width in (3, 1, 45)]
-    gradients = [_draw(n, width, seed=100 + width) for width in (3, 1, 45)]
+    starts = [draw(n, width, seed=width) for width in (3, 1, 45)]
+    gradients = [draw(n, width, seed=100 + width) for width in (3, 1, 45)]
     values = [t.to(setup.place, copy=True) for t in starts]
     kept = [{name: torch.zeros_like(v) for name in MOMENTS} for v in values]
     truth = [t.double().requires_grad_() for t in starts]
@@ -145,8 +136,8 @@ def depth_normals(setup: Setup) -> Iterator[Finding]:
     """The fused term, its gradients, and the same again: value, depth and normals."""
     height, width = setup.size((622, 960), (48, 36))
     lens = (0.9 * width, 0.9 * width, 0.5 * width, 0.5 * height)
-    depth = 2 + 0.01 * _draw(height, width, seed=1)
-    normal_xy = 0.15 * _draw(height, width, 2, seed=2)
+    depth = 2 + 0.01 * draw(height, width, seed=1)
+    normal_xy = 0.15 * draw(height, width, 2, seed=2)
     found = [t.to(setup.place, copy=True).requires_grad_() for t in (depth, normal_xy)]
     truth = [t.double().requires_grad_() for t in (depth, normal_xy)]
     value = fused_depth_normal_consistency(*found, *lens)
@@ -166,3 +157,9 @@ def diamonds(setup: Setup) -> Iterator[Finding]:
     yield compare("corners", found.reshape(-1, 3), truth.reshape(-1, 3), 1e-5)
     n = scene[0].shape[0]
     yield equal("faces", diamond_faces(n, setup.place), diamond_faces(n))
+
+
+CHECKS = {
+    "fields": fields, "neighbours": neighbors, "Adam formats": adam_formats,
+    "Adam, together": adam_together, "depth and normals": depth_normals, "diamonds": diamonds,
+}  # fmt: skip

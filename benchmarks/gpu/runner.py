@@ -46,13 +46,9 @@ class Row:
 
 
 class Runner:
-    """Runs the checks of one section, process after process.
+    """Runs the checks of one section, process after process, until a monotonic ``deadline``.
 
-    Args:
-        section: The section.
-        setup: Arguments of ``common.Setup``.
-        deadline: When no check may run any more, in monotonic seconds.
-        folder: For journals.
+    ``setup`` has the arguments of ``common.Setup``; ``folder`` is for journals.
     """
 
     def __init__(

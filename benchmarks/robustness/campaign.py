@@ -7,29 +7,58 @@ import argparse
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from benchmarks.rasterizer import print_table
-from benchmarks.robustness.child import Limits
+from benchmarks.robustness.child import Limits, Outcome
 from benchmarks.robustness.world import Command, make_world, run_command, warm_up
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 
 
-class Worker(Protocol):
-    """What a process keeps between cases."""
+@dataclass(frozen=True)
+class Result:
+    """One case, judged: its kind, what was done, and the processes that it took."""
 
-    def run(self, case: int) -> Any:
-        """Run one case; the result must be one that can be pickled."""
-        ...
+    case: int
+    group: str
+    what: str
+    end: str
+    faults: dict[str, str]
+    outcomes: tuple[Outcome, ...]
+
+    def title(self) -> str:
+        """What was run and what was done to it."""
+        return f"{self.group}, {self.what!r}"
+
+    def said(self) -> str:
+        """Output of all processes."""
+        return "\n".join(
+            f"exit code {one.code}, {one.seconds:.1f} s\n{one.out}\n---\n{one.err}\n{one.stacks}"
+            for one in self.outcomes
+        )
+
+
+class Worker:
+    """What a process keeps between cases; ``run(case)`` of a campaign gives a :class:`Result`."""
+
+    def __init__(self, seed: int, limits: Limits, own: Path) -> None:
+        self.seed, self.limits, self.own = seed, limits, own
+        self.root, self.notes = own / "case", own / "notes"
+        self.base = make_base(own)
+
+    def clear(self) -> None:
+        """Forget the case before."""
+        for folder in (self.root, self.notes):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
 
 
 _WORKER: list[Worker] = []
@@ -45,7 +74,6 @@ def campaign_parser(purpose: str, *, cases: int, seconds: float) -> argparse.Arg
     add("--jobs", type=positive_int, default=os.cpu_count(), help="processes")
     add("--limit", type=positive_float, default=seconds, help="seconds until a case hangs")
     add("--json", type=Path, default=None, help="file for all results")
-    add("--keep", type=Path, default=None, help="folder to work in, which is kept")
     return result
 
 
@@ -57,14 +85,12 @@ def run_cases(
     ends: Sequence[str],
     faults: Sequence[str],
 ) -> int:
-    """Run cases, print faults and a table, write the results; 1 if there was a fault.
-
-    Results are dataclasses with ``case``, ``group``, ``end``, ``faults``, ``title()``, ``said()``.
-    """
+    """Run cases, print faults and a table, write the results; 1 if there was a fault."""
     chosen = cases if args.case is None else [args.case]
     started, results = time.monotonic(), []
-    with _work_folder(args.keep) as work:
-        for result in _campaign(begin, chosen, min(args.jobs, len(chosen)), work):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        jobs, work = min(args.jobs, len(chosen)), Path(folder).resolve()
+        for result in _campaign(begin, chosen, jobs, work):
             results.append(result)
             if result.faults:
                 found = "; ".join(f"{name}: {what}" for name, what in result.faults.items())
@@ -82,20 +108,20 @@ def run_cases(
     return int(any(result.faults for result in results))
 
 
-def _table(results: Sequence[Any], ends: Sequence[str], faults: Sequence[str]) -> list[list[str]]:
-    rows = []
+def _table(
+    results: Sequence[Result], ends: Sequence[str], faults: Sequence[str]
+) -> Iterator[list[str]]:
     for group in [*sorted({r.group for r in results}), "all"]:
         chosen = [r for r in results if group in (r.group, "all")]
         ended = Counter(r.end for r in chosen)
         found = Counter(fault for r in chosen for fault in r.faults)
         counts = [len(chosen), *(ended[end] for end in ends), *(found[fault] for fault in faults)]
-        rows.append([group, *map(str, counts)])
-    return rows
+        yield [group, *map(str, counts)]
 
 
 def _campaign(
     begin: Callable[[Path], Worker], cases: Sequence[int], jobs: int, work: Path
-) -> Iterator[Any]:
+) -> Iterator[Result]:
     """Run cases in any order; ``begin`` makes a worker in each process."""
     warm_up(work / "warm")
     # Collections of a child would copy the pages of what exists now.
@@ -116,7 +142,7 @@ def _begin(begin: Callable[[Path], Worker], folders: multiprocessing.SimpleQueue
     _WORKER.append(begin(folders.get()))
 
 
-def _run(case: int) -> Any:
+def _run(case: int) -> Result:
     return _WORKER[0].run(case)
 
 
@@ -133,13 +159,3 @@ def make_base(own: Path) -> Path:
     root.mkdir(parents=True)
     make_world(root, run)
     return root.rename(own / "base")
-
-
-@contextmanager
-def _work_folder(kept: Path | None) -> Iterator[Path]:
-    if kept is None:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            yield Path(folder).resolve()
-        return
-    kept.mkdir(parents=True, exist_ok=True)
-    yield kept.resolve()

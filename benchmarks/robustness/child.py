@@ -26,20 +26,17 @@ from sugar_utils.frame import run_main
 Main = Callable[[], int | None]
 OUT, ERR, STACKS = "stdout.txt", "stderr.txt", "stacks.txt"
 _GRACE = 60.0
+"""Seconds between an interrupt and the end."""
+
+_MEMORY = 3 << 30
+"""Address space beyond the parent's."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may use.
-
-    Attributes:
-        seconds: Wall time; then it is interrupted, and killed if that does not help.
-        memory: Bytes of address space beyond the parent's.
-        stacks: Whether to dump all stacks before the time ends, which can crash the child.
-    """
+    """What a child may use; ``stacks`` are dumped before the time ends, which can crash it."""
 
     seconds: float = 30.0
-    memory: int = 3 << 30
     stacks: bool = True
 
 
@@ -56,27 +53,14 @@ class Outcome:
 
 
 def run_child(
-    main: Main,
-    words: Sequence[str],
-    folder: Path,
-    notes: Path,
-    limits: Limits,
-    *,
-    script: str = "train.py",
-    prepare: Callable[[], None] | None = None,
+    main: Main, words: Sequence[str], folder: Path, notes: Path, limits: Limits, *,
+    script: str = "train.py", prepare: Callable[[], None] | None = None,
     meanwhile: Callable[[int], None] | None = None,
-) -> Outcome:
-    """Run ``main`` as ``script`` would run it with the flags ``words``.
+) -> Outcome:  # fmt: skip
+    """Run ``main`` as ``script`` would run it with the flags ``words`` in ``folder``.
 
-    Args:
-        main: The entry point's function.
-        words: Flags and values.
-        folder: Working directory.
-        notes: Folder for its output; also its home and its temporary folder.
-        limits: What it may use.
-        script: Its name in ``sys.argv``.
-        prepare: Called in the child first.
-        meanwhile: Called in the parent with the child's process id while it runs.
+    ``notes`` gets its output, and is its home and temporary folder; ``prepare`` is called in the
+    child first, ``meanwhile`` in the parent with the child's process id.
     """
     notes.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -108,13 +92,9 @@ def limit(what: str, most: int) -> None:
 
 
 def _be_child(
-    main: Main,
-    argv: list[str],
-    folder: Path,
-    notes: Path,
-    limits: Limits,
+    main: Main, argv: list[str], folder: Path, notes: Path, limits: Limits,
     prepare: Callable[[], None] | None,
-) -> None:
+) -> None:  # fmt: skip
     """Never returns."""
     code = 1
     try:
@@ -127,7 +107,7 @@ def _be_child(
         if limits.stacks:
             stacks = (notes / STACKS).open("w", encoding="utf-8")
             faulthandler.dump_traceback_later(max(0.1, limits.seconds - 0.2), file=stacks)
-        limit("AS", address_space() + limits.memory)
+        limit("AS", address_space() + _MEMORY)
         limit("FSIZE", 1 << 30)
         limit("CORE", 0)
         sys.argv = argv

@@ -22,13 +22,7 @@ _PRINTED = 32 << 10
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command to disturb.
-
-    Attributes:
-        command: Its name.
-        output: What it writes to, relative to the root.
-        start: What is there before: ``fresh``, ``half`` or ``replace``.
-    """
+    """A command, its output relative to the root, and what is there: fresh, half or replace."""
 
     command: str
     output: str
@@ -63,17 +57,10 @@ class Scenario:
             shutil.copytree(source, root / self.output, dirs_exist_ok=True)
 
 
+_REPLACING = "mesh", "texture", "export placed", "export obj"
 SCENARIOS = (
-    *(
-        Scenario(name, k, start)
-        for k, name in RUNS.items()
-        for start in ("fresh", "half", "replace")
-    ),
-    *(
-        Scenario(name, "new", start)
-        for name in ("mesh", "texture", "export placed", "export obj")
-        for start in ("fresh", "replace")
-    ),
+    *(Scenario(name, k, s) for k, name in RUNS.items() for s in ("fresh", "half", "replace")),
+    *(Scenario(name, "new", s) for name in _REPLACING for s in ("fresh", "replace")),
     *(Scenario(name, "new", "fresh") for name in ("export glb", "render model", "render video")),
     Scenario("convert", "room", "half"),
 )
@@ -81,16 +68,10 @@ SCENARIOS = (
 
 @dataclass
 class Disturbance:
-    """What happens to a run.
+    """What happens to a run: at its file system events, at its start, in the parent meanwhile.
 
-    Attributes:
-        what: For reports.
-        happening: At events of the file system, in the child.
-        at_start: Done in the child before it begins.
-        meanwhile: Done in the parent while it runs.
-        may_be_killed: Whether being killed is how it ends.
-        may_lose_output: Whether the disturbance itself destroys results.
-        others: Outcomes of other processes.
+    ``may_be_killed`` and ``may_lose_output`` tell what it does by itself; ``others`` are outcomes
+    of other processes.
     """
 
     what: str
@@ -133,37 +114,26 @@ class Place:
 
         script = COMMANDS[scenario.command].script
         return run_child(
-            main_of(script),
-            scenario.words(self.root),
-            self.root,
-            self.notes / notes,
-            self.limits,
-            script=script,
-            prepare=prepare,
-            meanwhile=disturbance.meanwhile,
-        )
+            main_of(script), scenario.words(self.root), self.root, self.notes / notes, self.limits,
+            script=script, prepare=prepare, meanwhile=disturbance.meanwhile,
+        )  # fmt: skip
 
+    def count_events(self, scenario: Scenario) -> tuple[Outcome, int]:
+        """Run a scenario and count its events."""
+        tally = self.notes / "events"
 
-def count_events(place: Place, scenario: Scenario) -> tuple[Outcome, int]:
-    """Run a scenario and count its events."""
-    tally = place.notes / "events"
+        def count(now: int, kind: str, path: object) -> None:
+            os.truncate(tally, 0)
+            tally.write_text(str(now), encoding="utf-8")
 
-    def count(now: int, kind: str, path: object) -> None:
-        os.truncate(tally, 0)
-        tally.write_text(str(now), encoding="utf-8")
+        tally.write_text("0", encoding="utf-8")
+        outcome = self.run(scenario, Disturbance("counting", count))
+        return outcome, int(tally.read_text(encoding="utf-8"))
 
-    place.notes.mkdir(parents=True, exist_ok=True)
-    tally.write_text("0", encoding="utf-8")
-    outcome = place.run(scenario, Disturbance("counting", count))
-    return outcome, int(tally.read_text(encoding="utf-8"))
-
-
-def draw_disturbance(
-    draw: Random, place: Place, scenario: Scenario, known: Undisturbed
-) -> Disturbance:
-    """A disturbance of a scenario; everything about it follows from ``draw``."""
-    folder, event = place.root / scenario.output, draw.randint(1, known.events)
-    return draw.choice(_KINDS)(draw, event, folder, known, place, scenario)
+    def disturbance(self, draw: Random, scenario: Scenario, known: Undisturbed) -> Disturbance:
+        """What happens to a scenario; everything about it follows from ``draw``."""
+        folder, event = self.root / scenario.output, draw.randint(1, known.events)
+        return draw.choice(_KINDS)(draw, event, folder, known, self, scenario)
 
 
 def _failure(draw: Random, event: int, *_: object) -> Disturbance:

@@ -12,13 +12,11 @@ A case follows from ``--seed`` and its number, except for timing. Linux only.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -31,17 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-from benchmarks.robustness.campaign import campaign_parser, make_base, run_cases
+from benchmarks.robustness.campaign import Result, Worker, campaign_parser, run_cases
 from benchmarks.robustness.child import Limits, Outcome
-from benchmarks.robustness.disturbances import (
-    SCENARIOS,
-    Disturbance,
-    Place,
-    Scenario,
-    Undisturbed,
-    count_events,
-    draw_disturbance,
-)
+from benchmarks.robustness.disturbances import SCENARIOS, Disturbance, Place, Scenario, Undisturbed
 from benchmarks.robustness.judgement import JOURNALS, NOT_RESULTS, end_of, judge_output, wrong_in
 from gaussian_splatting.engine.checkpoint import load_payload
 from sugar_utils.errors import UserError
@@ -52,95 +42,52 @@ ENDS = ("accepted", "refused", "stopped", "killed")
 FAULTS = ("traceback", "hang", "crash", "noise", "torn", "lost", "again", "differs", "leftover")
 
 
-@dataclass(frozen=True)
-class Result:
-    """One case, judged: the scenario, what happened, and both runs."""
-
-    case: int
-    group: str
-    what: str
-    end: str
-    faults: dict[str, str]
-    outcome: Outcome
-    again: Outcome
-
-    def title(self) -> str:
-        """What was run and what was done to it."""
-        return f"{self.group}: {self.what}"
-
-    def said(self) -> str:
-        """Output of both processes."""
-        return "\n".join(
-            f"=== {title}: exit code {one.code}, {one.seconds:.1f} s\n{one.out}\n---\n{one.err}\n"
-            f"{one.stacks}"
-            for title, one in (("disturbed", self.outcome), ("again", self.again))
-        )
-
-
-class _Worker:
-    """What a process of the campaign keeps between cases."""
-
+class _Worker(Worker):
     def __init__(self, seed: int, limits: Limits, own: Path) -> None:
-        self._seed, self._own = seed, own
-        self._place = Place(own / "case", own / "notes", limits)
-        self._base = make_base(own)
+        super().__init__(seed, limits, own)
+        self._place = Place(self.root, self.notes, limits)
         self._known: dict[str, Undisturbed] = {}
 
     def run(self, case: int) -> Result:
         """Disturb a run, look, and repeat it."""
-        draw, scenario = Random(f"{self._seed}/{case}"), SCENARIOS[case % len(SCENARIOS)]
+        draw, scenario = Random(f"{self.seed}/{case}"), SCENARIOS[case % len(SCENARIOS)]
         known = self._undisturbed(scenario)
-        self._clear()
-        place, folder = self._place, self._place.root / scenario.output
-        scenario.prepare(place.root, self._base)
+        self.clear()
+        place, folder = self._place, self.root / scenario.output
+        scenario.prepare(self.root, self.base)
         files = [path for path in folder.rglob("*") if path.is_file()]
         before = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-        disturbance = draw_disturbance(draw, place, scenario, known)
+        disturbance = place.disturbance(draw, scenario, known)
         outcome = place.run(scenario, disturbance)
         end, faults = judge_disturbed(outcome, disturbance, scenario, folder, before, known)
         if disturbance.may_lose_output and not any(folder.rglob("*.pt")):
             # Half of the work is gone with the folder; the result is that of a fresh start.
-            scenario.place_output(place.root, self._base)
+            scenario.place_output(self.root, self.base)
         again = place.run(scenario, notes="again")
         judge_again(again, folder, known, faults)
-        return Result(case, scenario.name, disturbance.what, end, faults, outcome, again)
-
-    def _clear(self) -> None:
-        for folder in (self._place.root, self._place.notes):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+        return Result(case, scenario.name, disturbance.what, end, faults, (outcome, again))
 
     def _undisturbed(self, scenario: Scenario) -> Undisturbed:
         """Run a scenario once without a disturbance, to know what is right."""
         if scenario.name not in self._known:
-            self._clear()
-            scenario.prepare(self._place.root, self._base)
-            outcome, events = count_events(self._place, scenario)
+            self.clear()
+            scenario.prepare(self.root, self.base)
+            outcome, events = self._place.count_events(scenario)
             if outcome.code != 0:
                 raise RuntimeError(f"{scenario.name} fails without a fault: {outcome.err}")
-            kept = self._own / "undisturbed" / scenario.name
-            shutil.copytree(self._place.root / scenario.output, kept)
+            kept = self.own / "undisturbed" / scenario.name
+            shutil.copytree(self.root / scenario.output, kept)
             self._known[scenario.name] = Undisturbed(kept, events, outcome.seconds)
         return self._known[scenario.name]
 
 
 def judge_disturbed(
-    outcome: Outcome,
-    disturbance: Disturbance,
-    scenario: Scenario,
-    folder: Path,
-    before: dict[str, bytes],
-    undisturbed: Undisturbed,
-) -> tuple[str, dict[str, str]]:
+    outcome: Outcome, disturbance: Disturbance, scenario: Scenario, folder: Path,
+    before: dict[str, bytes], undisturbed: Undisturbed,
+) -> tuple[str, dict[str, str]]:  # fmt: skip
     """How a disturbed run ended, and what is wrong with that and with what it left.
 
-    Args:
-        outcome: Of the process.
-        disturbance: What happened to it.
-        scenario: What it was.
-        folder: Its output.
-        before: Contents of the files that were there.
-        undisturbed: What it does when nothing happens.
+    ``before`` has the contents of the files that were in its output ``folder``.
     """
     faults: dict[str, str] = {}
     end = end_of(outcome)
@@ -156,10 +103,9 @@ def judge_disturbed(
     torn = {path.name: _torn(path) for path in _results(folder).values()}
     if any(torn.values()):
         faults["torn"] = "; ".join(f"{name}: {why}" for name, why in torn.items() if why)[:300]
-    if not disturbance.may_lose_output:
-        lost = _lost(scenario, folder, before, undisturbed)
-        if lost:
-            faults["lost"] = lost
+    lost = _lost(scenario, folder, before, undisturbed)
+    if lost and not disturbance.may_lose_output:
+        faults["lost"] = lost
     return end, faults
 
 
@@ -171,8 +117,7 @@ def judge_again(
         faults["again"] = f"exit code {outcome.code}: {(outcome.err or outcome.out)[-300:]!r}"
         return
     judge_output(outcome, "accepted", faults, warnings=True)
-    different = differences(undisturbed.folder, folder)
-    if different:
+    if different := differences(undisturbed.folder, folder):
         faults["differs"] = "; ".join(different[:3])
     left = [path.name for path in folder.rglob("*") if ".tmp-" in path.name]
     if left or (folder / ".replacing").exists():
@@ -256,14 +201,9 @@ def _differs(expected: Path, found: Path) -> bool:
     return expected.read_bytes() != found.read_bytes()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags."""
-    return campaign_parser(__doc__, cases=50, seconds=60.0)
-
-
 def main() -> int:
     """Run cases, print the faults and the table."""
-    args = parser().parse_args()
+    args = campaign_parser(__doc__, cases=50, seconds=60.0).parse_args()
     begin = functools.partial(_Worker, args.seed, Limits(args.limit))
     return run_cases("faults.py", args, begin, range(args.cases), ENDS, FAULTS)
 

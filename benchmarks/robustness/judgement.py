@@ -42,15 +42,10 @@ _FALLBACK = "the checkpoint before it is tried"
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the judge knows of a case.
+    """The world, its :func:`snapshot` before the run, and parts that are never written to.
 
-    Attributes:
-        root: The world.
-        before: Its files before the run, see :func:`snapshot`.
-        inputs: Parts of it that are never written to.
-        lengthy: Whether being stopped is as good as ending.
-        same_bits: A checkpoint and the one that it must equal after a success.
-        if_fallback: Whether it must only if an earlier checkpoint was used.
+    Being stopped is as good as ending where a case is ``lengthy``. ``same_bits`` are a checkpoint
+    and the one that it must equal after a success, or only if an earlier one was used.
     """
 
     root: Path
@@ -96,38 +91,24 @@ def judge(outcome: Outcome, case: Expectation) -> Judgement:
         faults["crash"] = f"exit code {outcome.code}"
     judge_output(outcome, end, faults)
     after = snapshot(case.root)
-    lost = list(_lost(case, after, end))
-    if lost:
-        faults["lost"] = "; ".join(lost[:3])
-    left = sorted(path for path in after if ".tmp-" in path and path not in case.before)
-    if left:
-        faults["leftover"] = ", ".join(left[:3])
-    wrong = list(_wrong_results(case, after, outcome)) if end == "accepted" else []
-    if wrong:
-        faults["wrong"] = "; ".join(wrong[:3])
-    return Judgement(end, faults)
+    found = {
+        "lost": list(_lost(case, after, end)),
+        "leftover": sorted(path for path in after if ".tmp-" in path and path not in case.before),
+        "wrong": list(_wrong_results(case, after, outcome)) if end == "accepted" else [],
+    }
+    return Judgement(end, faults | {k: "; ".join(what[:3]) for k, what in found.items() if what})
 
 
 def end_of(outcome: Outcome) -> str:
     """How a process ended by its exit code; empty: badly."""
-    if outcome.code == 0:
-        return "accepted"
-    if outcome.code in (2, 3, 4):
-        return "refused"
-    return "stopped" if outcome.code in (130, 143) else ""
+    ends = {0: "accepted", **dict.fromkeys((2, 3, 4), "refused"), 130: "stopped", 143: "stopped"}
+    return ends.get(outcome.code, "")
 
 
 def judge_output(
     outcome: Outcome, end: str, faults: dict[str, str], *, warnings: bool = False
 ) -> None:
-    """Find tracebacks, noise and errors of more than one line.
-
-    Args:
-        outcome: What was printed.
-        end: How the process ended.
-        faults: Gets what was found.
-        warnings: Whether lines of warning on the standard error are allowed.
-    """
+    """Find tracebacks, noise and errors of more than one line; ``warnings`` may allow others."""
     both = outcome.out + "\n" + outcome.err
     if _TRACE.search(both):
         faults["traceback"] = last_frame(both)
@@ -172,10 +153,9 @@ def _lost(case: Expectation, after: dict[str, Any], end: str) -> Iterator[str]:
 def _wrong_results(case: Expectation, after: dict[str, Any], outcome: Outcome) -> Iterator[str]:
     """New or changed files without finite numbers, and a checkpoint that differs."""
     for name, state in after.items():
-        if case.before.get(name) != state and isinstance(state[0], int) and len(state) > 1:
-            what = wrong_in(case.root / name)
-            if what:
-                yield f"{name}: {what}"
+        changed = case.before.get(name) != state and isinstance(state[0], int) and len(state) > 1
+        if changed and (what := wrong_in(case.root / name)):
+            yield f"{name}: {what}"
     if case.same_bits is None or (case.if_fallback and _FALLBACK not in outcome.out):
         return
     try:

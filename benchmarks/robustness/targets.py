@@ -14,28 +14,9 @@ from random import Random
 
 import pycolmap
 
-from benchmarks.robustness.mutations import (
-    DEEP,
-    IN_PLACE,
-    MANY_DIGITS,
-    NUMBERS,
-    STRINGS,
-    corrupt_checkpoint,
-    corrupt_image,
-    mutate_bytes,
-    mutate_json,
-    mutate_text,
-    put_in_place,
-)
-from benchmarks.robustness.world import (
-    COMMANDS,
-    EXPORTS,
-    PARTS,
-    RUNS,
-    Command,
-    newest_checkpoint,
-    words_of,
-)
+from benchmarks.robustness import mutations, world
+from benchmarks.robustness.mutations import DEEP, MANY_DIGITS, NUMBERS, STRINGS, mutate_text
+from benchmarks.robustness.world import COMMANDS, EXPORTS, PARTS, RUNS, Command, words_of
 from sugar_pipeline.flag_tables import PARSERS
 
 Corrupt = Callable[[Path, Random], str]
@@ -43,15 +24,11 @@ Corrupt = Callable[[Path, Random], str]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run in a corrupted world.
+    """What to run in a corrupted world: an entry point and its flags.
 
-    Attributes:
-        command: The entry point.
-        words: Its flags.
-        what: What was corrupted.
-        lengthy: Whether it may rightly run for hours, so that it only has to be interruptible.
-        same_bits: When success means the result of an undisturbed run: ``always``, where checksums
-            reveal the damage, or ``fallback``, if an earlier checkpoint was used; empty: never.
+    A ``lengthy`` one may rightly run for hours, and only has to be interruptible. ``same_bits``
+    tells when success means the result of an undisturbed run: ``always``, where checksums reveal
+    the damage, or ``fallback``, if an earlier checkpoint was used; empty: never.
     """
 
     command: Command
@@ -62,7 +39,7 @@ class Plan:
 
 
 def _bytes(path: Path, draw: Random) -> str:
-    path.write_bytes(mutate_bytes(path.read_bytes(), draw))
+    path.write_bytes(mutations.mutate_bytes(path.read_bytes(), draw))
     return f"{path.name}: bytes"
 
 
@@ -78,7 +55,7 @@ def _as_text(mutate: Callable[[str, Random], str], otherwise: Corrupt, share: fl
 
 
 _text = _as_text(mutate_text, _bytes, 0.3)
-_json = _as_text(mutate_json, _text, 0.25)
+_json = _as_text(mutations.mutate_json, _text, 0.25)
 
 
 def _ply(path: Path, draw: Random) -> str:
@@ -98,7 +75,7 @@ def _glb(path: Path, draw: Random) -> str:
     (length,) = struct.unpack_from("<I", data, 12)
     if draw.random() < 0.4:
         return _bytes(path, draw)
-    text = mutate_json(data[20 : 20 + length].decode("utf-8"), draw)
+    text = mutations.mutate_json(data[20 : 20 + length].decode("utf-8"), draw)
     chunk = text.encode("utf-8", "surrogatepass")
     chunk += b" " * (-len(chunk) % 4)
     rest = struct.pack("<I", len(chunk)) + b"JSON" + chunk + data[20 + length :]
@@ -163,8 +140,8 @@ run json            json        RUNS/**/run.json;\
 scenes json         json        scenes.json=metrics
 """
 _CORRUPT: dict[str, Corrupt] = {
-    "image": corrupt_image, "by suffix": _by_suffix, "bytes": _bytes, "text": _text, "json": _json,
-    "ply": _ply, "checkpoint": corrupt_checkpoint, "cfg_args": _cfg_args,
+    "image": mutations.corrupt_image, "checkpoint": mutations.corrupt_checkpoint, "bytes": _bytes,
+    "text": _text, "json": _json, "ply": _ply, "cfg_args": _cfg_args, "by suffix": _by_suffix,
 }  # fmt: skip
 
 
@@ -218,8 +195,8 @@ def corrupt(kind: str, root: Path, draw: Random) -> Plan:
     command = COMMANDS[draw.choice(names)]
     words, shown = words_of(command, root), target.relative_to(root).as_posix()
     if kind == "in place":
-        what = draw.choice(IN_PLACE)
-        put_in_place(target, what)
+        what = draw.choice(mutations.IN_PLACE)
+        mutations.put_in_place(target, what)
         return Plan(command, words, f"{what} in place of {shown}")
     if draw.random() < 0.03:
         other = draw.choice([path for path in sorted(root.rglob("*")) if path.is_file()])
@@ -234,22 +211,18 @@ def expected_bits(plan: Plan, root: Path, base: Path) -> tuple[Path, Path] | Non
     folder = next((part for part, name in RUNS.items() if name == plan.command.name), None)
     if not plan.same_bits or folder is None:
         return None
-    newest = newest_checkpoint(base / f"{folder}0")
+    newest = world.newest_checkpoint(base / f"{folder}0")
     return root / folder / newest.relative_to(base / f"{folder}0"), newest
 
 
+_FILES = tuple(f" {file}" for file in EXPORTS)
 _LEFT_OUT = {"--demo", "--help"}
 """The demo trains for minutes."""
 
-_RESUMES = ("resume vanilla", "resume coarse")
-_FLAG_COMMANDS = (
-    tuple(
-        name
-        for name in COMMANDS
-        if not name.startswith("resume ") and not any(name.endswith(f" {file}") for file in EXPORTS)
-    )
-    + _RESUMES
-)
+_FLAG_COMMANDS = [
+    *(name for name in COMMANDS if not name.startswith("resume ") and not name.endswith(_FILES)),
+    *("resume vanilla", "resume coarse"),
+]
 _WORDS = (
     "", " ", "-", "--", "None", "nan", "inf", "-inf", "True", "maybe", "auto", "a\nb", "\x1b[31m",
     "é", "\udcff\udcfe", "x" * 300, "x" * 50_000, "[1,2", "[]", "1,2,3", "(1,2,3)", "(nan,0,0)",
@@ -279,11 +252,8 @@ NAMES = (
 def _corrupt_flags(root: Path, draw: Random) -> Plan:
     command = COMMANDS[draw.choice(_FLAG_COMMANDS)]
     words, lengthy = words_of(command, root), False
-    actions = [
-        action
-        for action in PARSERS[command.script](None)._actions
-        if action.option_strings and not _LEFT_OUT & set(action.option_strings)
-    ]
+    every = PARSERS[command.script](None)._actions
+    actions = [a for a in every if a.option_strings and not _LEFT_OUT & set(a.option_strings)]
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         action = draw.choice(actions)
         flag = draw.choice(action.option_strings)

@@ -159,13 +159,7 @@ _ALSO = {"out": ("scene", "vanilla"), "scenes.json": ("scene", "vanilla"), "expo
 
 @dataclass(frozen=True)
 class Command:
-    """An entry point with flags that work on the valid world.
-
-    Attributes:
-        name: Name in reports.
-        script: The entry point.
-        flags: Paths are relative to the root of the world.
-    """
+    """An entry point with flags that work on the valid world; paths are relative to its root."""
 
     name: str
     script: str
@@ -282,19 +276,12 @@ def make_world(root: Path, run: Callable[[Command, Path], None]) -> None:
     unfinished = {k: v for k, v in noted.items() if k not in ("models", "flattened", "finished")}
     record.write_text(json.dumps(unfinished), encoding="utf-8")
     (root / "exports").mkdir()
-    old = [("@refined", "ply", "new0/result"), ("@textured", "obj", "new0/result")]
-    files = [
-        ("@textured" if name == "mesh.glb" else "cloud.ply", to, f"exports/{name}")
-        for name, to in EXPORTS.items()
-    ]
-    for result, to, output in [*files, *old]:
+    made = [("@refined", "ply", "new0/result"), ("@textured", "obj", "new0/result")]
+    for name, to in EXPORTS.items():
+        made.append(("@textured" if to == "glb" else "cloud.ply", to, f"exports/{name}"))
+    for result, to, output in made:
         flags = (_MACROS.get(result, result), "--to", to, "-o", output)
         run(Command(f"export {output}", "export.py", flags), root)
-
-
-def run_folder(folder: Path) -> Path:
-    """Where the checkpoints of a run are."""
-    return next(folder.rglob("run.json")).parent
 
 
 def newest_checkpoint(folder: Path) -> Path:
@@ -307,7 +294,7 @@ def _kill_half_way(folder: Path) -> None:
     newest_checkpoint(folder).unlink()
     for ply in [*folder.rglob("point_cloud.ply"), *folder.glob("*.ply")]:
         ply.unlink()
-    path = run_folder(folder) / "run.json"
+    path = next(folder.rglob("run.json"))
     record = json.loads(path.read_text(encoding="utf-8")) | {"status": "running"}
     path.write_text(json.dumps(record, indent=2), encoding="utf-8")
 
@@ -318,9 +305,9 @@ def _write_masks(root: Path) -> None:
     for path in sorted((root / "scene" / "images").iterdir()):
         with Image.open(path) as image:
             width, height = image.size
-        mask = np.zeros((height, width), np.uint8)
-        mask[height // 8 : -height // 8, width // 8 : -width // 8] = 255
-        Image.fromarray(mask).save(root / "masks" / f"{path.name}.png")
+        mask = Image.new("L", (width, height))
+        mask.paste(255, (width // 8, height // 8, width - width // 8, height - height // 8))
+        mask.save(root / "masks" / f"{path.name}.png")
 
 
 def _write_text_model(root: Path) -> None:
@@ -328,6 +315,7 @@ def _write_text_model(root: Path) -> None:
     (root / "text" / "sparse" / "0").mkdir(parents=True)
     model = pycolmap.Reconstruction()
     model.read_binary(str(root / "scene" / "sparse" / "0"))
+    # Not that of a path, which would need an encoding.
     write_as_text = model.write_text
     write_as_text(str(root / "text" / "sparse" / "0"))
 
@@ -345,10 +333,8 @@ def _write_transforms(scene: TinyScene, root: Path) -> None:
             shutil.copy(camera.image_path, root / folder / camera.name)
 
     def write(path: str, facts: dict, names: list[str]) -> None:
-        own = [
-            {"file_path": name, "transform_matrix": pose}
-            for name, (_, pose) in zip(names, frames, strict=False)
-        ]
+        both = zip(names, frames, strict=False)
+        own = [{"file_path": name, "transform_matrix": pose} for name, (_, pose) in both]
         text = json.dumps({**facts, "frames": own}, indent=1)
         (root / path).write_text(text, encoding="utf-8")
 
