@@ -43,12 +43,7 @@ from gaussian_splatting.engine.training_views import halved_mask
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled, scaled_all
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    RenderOutput,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture

@@ -43,10 +43,7 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
 
 
 def opacity_entropy(
-    opacities: Tensor,
-    total: int | None = None,
-    eps: float = 1e-10,
-    counted: Tensor | None = None,
+    opacities: Tensor, total: int | None = None, eps: float = 1e-10, counted: Tensor | None = None
 ) -> Tensor:
     """Binary entropy of opacities, pushing them to 0 or 1.
 

@@ -36,12 +36,7 @@ from gaussian_splatting.optim.densification import (
 )
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    project,
-    rasterize,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, project, rasterize
 from gaussian_splatting.shared_flags import ScheduleFlags
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.multiview.reprojection import NeighborViews

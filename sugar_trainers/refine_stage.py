@@ -36,11 +36,7 @@ from gaussian_splatting.engine.training_views import without_uncovered
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply

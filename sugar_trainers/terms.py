@@ -231,11 +231,7 @@ def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) 
 
 @torch.no_grad()
 def planes_depth_map(
-    gaussians: Gaussians,
-    camera: Camera,
-    reach: float,
-    split: ImageSplit,
-    rasterizer: Rasterizer,
+    gaussians: Gaussians, camera: Camera, reach: float, split: ImageSplit, rasterizer: Rasterizer
 ) -> Tensor:
     """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units
 

@@ -92,8 +92,7 @@ def with_dense_points(
         return cloud
     own = (sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1) * 255).round().to(torch.uint8)
     start = initial_cloud(
-        torch.cat([cloud.means, points.to(cloud.means)]),
-        torch.cat([own, colors.to(own.device)]),
+        torch.cat([cloud.means, points.to(cloud.means)]), torch.cat([own, colors.to(own.device)])
     )
     added = start.opacity_logits[len(cloud) :]
     return replace(start, opacity_logits=torch.cat([cloud.opacity_logits, added]))
@@ -360,10 +359,7 @@ def _halved(view: GreyView) -> GreyView:
 
 
 def consistent(
-    view: GreyView,
-    depth: Tensor,
-    neighbors: Sequence[tuple[GreyView, Tensor]],
-    tolerance: float,
+    view: GreyView, depth: Tensor, neighbors: Sequence[tuple[GreyView, Tensor]], tolerance: float
 ) -> Tensor:
     """Pixels whose depth more neighbours have found as well than look through. (H, W) bool
 

@@ -114,12 +114,7 @@ class VanillaOptions:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
         size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
-        return {
-            **size,
-            "images": self.images,
-            "eval": self.eval,
-            **self.config.identity(),
-        }
+        return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
         """Digests of what is read."""
@@ -288,10 +283,7 @@ def _start(
 
 
 def _init_from_images(
-    scene: Scene,
-    options: VanillaOptions,
-    hull: VisualHull | None,
-    sky: SkySphere | None,
+    scene: Scene, options: VanillaOptions, hull: VisualHull | None, sky: SkySphere | None
 ) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
     """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
     if options.init_ply is not None and holds_gaussians(options.init_ply):

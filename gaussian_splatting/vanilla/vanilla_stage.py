@@ -19,11 +19,7 @@ from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
-from gaussian_splatting.engine.training_views import (
-    Target,
-    color_terms_of,
-    exposed_strip,
-)
+from gaussian_splatting.engine.training_views import Target, color_terms_of, exposed_strip
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (
     DensificationStatistics,
@@ -32,19 +28,10 @@ from gaussian_splatting.optim.densification import (
     reset_opacity,
 )
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.rasterization import (
-    WARP,
-    Projection,
-    Rasterizer,
-    plain_background,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Projection, Rasterizer, plain_background, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.sky_sphere import SkySphere
-from gaussian_splatting.vanilla.growing_resolution import (
-    GaussianBudget,
-    ResolutionGrowth,
-)
+from gaussian_splatting.vanilla.growing_resolution import GaussianBudget, ResolutionGrowth
 from gaussian_splatting.vanilla.vanilla_config import SH_DEGREE, VanillaConfig
 from sugar_utils.errors import UserError
 from sugar_utils.neighbors import mean_sq_distance_to_nearest

@@ -21,12 +21,7 @@ from gaussian_splatting.data.consistency.image_content import inconsistent_image
 from gaussian_splatting.data.consistency.mask_agreement import MaskAgreement, mask_agreement
 from gaussian_splatting.data.images import fit_to_file
 from gaussian_splatting.data.masks import MaskOptions, is_all_black, with_masks, with_object_masks
-from gaussian_splatting.data.observations import (
-    ALL_VIEWS,
-    Observations,
-    ViewOptions,
-    hardly_known,
-)
+from gaussian_splatting.data.observations import ALL_VIEWS, Observations, ViewOptions, hardly_known
 from sugar_utils.errors import UserError
 
 _NAMED = 5
