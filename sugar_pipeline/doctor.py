@@ -150,11 +150,7 @@ BACKENDS = {
 def machine_findings(
     kind: str, gpu: int | None, output: Path, facts: CudaFacts | None = None
 ) -> list[Finding]:
-    """Everything about the machine.
-
-    Args:
-        facts: About CUDA; asked from the system if None.
-    """
+    """Everything about the machine."""
     facts = facts or cuda_facts()
     found = [*_system(output), *_torch(facts), *_gpus(facts)]
     try:

@@ -280,8 +280,7 @@ def _score(
     return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **more}
 
 
-Perceptual = Callable[[Tensor, Tensor], float]
-"""Distance of two (H, W, 3) images with colours in [0, 1]."""
+Perceptual = Callable[[Tensor, Tensor], float]  # distance of two (H, W, 3) images in [0, 1]
 
 
 def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:

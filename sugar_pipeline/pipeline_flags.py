@@ -27,8 +27,7 @@ from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
-LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)
-"""Triangles and Gaussians per triangle of the presets."""
+LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)  # triangles, Gaussians per triangle
 
 DEMO_FLAGS = (
     "--demo",
@@ -195,9 +194,6 @@ def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
 
     As in the original, they win over ``-v``, ``-g`` and ``-f``, and high over low. Without
     ``--preset``, pipelines are fast.
-
-    Raises:
-        UserError: The refinement time is none of the three.
     """
     resolved = argparse.Namespace(
         **{**vars(args), "preset": getattr(args, "preset", None) or "fast"}

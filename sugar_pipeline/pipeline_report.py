@@ -77,15 +77,12 @@ def write_report(
     model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
 ) -> Path | None:
-    """Write the report of a pipeline.
+    """Write the report of a pipeline. Returns the file, or None.
 
     Args:
         pictures: Rows of (H, W, 3) uint8 pictures by caption, for example four views of the
             coarse, the refined and the textured mesh. Rows of the same views stand above each
             other, so that they can be compared.
-
-    Returns:
-        The file, or None.
     """
 
     def build() -> Page:
@@ -186,7 +183,7 @@ def mesh_picture_rows(
     """Four views of each mesh there is, from cameras of the scene.
 
     Returns:
-        Title of a row to its pictures, (H, W, 3) uint8 each.
+        By the row's title, (H, W, 3) uint8 each.
     """
     views = pick_views(cameras, N_VIEWS)
     rows: dict[str, list[np.ndarray]] = {}
@@ -204,11 +201,7 @@ def mesh_picture_rows(
 def model_to_turn(
     textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Callable[[str], None]
 ) -> bytes | None:
-    """The textured mesh, small and upright, for the report.
-
-    Args:
-        textured: That of our own; None where there is none.
-    """
+    """The textured mesh, small and upright, for the report."""
     if textured is None:
         return None
     try:

@@ -63,8 +63,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 
-TITLE = "SuGaR of"
-"""Beginning of the title by which a pipeline's report is told from a single run's."""
+TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
 
 
 @dataclass

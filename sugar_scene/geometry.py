@@ -34,7 +34,7 @@ def smallest_axis_normals(quats: Tensor, scales: Tensor) -> Tensor:
 
     Args:
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: Standard deviations. (N, 3) world units
+        scales: (N, 3) world units
 
     Returns:
         (N, 3); the gradient reaches the quaternions only.
@@ -71,10 +71,9 @@ def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: 
     """Standard deviation of each Gaussian along its line of sight.
 
     Args:
-        means: (N, 3) world units.
+        means, scales: (N, 3) world units
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        camera_center: (3,) world units.
+        camera_center: (3,) world units
 
     Returns:
         Length of s * R^T u with u the unit vector to the camera. (N,) world units
@@ -85,18 +84,14 @@ def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: 
 
 
 def diamond_vertices(means: Tensor, quats: Tensor, scales: Tensor, extent: float = 2.0) -> Tensor:
-    """Corners of the diamonds.
+    """Corners of the diamonds. (N, 4, 3) world units.
 
     With the axes renumbered cyclically so that the shortest comes first, the corners lie on
     axis 1 (minus), axis 2 (plus), axis 1 (plus), axis 2 (minus), in this order.
 
     Args:
-        means: (N, 3) world units.
+        means, scales: (N, 3) world units
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-
-    Returns:
-        (N, 4, 3) world units.
     """
     axes = (smallest_axis(scales)[:, None] + torch.arange(1, 3, device=scales.device)) % 3
     half = rotation_matrices(quats) * (extent * scales)[:, None, :]
@@ -108,7 +103,7 @@ def diamond_faces(n_gaussians: int, device: torch.device | str = "cpu") -> Tenso
     """Triangles of the soup: two per diamond, face ``f`` belongs to Gaussian ``f // 2``.
 
     Returns:
-        Rows of the flattened vertices, (2 N, 3) int64.
+        Rows of vertices, (2 N, 3) int64
     """
     quad = torch.tensor([[0, 2, 1], [0, 3, 2]], device=device)
     corners = 4 * torch.arange(n_gaussians, device=device)

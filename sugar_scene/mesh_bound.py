@@ -39,9 +39,7 @@ wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 )
 
-MIN_AREA = 1e-18
-"""Twice the area below which a triangle has no frame and its corners feel no turn. World units
-squared"""
+MIN_AREA = 1e-18  # world units squared; below, a triangle has no frame and no turning gradient
 
 _MIN_ITEMS = 256
 
@@ -262,8 +260,7 @@ def _described(tensor: Tensor):
     return as_array(tensor, _VECTORS[tensor.shape[-1]])
 
 
-MIN_CROSS = 1e-6
-"""Length below which a cross product is not normalised further. World units squared"""
+MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised
 
 MIN_RADIUS = 1e-7
 INITIAL_OPACITY = 0.1
@@ -336,11 +333,7 @@ class BoundCloud:
         return triangle_layout(self.per_triangle)
 
     def activate(self, placement: Placement | None = None) -> Gaussians:
-        """Place the Gaussians on the mesh; gradients reach all raw parameters.
-
-        Args:
-            placement: What was prepared for this topology; None prepares it.
-        """
+        """Place the Gaussians on the mesh; gradients reach all raw parameters."""
         return (placement or Placement(self)).activate(self)
 
     @torch.no_grad()

@@ -70,11 +70,8 @@ class CoarseStage(Stage):
     """Colour, entropy and geometric terms on free Gaussians.
 
     Args:
-        cloud: Gaussians of the vanilla checkpoint, on the device to train on.
-        extent: Camera extent in world units.
         notify: Told about iterations whose sampling terms had nothing to sample.
         sample_source: Replaces the random draws, for comparisons with recorded ones.
-        hull: Where Gaussians may stay when faint ones are removed; None for anywhere.
     """
 
     def __init__(
@@ -355,11 +352,7 @@ def coarse_options(
     output_dir: Path | None,
     messages: tuple[str, ...] = (),
 ) -> CoarseOptions:
-    """The run that was asked for.
-
-    Raises:
-        UserError: An input is missing, or what was asked for cannot be had.
-    """
+    """The run that was asked for."""
     config = from_args(
         CoarseConfig,
         args,
@@ -386,14 +379,7 @@ def _ineffective(options: CoarseOptions) -> list[str]:
 def open_coarse(
     options: CoarseOptions, messages: Messages, *, tracks: bool = False
 ) -> tuple[ReferenceCheckpoint, Scene, Exposures | None, Identity]:
-    """Read what a coarse run of any mode starts from, and what identifies it.
-
-    Args:
-        tracks: Whether the result depends on which points the photographs observe.
-
-    Raises:
-        UserError: If something is missing or damaged.
-    """
+    """Read what a coarse run of any mode starts from, and what identifies it."""
     config = options.config
     checkpoint, scene = load_capture(options, config.white_background, config.random_seed, messages)
     advise(options, checkpoint, messages)
@@ -427,11 +413,7 @@ def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Me
 
 
 def start_cloud(checkpoint: ReferenceCheckpoint, messages: Messages) -> GaussianCloud:
-    """The Gaussians of the checkpoint.
-
-    Raises:
-        UserError: There are none.
-    """
+    """The Gaussians of the checkpoint."""
     cloud = checkpoint.read_cloud(messages)
     if len(cloud) == 0:
         raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")

@@ -32,8 +32,7 @@ wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 )
 
-RUN = 16
-"""Rows of a run; two more are looked at for it."""
+RUN = 16  # rows of a run; two more are looked at for it
 
 _ROWS = wp.constant(RUN)
 _MIN_ITEMS = 512
@@ -43,25 +42,15 @@ vec7 = wp.types.vector(length=7, dtype=wp.float32)
 
 @wp.struct
 class DepthMap:
-    """What turns depths into points, and which pixels count.
+    """What turns depths into points, and which pixels count."""
 
-    Attributes:
-        step_x: 1 / fx.
-        step_y: 1 / fy.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge of this map.
-        top: First row that counts.
-        end: Row after the last one.
-        masked: 1 where ``counted`` says which pixels do.
-    """
-
-    step_x: float
-    step_y: float
-    cx: float
-    cy: float
+    step_x: float  # 1 / fx
+    step_y: float  # 1 / fy
+    cx: float  # pixels from the left edge
+    cy: float  # pixels from the top edge of this map
     top: int
-    end: int
-    masked: int
+    end: int  # exclusive
+    masked: int  # 1 where counted applies
 
 
 # Functions that are long and called more than once take numbers, not maps: a compiler that does not
@@ -261,20 +250,10 @@ def fused_depth_normal_consistency(
     """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
 
     Args:
-        depth: Rendered depth; may be a column of wider pixels. (H, W) float32, world units
+        depth: May be a column of wider pixels. (H, W) float32, world units
         normal_xy: Blended x and y of the normals in camera axes, likewise, which
             ``complete_normals`` makes unit normals towards the camera. (H, W, 2) float32
-        fx: Focal length in pixels; this and all else as of
-            :func:`.losses.depth_normal_consistency`.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge of this map.
-        rows: Rows that count.
-        total: Divisor.
-        counted: Pixels that count; None for all. (H, W) bool
-
-    Returns:
-        Scalar. Gradients reach both maps.
+        fx, fy, cx, cy, rows, total, counted: As of :func:`.losses.depth_normal_consistency`.
     """
     top, end, _ = (rows or slice(None)).indices(depth.shape[0])
     shape = DepthMap()

@@ -28,12 +28,10 @@ from sugar_scene.multiview.reprojection import (
     plane_depth,
 )
 
-MIN_VIEW_Z = 1e-4
-"""Points closer to the camera plane than this, or behind it, have no pixel. World units."""
+MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
 
 _MIN_BETA = 1e-12
-MIN_SQUARED_CROSS = 1e-24
-"""Of the cross product of two differences of points: with less they span no surface."""
+MIN_SQUARED_CROSS = 1e-24  # of two differences of points; with less they span no surface
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
@@ -48,13 +46,9 @@ def opacity_entropy(
     """Binary entropy of opacities, pushing them to 0 or 1.
 
     Args:
-        opacities: Opacities in [0, 1]. (V,)
+        opacities: (V,) in [0, 1]
         total: Divisor; V when None.
-        eps: Keeps the logarithms finite at exactly 0 and 1.
         counted: Those that count; None for all. (V,) bool
-
-    Returns:
-        Scalar, at most ln 2 for ``total`` None.
     """
     present = opacities * (opacities + eps).log()
     absent = (1 - opacities) * (1 - opacities + eps).log()
@@ -69,13 +63,9 @@ def density_estimation_loss(
 
     Args:
         density: Unclamped density at the samples. (S,)
-        plane_distance: Signed distance delta to the tangent plane of each sample's Gaussian.
-            (S,) world units
+        plane_distance: Signed distance delta to the tangent planes. (S,) world units
         beta: Scale of the field. (S,) world units
         total: Divisor; S when None.
-
-    Returns:
-        Scalar. Gradients reach all three tensors.
     """
     target = torch.exp(-0.5 * (plane_distance / beta.clamp_min(_MIN_BETA)).square())
     return _mean((density - target).abs(), total)
@@ -99,9 +89,6 @@ def sdf_estimation_loss(
         extent: Camera extent E in world units.
         total: Divisor; S when None.
         counted: Samples that count; None for all. (S,) bool
-
-    Returns:
-        Scalar.
     """
     error = (sdf - depth_gap.abs()).abs() / (extent / 10)
     error = error.clamp_max(10 * extent)
@@ -126,10 +113,7 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
 
     Args:
         depth: (H, W) world units along the view axis.
-        fx: Focal length in pixels, as are the following.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge.
+        fx, fy, cx, cy: In pixels, from the top left edge.
 
     Returns:
         Unit normals in camera axes, towards the camera. (H, W, 3); zero on the border of one
@@ -168,19 +152,12 @@ def depth_normal_consistency(
     The border and empty pixels count with the constant 1.
 
     Args:
-        depth: Rendered depth. (H, W) world units
-        normal: Rendered unit normals in camera axes, towards the camera. (H, W, 3)
-        fx: Focal length in pixels, as are the following.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge of this map (of the strip, if it is one).
-        rows: Rows that count; the others are only neighbours of those. For a strip of an image
-            with a halo of one row on each side that continues.
+        depth: (H, W) world units
+        normal: Unit normals in camera axes, towards the camera. (H, W, 3)
+        fx, fy, cx, cy: In pixels, from the top left edge of this map.
+        rows: Rows that count; strips continue one row beyond them as a halo.
         total: Divisor; the number of pixels in those rows when None.
         counted: Pixels that count; None for all. (H, W) bool
-
-    Returns:
-        Scalar. Gradients reach both maps.
     """
     error = 1 - (normal * normals_from_depth(depth, fx, fy, cx, cy)).sum(dim=-1)
     if counted is not None:
@@ -195,11 +172,8 @@ def lookup_depth(
 
     Args:
         depth_map: (H, W) world units.
-        view_points: Points in camera axes. (S, 3) world units
-        fx: Focal length in pixels, as are the following.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge.
+        view_points: In camera axes. (S, 3) world units
+        fx, fy, cx, cy: In pixels, from the top left edge.
 
     Returns:
         (S,) world units. Gradients reach the map and the points. Points with z below
@@ -214,10 +188,8 @@ def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> T
     """Gaussians that the sdf stage samples: visible, and within two deviations of the depth map.
 
     Args:
-        depth_gap: Rendered depth at the projected centre minus the depth of the centre.
-            (N,) world units
+        depth_gap: Rendered depth minus that of the centre. (N,) world units
         view_std: Standard deviation along the line of sight. (N,) world units
-        visible: Gaussians that the view shows. (N,) bool
 
     Returns:
         (N,) bool
@@ -281,14 +253,14 @@ def plane_normal_loss(
     """Mean of w (1 - N . n(z)): normals of the planes against those of their depth.
 
     Args:
-        plane: Blended planes of some rows of the image. (R, W, 4)
-        first_row: Row of the image that the first of these is.
+        plane: (R, W, 4)
+        first_row: Of the image.
         weights: See :func:`edge_weights`, of these rows. (R, W)
-        rows: Rows that count; the others are only neighbours of those.
+        rows: Rows that count.
         total: Divisor, the pixels of the whole image.
 
     Returns:
-        Scalar. Pixels without a depth, or beside one, count as 0.
+        Pixels without a depth, or beside one, count as 0.
     """
     height, width = plane.shape[:2]
     if height < 3 or width < 3:
@@ -320,7 +292,7 @@ def cycle_of(
     """How far pixels of the reference are missed by way of the neighbour, and what that says.
 
     Args:
-        planes: Blended planes at the pixels. (n, 4)
+        planes: (n, 4)
         pixels: Columns and rows. (n, 2) int32
         neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
 
@@ -340,10 +312,9 @@ def patch_mismatch(
     """1 - NCC of the patches around pixels with what their planes say is the same.
 
     Args:
-        planes: Blended planes at the pixels. (n, 4)
+        planes: (n, 4)
         pixels: Columns and rows. (n, 2) int32
-        gray: Of the reference, see :func:`gray_values`. (H, W)
-        neighbor_gray: Of the neighbour. (H', W')
+        gray, neighbor_gray: See :func:`gray_values`. (H, W), (H', W')
 
     Returns:
         0 where a patch does not count; and which do. (n,) each

@@ -22,7 +22,6 @@ LEAST_INTERVALS = {"densification_interval": 50, "trim_interval": 200}
 trim costs as much as an epoch."""
 
 PRUNE_OPACITY = 0.05
-"""Fainter Gaussians are removed whenever others are cloned and split."""
 
 _factor = partial(
     flag, group="multi-view mode", parse=non_negative_float, no_effect_when="unless -r multiview"
@@ -31,25 +30,15 @@ _factor = partial(
 
 @dataclass(frozen=True)
 class MultiviewSchedule:
-    """Milestones in absolute iterations; the count goes on where the vanilla stage ends.
-
-    Attributes:
-        first: First iteration.
-        last: Last iteration, inclusive.
-        densify_until: Gaussians are cloned and split before this iteration.
-        densification_interval: Iterations between two rounds of that.
-        trim_interval: Iterations between two trims of what too few views see.
-        log_interval: Iterations between two log lines.
-        scale: What all the above were multiplied with; learning rates follow the paper's clock.
-    """
+    """Milestones in absolute iterations; the count goes on where the vanilla stage ends."""
 
     first: int = 7_000
-    last: int = 20_000
-    densify_until: int = 15_000
+    last: int = 20_000  # inclusive
+    densify_until: int = 15_000  # exclusive
     densification_interval: int = 100
-    trim_interval: int = 1_000
+    trim_interval: int = 1_000  # of what too few views see
     log_interval: int = 200
-    scale: float = 1.0
+    scale: float = 1.0  # of all the above; learning rates follow the paper's clock
 
     def scaled(self, scale: float) -> MultiviewSchedule:
         """The same schedule, shorter or longer."""
@@ -82,17 +71,7 @@ def densification(max_gaussians: int | None = None) -> DensificationConfig:
 
 @dataclass(frozen=True)
 class MultiviewConfig:
-    """Everything that decides the result of the multi-view mode.
-
-    Attributes:
-        schedule: When what happens.
-        rates: Learning rates.
-        densification: Thresholds; when, the schedule says.
-        min_views: Gaussians that fewer training views see are dropped.
-        exposure: Whether exposures of photographs are learned.
-        optimizer: Storage of parameters and moments, and which Gaussians step.
-        split: How the memory of one view is saved; no part of the identity.
-    """
+    """Everything that decides the result of the multi-view mode."""
 
     regularization_type: ClassVar[str] = MULTIVIEW
 
@@ -115,7 +94,7 @@ class MultiviewConfig:
         16_384, "pixels of a view that are compared with a neighbour, per iteration",
         group="multi-view mode", parse=positive_int, no_effect_when="unless -r multiview",
     )  # fmt: skip
-    min_views: int = 2
+    min_views: int = 2  # Gaussians that fewer training views see are dropped
     white_background: bool = white_background()
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER

@@ -63,21 +63,12 @@ from sugar_utils.console import Console
 from sugar_utils.random import generator
 from sugar_utils.settings import add_flags, from_args, parser_of
 
-SEEN_PIXELS = 0.5
-"""A view sees a Gaussian to which it owes at least so much of its pixels' colours."""
-
-MAX_TRIM_VIEWS = 200
-"""Views that are asked whether they see a Gaussian, evenly spread over all."""
+SEEN_PIXELS = 0.5  # sum of blending weights from which a view sees a Gaussian
+MAX_TRIM_VIEWS = 200  # views that count who sees a Gaussian, evenly spread over all
 
 
 class MultiviewStage(Stage):
-    """Colour, plane normals and the agreement of neighbouring views, on free Gaussians.
-
-    Args:
-        cloud: Gaussians of the vanilla checkpoint, on the device to train on.
-        extent: Camera extent in world units.
-        hull: Where Gaussians may be; None for anywhere.
-    """
+    """Colour, plane normals and the agreement of neighbouring views, on free Gaussians."""
 
     name = "coarse multiview"
 
@@ -225,13 +216,10 @@ class MultiviewStage(Stage):
 def views_that_see(
     gaussians: Gaussians, cameras: Sequence[Camera], rasterizer: Rasterizer = WARP
 ) -> Tensor:
-    """How many views see each Gaussian.
+    """How many views see each Gaussian. (N,) int64
 
     What a Gaussian adds to an image is the sum of its blending weights, which is the gradient of
     the sum of a blended channel to the Gaussian's value of it.
-
-    Returns:
-        (N,) int64
     """
     counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.means.device)
     ones = torch.ones(len(gaussians), 1, device=gaussians.means.device)
@@ -296,11 +284,7 @@ def multiview_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None) -> CoarseOptions:
-    """The coarse run of any mode.
-
-    Raises:
-        UserError: As :func:`multiview_options`.
-    """
+    """The coarse run of any mode."""
     if mode == MULTIVIEW:
         return multiview_options(args, output_dir)
     return coarse_options(args, mode, output_dir)
@@ -309,11 +293,7 @@ def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None
 def multiview_options(
     args: argparse.Namespace, output_dir: Path | None, messages: tuple[str, ...] = ()
 ) -> MultiviewOptions:
-    """The run that was asked for; exposures are learned unless that is refused.
-
-    Raises:
-        UserError: An input is missing, or what was asked for cannot be had.
-    """
+    """The run that was asked for; exposures are learned unless that is refused."""
     config = from_args(
         MultiviewConfig,
         args,

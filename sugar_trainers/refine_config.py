@@ -30,15 +30,6 @@ class RefineConfig:
     """Everything that decides the result of the refinement.
 
     The box only sets the rate of the vertices; without one the extent of the cameras does.
-
-    Attributes:
-        rates: Learning rates; the position rate is that of the vertices.
-        sh_interval: Iterations after which the spherical-harmonics degree grows by one.
-        log_interval: Iterations between two log lines.
-        schedule_scale: What the schedule was multiplied with; rates follow the paper's clock.
-        exposure: Whether exposures of photographs are learned.
-        optimizer: Storage of parameters and moments, and which Gaussians step.
-        split: How the memory of one view is saved; no part of the identity.
     """
 
     refinement_iterations: int = _refine(
@@ -67,10 +58,10 @@ class RefineConfig:
         "pixels that the mesh does not cover have no gradient; unset: on with -r multiview, else "
         "off, as in the original", parse=boolean, modes={"multiview": True},
     )  # fmt: skip
-    rates: LearningRates = without_flags(LearningRates)
-    sh_interval: int = 1_000
+    rates: LearningRates = without_flags(LearningRates)  # the position rate is that of the vertices
+    sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200
-    schedule_scale: float = 1.0
+    schedule_scale: float = 1.0  # learning rates follow the paper's clock
     white_background: bool = white_background()
     exposure: LaterExposure = NO_LATER_EXPOSURE
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
@@ -92,9 +83,6 @@ class RefineConfig:
     def vertex_rate_scale(self, extent: float) -> float:
         """Spatial scale of the vertex rate: ten times the scene's radius over the root of the
         number of vertices, about the distance between neighbouring vertices. World units
-
-        Args:
-            extent: Camera extent in world units, the radius where no box is given.
         """
         radius = extent
         if self.bboxmin is not None and self.bboxmax is not None:

@@ -57,13 +57,7 @@ from sugar_utils.settings import flag, from_args, parser_of
 
 
 class RefineStage(Stage):
-    """Colour loss and normal consistency on mesh-bound Gaussians.
-
-    Args:
-        extent: Camera extent in world units.
-        export: Writes the refined Gaussians when the run ends; None writes nothing.
-        comparer: Compares views with their neighbours; None where that is not wanted.
-    """
+    """Colour loss and normal consistency on mesh-bound Gaussians."""
 
     name = "refine"
 
@@ -181,12 +175,7 @@ _alone = partial(flag, group="only train_refined.py")
 
 @dataclass(frozen=True, kw_only=True)
 class RefineOptions(CaptureOptions):
-    """A refinement run; of the checkpoint only cameras and exposures are used.
-
-    Attributes:
-        ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
-            ``output/refined_ply/<scene>``.
-    """
+    """A refinement run; of the checkpoint only cameras and exposures are used."""
 
     mesh_path: Path = _alone(
         MISSING, "coarse mesh (PLY with vertex colours); needed", short="-m", parse=Path,
@@ -195,7 +184,7 @@ class RefineOptions(CaptureOptions):
     output_dir: Path | None = _alone(
         None, "parent of the run's folder; unset: output/refined/<scene>", short="-o", parse=Path
     )
-    ply_dir: Path | None = None
+    ply_dir: Path | None = None  # None for output_dir, or without that output/refined_ply/<scene>
     config: RefineConfig = field(default_factory=RefineConfig)
     checkpoint_interval: int = checkpoint_interval("only train_refined.py")
     preset: Preset = preset("only train_refined.py")
@@ -287,25 +276,13 @@ def refine_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def refine_config(args: argparse.Namespace, **given: Any) -> RefineConfig:
-    """Settings of the optimisation, the schedule scaled.
-
-    Args:
-        args: What was parsed.
-        given: Fields that follow from something else.
-
-    Raises:
-        UserError: Half a box is given.
-    """
+    """Settings of the optimisation, the schedule scaled."""
     config = from_args(RefineConfig, args, optimizer=optimizer_config(args), **given)
     return config.with_schedule(args.schedule_scale)
 
 
 def refine_options(args: argparse.Namespace) -> RefineOptions:
-    """The run that was asked for.
-
-    Raises:
-        UserError: An input is missing, or what was asked for cannot be had.
-    """
+    """The run that was asked for."""
     options = from_args(RefineOptions, args, config=refine_config(args))
     if not options.mesh_path.is_file():
         raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
@@ -314,11 +291,7 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
 
 
 def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
-    """Write mesh-bound Gaussians as a free 3DGS cloud that any viewer reads.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write mesh-bound Gaussians as a free 3DGS cloud that any viewer reads."""
     write_gaussian_ply(path, cloud.freed())
 
 

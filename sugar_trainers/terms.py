@@ -39,17 +39,11 @@ from sugar_trainers.sampling_block import SampleChunk, depth_gap
 
 @dataclass(frozen=True)
 class VisibleGaussians:
-    """What a term sees of the model.
-
-    Attributes:
-        gaussians: N activated Gaussians; gradients reach them.
-        visible: Those that the view shows. (N,) bool
-        n_visible: How many; None where the host does not know.
-    """
+    """What a term sees of the model."""
 
     gaussians: Gaussians
-    visible: Tensor
-    n_visible: int | None = None
+    visible: Tensor  # (N,) bool
+    n_visible: int | None = None  # None where the host does not know
 
 
 def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
@@ -126,20 +120,13 @@ PLANE = "plane"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a view is compared with.
-
-    Attributes:
-        gray: Grey values of the view, see :func:`gray_values`. (H, W)
-        neighbor_gray: Of the neighbour. (H', W')
-        neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
-        pixels: Columns and rows that are compared, in the order of rows. (n, 2) int32
-    """
+    """What a view is compared with."""
 
     pair: ViewPair
-    gray: Tensor
-    neighbor_gray: Tensor
-    neighbor_depth: Tensor
-    pixels: Tensor
+    gray: Tensor  # see gray_values; (H, W)
+    neighbor_gray: Tensor  # (H', W')
+    neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
+    pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
 
     def cycle(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Errors and weights; see :func:`cycle_of`."""
@@ -152,15 +139,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class SurfaceView:
-    """What the terms know of a view besides its render.
+    """What the terms know of a view besides its render."""
 
-    Attributes:
-        edges: See :func:`edge_weights`. (H, W)
-        comparison: With a neighbour; None where the view has none.
-    """
-
-    edges: Tensor
-    comparison: Comparison | None
+    edges: Tensor  # see edge_weights; (H, W)
+    comparison: Comparison | None  # None where the view has no neighbour
 
 
 def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, ...]:

@@ -184,7 +184,6 @@ def densify_and_prune(
     cleared by the clone step just before it is read, so it never acts.
 
     Args:
-        extent: Camera extent in world units.
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
         idle: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
         allowed: Says how many Gaussians there may be, from how many this round would add, besides

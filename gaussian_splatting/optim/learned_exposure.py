@@ -247,9 +247,8 @@ def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None
     """The image as a photograph of this exposure shows it: exp(a) I + b.
 
     Args:
-        image: Colours of the model, differentiable. (H, W, 3)
-        exposure: Logarithms of gains, then offsets, per channel, differentiable. (2, 3); None
-            leaves the image as it is, bit for bit.
+        image: (H, W, 3)
+        exposure: Logarithms of gains, then offsets, per channel. (2, 3); None changes nothing.
         inside: Pixels that say what the exposure is; None for all. What lies behind a masked
             object is made up and must not. (H, W) bool
     """
@@ -270,11 +269,10 @@ def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Gain and offset per channel that bring an image closest to another, by least squares.
 
     Args:
-        image: (H, W, 3), floats
-        target: (H, W, 3), floats
+        image, target: (H, W, 3) floats
 
     Returns:
-        Gains and offsets, in float64. (3,) each
+        Gains and offsets. (3,) each, float64
     """
     mean_x, mean_y = _mean_of_pixels(image), _mean_of_pixels(target)
     x, y = image.double() - mean_x, target.double() - mean_y

@@ -22,8 +22,7 @@ BFLOAT16_VALUES = frozenset({"sh_rest"})
 """Parameters that stand 8 bits of mantissa: an error of 0.4 % in a colour's dependence on the
 direction. Positions, sizes, rotations, opacities and base colours do not."""
 
-MIN_BLOCK = 16
-"""Least number of values that share a scale; with fewer the scale costs what 8 bits save."""
+MIN_BLOCK = 16  # fewest values that share a scale: below, it costs what 8 bits save
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class OptimizerConfig:
         """Format of a parameter's moments.
 
         Args:
-            name: The parameter.
             width: Values per row.
         """
         if self.optimizer_state == "8bit" and width < MIN_BLOCK:
@@ -89,11 +87,7 @@ DEFAULT_OPTIMIZER = OptimizerConfig()
 
 
 def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
-    """The settings that were parsed, for the processes that torchrun started.
-
-    Raises:
-        UserError: The processes cannot share the views evenly.
-    """
+    """The settings that were parsed, for the processes that torchrun started."""
     size = Launch.read().size
     views = args.views_per_step or size
     if views % size != 0:

@@ -16,8 +16,7 @@ from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
 
-MAX_INCREMENTAL = 500
-"""Photographs up to which one is added after the other; the time of that grows with the square."""
+MAX_INCREMENTAL = 500  # most photographs to add one by one: time grows with the square
 
 SMALLEST_MODEL = 3
 

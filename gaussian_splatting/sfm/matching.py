@@ -31,14 +31,9 @@ from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 
-SMALL_GROUP = 10
-"""Cameras with fewer photographs get one parameter of distortion: more would fit the noise."""
-
-FALLBACK_FOCAL = 1.2
-"""Focal length in longer sides, where EXIF tells none: 45 degrees, as COLMAP assumes."""
-
-_BYTES_PER_PIXEL = 256
-"""What a SIFT extractor holds at most per pixel, its first octave at twice the size included."""
+SMALL_GROUP = 10  # cameras with fewer photographs get one parameter of distortion
+FALLBACK_FOCAL = 1.2  # in longer sides, where EXIF tells none: 45 degrees, as in COLMAP
+_BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twice the size
 
 
 def database_name(index: int) -> str:
@@ -217,9 +212,7 @@ def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) 
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
 
-MAX_EXHAUSTIVE = 150
-"""Photographs up to which all pairs are compared: their number grows with the square."""
-
+MAX_EXHAUSTIVE = 150  # photographs up to which all pairs are compared
 COMPARED_FEATURES = 256  # features of a photograph by which similar ones are found
 _PART = 64
 
@@ -307,8 +300,7 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     return {_pair(key): count for key, count in zip(keys, counts, strict=True) if count > 0}
 
 
-MAX_RATIO = 0.8
-"""A feature counts as found where the second best is so much further away (Lowe 2004)."""
+MAX_RATIO = 0.8  # least distance ratio to the second best match (Lowe 2004)
 
 _BLOCK = 32
 
@@ -377,9 +369,7 @@ def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
     return clear.sum(axis=0)
 
 
-MAX_ERROR = 0.005
-"""Median epipolar distance from which a pair contradicts its poses, as a share of the longest side
-of the photographs."""
+MAX_ERROR = 0.005  # epipolar distance as a share of the longest side; above, the pair contradicts
 
 MIN_MATCHES, MIN_PAIRS = 30, 2
 CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose

@@ -27,8 +27,7 @@ HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
 
-FILM_DIAGONAL = math.hypot(36, 24)
-"""Diagonal of 35 mm film, which focal lengths "in 35 mm" refer to (CIPA DCG-001), in mm."""
+FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
 
 _EXIF_BLOCK = 0x8769
 _MAKE, _MODEL, _ORIENTATION, _FOCAL_IN_FILM = 0x010F, 0x0110, 0x0112, 0xA405
@@ -263,9 +262,7 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
         yield name
 
 
-CHOICE_FILE = "frames.json"
-"""Which frames were chosen, beside them. Pictures without it were not made here."""
-
+CHOICE_FILE = "frames.json"  # which frames were chosen; written beside them
 MIN_FRAMES = 3  # fewer make no reconstruction
 _LOOKED_AT = 640
 _THUMBNAIL = 48

@@ -204,7 +204,7 @@ def original_masks(source: Source, asked: str | None) -> tuple[str | None, Path 
     """Where the masks of the photographs as they were taken are.
 
     Args:
-        asked: ``--masks``.
+        asked: The flag ``--masks``.
     """
     if asked not in (None, *MASK_FOLDERS):
         return asked, None

@@ -29,24 +29,16 @@ from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.vanilla.plane_agreement_cpu import MIN_WIDTH, agreement_on_planes
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 
-LONG_SIDE = 240
-"""Of the small copies, in pixels."""
-
-MAX_VIEWS = 64
-"""Photographs whose depth is found; of more, evenly spaced ones."""
+LONG_SIDE = 240  # pixels, of the small copies
+MAX_VIEWS = 64  # photographs whose depth is found; of more, evenly spaced ones
 
 SHARE, FEWEST, MOST = 1, 5_000, 50_000
 """Dense points for each point that is there already, and the least and largest number of them. They
 show where the surface is; how fine it has to be is for densification to find out."""
 
-MIN_SEEN = 10
-"""Sparse points in a view from which its range of depths is taken."""
-
-AGREEMENT, TOLERANCE, STRIDE = 0.6, 0.02, 2
-"""Least agreement, largest difference of depths as a share, and pixels between points."""
-
-N_NEIGHBORS, IDEAL_PARALLAX, LARGEST_PARALLAX = 4, 12.0, 55.0
-"""Neighbours of a view, and the angles in degrees at which they should and may look."""
+MIN_SEEN = 10  # sparse points in a view from which its range of depths is taken
+AGREEMENT, TOLERANCE, STRIDE = 0.6, 0.02, 2  # least, share of the depth, pixels between points
+N_NEIGHBORS, IDEAL_PARALLAX, LARGEST_PARALLAX = 4, 12.0, 55.0  # angles in degrees
 
 
 @dataclass(frozen=True)
@@ -71,9 +63,7 @@ def with_dense_points(
     Sizes are of the gaps between all.
 
     Args:
-        cloud: Gaussians to start from, as of :func:`initial_cloud`.
-        scene: Training views, and the sparse points that say how deep to search.
-        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
         hull: What masks say of the object; nothing is added outside of it.
         limit: Most Gaussians that are allowed; None for any number.
     """
@@ -104,7 +94,7 @@ def dense_points(
     """Points that at least two photographs agree on.
 
     Args:
-        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
 
     Returns:
         Points, (P, 3) float32 world units, and their colours, (P, 3) uint8, on the CPU, in the
@@ -192,41 +182,22 @@ def _points_of(one: _Swept, swept: Sequence[_Swept]) -> tuple[Tensor, Tensor]:
     return world_points(one.view.camera, one.depth)[kept], one.colors[kept]
 
 
-N_DEPTHS = 96
-"""Depths that are told apart."""
-
-REFINED = 4
-"""Depths on either side of the coarse answer that are tried at full size."""
-
-SMALLEST = 100
-"""Shorter side in pixels below which a window would be a large part of half the image."""
-
-SMOOTHED = 5
-"""Side of the windows whose median the coarse answer becomes, in pixels of half size."""
-
-WINDOW = 7
-"""Side of the windows that are compared, in pixels."""
-
-MIN_DEVIATION = 0.01
-"""Standard deviation of grey values below which a window holds nothing to be recognised."""
-
-SEEN_THROUGH = 2.0
-"""Tolerances beyond a point from which another view that sees there contradicts it."""
-
-NOWHERE = -1.0
-"""Agreement of a pixel that no neighbour sees, or that is flat."""
+N_DEPTHS = 96  # depths that are told apart
+REFINED = 4  # depths on either side of the coarse answer that are tried at full size
+SMALLEST = 100  # pixels of the shorter side; smaller images are not halved
+SMOOTHED = 5  # pixels of half size, side of the median's windows
+WINDOW = 7  # side of the windows that are compared, in pixels
+MIN_DEVIATION = 0.01  # of grey values; a window with less shows nothing to recognise
+SEEN_THROUGH = 2.0  # tolerances beyond a point from which another view contradicts it
+NOWHERE = -1.0  # agreement of a pixel that no neighbour sees, or that is flat
 
 
 @dataclass(frozen=True)
 class GreyView:
-    """A posed photograph without colours.
-
-    Attributes:
-        grey: Values in [0, 1]. (H, W) float32
-    """
+    """A posed photograph without colours."""
 
     camera: Camera
-    grey: Tensor
+    grey: Tensor  # (H, W) float32 in [0, 1]
 
 
 def sweep(
@@ -238,8 +209,7 @@ def sweep(
     depth is tried on the images themselves. Small images are searched whole.
 
     Args:
-        near: Least depth in world units.
-        far: Largest depth in world units.
+        near, far: Depths in world units.
 
     Returns:
         Depth along the view axis in world units, and agreement in [-1, 1]. (H, W) each
@@ -367,7 +337,7 @@ def consistent(
     there.
 
     Args:
-        depth: Its depth. (H, W) world units
+        depth: (H, W) world units
         neighbors: Others, with their depth; infinite where it is not to be believed.
         tolerance: Largest difference, as a share of the depth.
     """

@@ -30,17 +30,7 @@ _flag = partial(flag, group="vanilla trainer")
 
 @dataclass(frozen=True)
 class VanillaConfig:
-    """Settings of the vanilla stage.
-
-    Attributes:
-        rates: Learning rates.
-        densification: Adaptive density control.
-        exposure: Whether and from when on exposures of photographs are learned.
-        robustness: What is done against floaters.
-        sh_interval: Iterations after which the spherical-harmonics degree grows by one.
-        optimizer: Storage of parameters and moments, and which Gaussians step.
-        split: How the memory of one view is saved; no part of the identity.
-    """
+    """Settings of the vanilla stage."""
 
     preset: Preset = preset("vanilla stage")
     iterations: int = _flag(
@@ -50,10 +40,10 @@ class VanillaConfig:
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     exposure: ExposureConfig = NO_EXPOSURE
-    robustness: RobustConfig = NOT_ROBUST
+    robustness: RobustConfig = NOT_ROBUST  # measures against floaters
     scoring: ScoreConfig = field(default_factory=ScoreConfig)
     growth: GrowthConfig = field(default_factory=GrowthConfig)
-    sh_interval: int = 1000
+    sh_interval: int = 1000  # iterations until the degree grows by one
     sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
         DSSIM_WEIGHT, "weight of 1 - SSIM in the colour loss; the rest is L1", parse=unit_float

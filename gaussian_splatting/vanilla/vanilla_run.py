@@ -57,19 +57,14 @@ from sugar_utils.settings import flag
 
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
-VIEW_CHECK_SHARE = 0.3
-"""Share of the iterations after which training views that contradict the rest are left out."""
+VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
 
 _flag = partial(flag, group="vanilla trainer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VanillaOptions:
-    """A vanilla run.
-
-    Attributes:
-        size: Size of the training images by another rule, which replaces ``resolution``.
-    """
+    """A vanilla run."""
 
     source_path: Path = _flag(MISSING, "scene folder", short="-s", parse=Path, required=True)
     model_path: Path = _flag(
@@ -82,7 +77,7 @@ class VanillaOptions:
     resolution: float = _flag(
         -1.0, "-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels", short="-r"
     )
-    size: SizeRule | None = None
+    size: SizeRule | None = None  # replaces resolution
     eval: bool = _flag(
         False, "hold out every 8th view, as train.py does by default", action="store_true"
     )
@@ -331,11 +326,7 @@ def _thinned(n: int, limit: int | None, messages: Messages, n_besides: int = 0) 
 
 
 def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
-    """Poses to learn, if that is asked for; they wait until the Gaussians have found their place.
-
-    Raises:
-        UserError: The cameras do not span a scene.
-    """
+    """Poses to learn, if that is asked for; they wait until the Gaussians have settled."""
     if not config.refine_poses:
         return None
     if scene.extent <= 0:

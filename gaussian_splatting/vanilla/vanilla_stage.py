@@ -46,11 +46,8 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
     Isotropic, as large as the root mean squared distance to the three nearest other points.
 
     Args:
-        points: Positions. (N, 3) world units
+        points: (N, 3) world units
         colors: RGB. (N, 3) uint8
-
-    Raises:
-        UserError: If there are no points, or points with non-finite coordinates.
     """
     n = points.shape[0]
     if n == 0:
@@ -78,11 +75,7 @@ class VanillaStage(Stage):
     """Colour loss, densification, pruning and opacity reset.
 
     Args:
-        cloud: Initial Gaussians, on the device to train on.
-        extent: Camera extent in world units.
         hull: Where Gaussians may be; None for anywhere.
-        sky: Says which Gaussians are of the sky; None without one.
-        growth: When images have which size; None for the full size always.
     """
 
     name = "vanilla"

@@ -129,9 +129,5 @@ def export_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def export_options(args: argparse.Namespace) -> ExportOptions:
-    """What was asked for.
-
-    Raises:
-        UserError: A flag that is needed is missing, or flags contradict each other.
-    """
+    """What was asked for."""
     return from_args(ExportOptions, args)

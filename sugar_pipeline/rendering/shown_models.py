@@ -159,13 +159,9 @@ def _of_surface(
 def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
     """Depth and normals of the first surface that each pixel sees.
 
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3)
-
     Returns:
-        Depth, infinite where there is nothing (H, W); normals in camera axes, turned towards the
-        camera, zero there (H, W, 3).
+        Depth (H, W), infinite where there is nothing; normals in camera axes, towards the camera,
+        zero there (H, W, 3).
     """
     hits = rasterize_triangles(vertices, faces, camera)
     rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=vertices.device)
@@ -184,11 +180,7 @@ def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None
 
 
 def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
-    """A picture of a model.
-
-    Returns:
-        (H, W, 3) uint8
-    """
+    """A picture of a model. (H, W, 3) uint8"""
     if show == "image":
         return to_uint8(model.picture(camera)).cpu().numpy()
     if show == "clay":

@@ -56,18 +56,14 @@ def evaluate_fields(
     """Sample points from Gaussians and evaluate all fields that the losses need.
 
     Args:
-        means: (N, 3) float32 world units, CPU or CUDA.
+        means, scales: (N, 3) float32 world units, CPU or CUDA.
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        opacities: (N,)
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) int32
         indices: Gaussian of each sample, sorted: samples of one Gaussian must be adjacent to
             share work. Unsorted indices are slow, not wrong. (S,) integers
         noise: Standard normal draws. (S, 3)
-        n_owners: At most so many Gaussians have samples; on a GPU the host waits to count them if
-            None.
-        native: Whether to run the bodies for vector registers of the CPU instead of the kernels
-            of all devices; the device decides if None.
+        n_owners: Most Gaussians with samples; None makes the host count them on a GPU.
+        native: Whether to run the CPU's vector code; None: by the device.
     """
     if native is None:
         native = means.device.type == "cpu"

@@ -20,9 +20,7 @@ from sugar_utils.quaternions import rotation_matrices
 
 SAMPLE_SPREAD = 1.5  # samples are drawn from Gaussians this much wider than those they belong to
 MAX_SQ_MAHALANOBIS = 1e8  # squared Mahalanobis distances are clamped to this before the exponential
-MIN_NORMAL_SCALE = 1e-6
-"""Lower clamp of the smallest scale in the weights of neighbour normals. World units."""
-
+MIN_NORMAL_SCALE = 1e-6  # world units, in the weights of neighbour normals
 MIN_WEIGHT_SUM = 1e-6  # lower clamp of the sum of weights that neighbour normals are averaged with
 _MIN_DENSITY = 1e-16
 _SINGULAR_SQUARE = 1e-6
@@ -46,9 +44,8 @@ def sample_points(
     """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable.
 
     Args:
-        means: (N, 3) world units.
+        means, scales: (N, 3) world units.
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
         indices: Gaussian of each sample. (S,) int64
         noise: Standard normal draws. (S, 3)
 
@@ -71,12 +68,9 @@ def neighbor_opacities(
     """Opacity o_j(x) = f a_j exp(-m / 2) of each neighbour, m its squared Mahalanobis distance.
 
     Args:
-        points: (S, 3) world units.
-        neighbor_rows: Gaussians to evaluate at each point. (S, K) integers
-        means: (N, 3) world units.
+        neighbor_rows: Gaussians to evaluate at each point. (S, K)
+        points, means, scales: (S, 3), (N, 3), (N, 3) world units
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        opacities: (N,)
 
     Returns:
         (S, K)
@@ -146,13 +140,10 @@ def evaluate_fields_reference(
     orientation and is left out (the sign of 0 is 0), which is finite in value and gradient.
 
     Args:
-        means: (N, 3) world units.
+        means, scales: (N, 3) world units.
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        opacities: (N,)
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) integers
         indices: Gaussian of each sample. (S,) int64
-        noise: Standard normal draws. (S, 3)
     """
     rows = neighbors[indices].long()  # (S, K)
     normals = smallest_axis_normals(quats, scales)

@@ -26,8 +26,7 @@ from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
 
-MAX_PAIRS = 1 << 24
-"""(tile, face) pairs sorted at a time; more are worked off in turns, which bounds the memory."""
+MAX_PAIRS = 1 << 24  # (tile, face) pairs sorted at a time, which bounds the memory
 
 _CPU_CELL = TILE
 _GPU_CELL = 2

@@ -30,8 +30,7 @@ from gaussian_splatting.data.observations import Observations
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.warp_launch import as_array, launch
 
-MAX_CYCLE = 1.0
-"""Points that miss their pixel by more are not the same ones, or not known well enough. Pixels"""
+MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
 
 _MIN_SQUARE = 1e-12
 
@@ -166,8 +165,7 @@ def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
     Args:
         values: (H, W) float
-        u: Columns in pixels, 0.5 in the middle of the first one. (S,)
-        v: Rows likewise. (S,)
+        u, v: Columns and rows in pixels, 0.5 in the middle of the first one. (S,) each
 
     Returns:
         (S,). Gradients reach the map, with the same bits in every run on every device, and the
@@ -209,7 +207,7 @@ def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
 
     Args:
         values: (M,) float, M at most 2^26
-        index: Place of each. (M,) int64
+        index: Place of each value. (M,) int64
 
     Returns:
         (P,) of the values' type; NaN if any value is not finite.
@@ -318,12 +316,9 @@ class _SharedPoints:
 wp.set_module_options({"enable_backward": False})
 
 PATCH_RADIUS = 3  # patches have 7 x 7 pixels
-MIN_VARIANCE = 4e-5
-"""Patches of the reference whose grey values, in [0, 1], vary less have nothing to match."""
-
+MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
 EPSILON = 1e-6  # added to both variances
-UNCOUNTED = -1.0
-"""Grey value of pixels that a mask leaves out; a patch that touches one does not count."""
+UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not count
 
 _MIN_ITEMS = 64
 _RADIUS = wp.constant(PATCH_RADIUS)
@@ -491,9 +486,7 @@ def patch_correlation(
         planes: m of the planes m . X = 1 in the reference's camera axes, differentiable. (n, 3)
             per world unit
         pixels: Column and row of the patches' middles. (n, 2) int32
-        gray: Grey values of the reference in [0, 1], ``UNCOUNTED`` where a mask leaves them out.
-            (H, W) float32
-        neighbor_gray: The same of the neighbour. (H', W') float32
+        gray, neighbor_gray: In [0, 1], ``UNCOUNTED`` outside of masks. (H, W) float32
 
     Returns:
         Correlations in [-1, 1], 0 where there is none, and where there is one: the patch lies in

@@ -21,27 +21,23 @@ from gaussian_splatting.data.images import colors_of, image_size, open_image
 from gaussian_splatting.data.observations import Observations
 from sugar_utils.files import file_digest
 
-LONGEST_SIDE = 640
-"""Size in pixels at which images are compared."""
+LONGEST_SIDE = 640  # pixels, at which images are compared
 
 MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
 """An image is inconsistent below the first, if it also lies so far below the median image, and so
 many standard deviations."""
 
-MIN_MEDIAN_CORRELATION = 0.6
-"""If the median image is below, the colours of the points tell nothing."""
+MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, the colours of the points tell nothing
 
 MAX_STOPS, STOPS_SPREAD = 1.25, 5.0
 """Largest exposure offset, in stops and in standard deviations of the images."""
 
-MIN_SHARPNESS = 0.5
-"""Least sharpness, as a share of that of the median image."""
+MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
 
 MIN_MEDIAN_SHARPNESS = 0.25
 """If the median image is below, the capture shows too little detail to tell."""
 
-MAX_SHARE = 0.25
-"""If a check fails for more of the images, it is the check that does not apply."""
+MAX_SHARE = 0.25  # if a check fails for more of the images, it is the check that does not apply
 
 _BLUR_WIDTH = 9
 _MIN_POINTS = 20
@@ -51,16 +47,10 @@ _GAMMA = 2.2
 
 @dataclass(frozen=True)
 class ImageStatistics:
-    """What is measured of one image; nan where it cannot be.
+    """What is measured of one image; nan where it cannot be."""
 
-    Attributes:
-        correlation: Of its brightness with that of the points that it observes.
-        stops: Exposure relative to the points.
-        sharpness: As of :func:`sharpness`.
-    """
-
-    correlation: float
-    stops: float
+    correlation: float  # of the brightness with that of the observed points
+    stops: float  # exposure relative to the points
     sharpness: float
 
 
@@ -118,9 +108,6 @@ def inconsistent_images(
     Args:
         cameras: At the size of their images. Those without an image are passed over.
         observations: Coloured points; None leaves only the sharpness and copies to be checked.
-
-    Raises:
-        UserError: An image cannot be read.
     """
     cameras = [camera for camera in cameras if camera.image_path is not None]
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
