@@ -73,14 +73,11 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     notes: list[str] = []
     if args.checkpoint_path is None:
         scene = load_scene(
-            args.scene_path,
-            size_rule=from_args(SugarSize, args),
-            images_dir=args.images or "images",
-            eval_split=args.eval,
-            masks=from_args(MaskOptions, args),
-            view_options=from_args(ViewOptions, args),
+            args.scene_path, size_rule=from_args(SugarSize, args),
+            images_dir=args.images or "images", eval_split=args.eval,
+            masks=from_args(MaskOptions, args), view_options=from_args(ViewOptions, args),
             notify=notes.append,
-        )
+        )  # fmt: skip
         found = [*scene_findings(scene), *_notes(notes)]
         show(console, scene.description, found)
         return found

@@ -172,15 +172,10 @@ def _measure_scene(
 ) -> dict[str, Scores]:
     checkpoint = load_reference_checkpoint(checkpoint_path, options.iteration_to_load, console.info)
     scene = load_scene_for_checkpoint(
-        scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=checkpoint.images_dir,
-        white_background=options.white_background,
-        masks=options.mask_options,
-        view_options=options.view_options,
-        notify=console.info,
-    )
+        scene_path, checkpoint, size_rule=options.size, images_dir=checkpoint.images_dir,
+        white_background=options.white_background, masks=options.mask_options,
+        view_options=options.view_options, notify=console.info,
+    )  # fmt: skip
     if not scene.test_cameras:
         raise UserError(f"{scene_path}: no view is held out; metrics need test views")
     rows: dict[str, Scores] = {}

@@ -298,15 +298,10 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         device=last.compute.device,
     )
     return write_report(
-        path,
-        f"{TITLE} {scene_name(last.scene_path)}",
-        result.records,
-        settings=plan.settings(),
-        pictures=rows,
-        model=model_to_turn(textured, cameras, console.warn),
-        quality=result.quality or None,
-        notify=console.warn,
-    )
+        path, f"{TITLE} {scene_name(last.scene_path)}", result.records, settings=plan.settings(),
+        pictures=rows, model=model_to_turn(textured, cameras, console.warn),
+        quality=result.quality or None, notify=console.warn,
+    )  # fmt: skip
 
 
 N_VIEWS = 8

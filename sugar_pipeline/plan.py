@@ -178,30 +178,22 @@ def _mesh_options(
     args: argparse.Namespace, coarse: CoarseOptions, folders: _Folders
 ) -> MeshOptions:
     return from_args(
-        MeshOptions,
-        args,
-        compute=coarse.compute,
-        coarse_model_path=coarse.result,
-        mesh_output_dir=folders.of("coarse_mesh"),
-        surface_levels=(args.surface_level,),
+        MeshOptions, args, compute=coarse.compute, coarse_model_path=coarse.result,
+        mesh_output_dir=folders.of("coarse_mesh"), surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
-    )
+    )  # fmt: skip
 
 
 def _refine_options(
     args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions, folders: _Folders
 ) -> RefineOptions:
     return from_args(
-        RefineOptions,
-        args,
-        compute=coarse.compute,
-        memory=coarse.memory,
-        mesh_path=mesh.mesh_paths[0],
-        output_dir=folders.of("refined"),
+        RefineOptions, args, compute=coarse.compute, memory=coarse.memory,
+        mesh_path=mesh.mesh_paths[0], output_dir=folders.of("refined"),
         ply_dir=folders.of("refined_ply"),
         config=refine_config(args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
-    )
+    )  # fmt: skip
 
 
 def _texture_options(

@@ -385,15 +385,12 @@ def bind_to_mesh(
     rotations = radius.new_zeros(n, 2)
     rotations[:, 0] = 1.0
     return BoundCloud(
-        vertices=vertices.float().clone(),
-        sh_dc=rgb_to_sh(colors),
+        vertices=vertices.float().clone(), sh_dc=rgb_to_sh(colors),
         sh_rest=radius.new_zeros(n, SH_REST, 3),
         opacity_logits=torch.logit(radius.new_full((n, 1), INITIAL_OPACITY)),
-        log_scales=radius.log()[:, None].expand(n, 2).clone(),
-        rotations=rotations,
-        faces=faces,
+        log_scales=radius.log()[:, None].expand(n, 2).clone(), rotations=rotations, faces=faces,
         thickness=radius.new_tensor(extent / 1e6),
-    )
+    )  # fmt: skip
 
 
 def face_normals(triangles: Tensor) -> Tensor:

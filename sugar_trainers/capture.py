@@ -188,18 +188,11 @@ def load_views(
         options.checkpoint_path, options.iteration_to_load, notify
     )
     scene = load_scene_for_checkpoint(
-        options.scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=options.images or checkpoint.images_dir,
-        eval_split=options.eval,
-        white_background=white_background,
-        seed=seed,
-        require_images=require_images,
-        masks=options.mask_options,
-        view_options=options.view_options,
-        notify=notify,
-    )
+        options.scene_path, checkpoint, size_rule=options.size,
+        images_dir=options.images or checkpoint.images_dir, eval_split=options.eval,
+        white_background=white_background, seed=seed, require_images=require_images,
+        masks=options.mask_options, view_options=options.view_options, notify=notify,
+    )  # fmt: skip
     return checkpoint, scene
 
 

@@ -325,14 +325,9 @@ class CoarseOptions(CaptureOptions):
         def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
             planned = plan_coarse(cloud, config, self.memory, scene, store, console)
             return CoarseStage(
-                cloud,
-                planned,
-                scene.extent,
-                console.info,
-                rasterizer=compute.rasterizer,
-                hull=hull_of(scene.train_cameras, compute.device),
-                exposures=exposures,
-            )
+                cloud, planned, scene.extent, console.info, rasterizer=compute.rasterizer,
+                hull=hull_of(scene.train_cameras, compute.device), exposures=exposures,
+            )  # fmt: skip
 
         title = f"coarse SuGaR, {config.regularization_type}"
         directory = RunDirectory(self.directory, identity)
@@ -425,12 +420,10 @@ def loop_of(options: CoarseOptions) -> LoopConfig:
     """When the loop does what."""
     schedule, scale = options.config.schedule, options.config.schedule.scale
     return LoopConfig(
-        first=schedule.first,
-        last=schedule.last,
-        seed=options.config.random_seed,
+        first=schedule.first, last=schedule.last, seed=options.config.random_seed,
         log_interval=schedule.log_interval,
         checkpoint_interval=scaled(options.checkpoint_interval, scale),
         checkpoint_milestones=scaled_all(options.checkpoint_milestones, scale),
         keep_checkpoints=options.run.keep_checkpoints,
         test_iterations=scaled_all(options.test_iterations, scale),
-    )
+    )  # fmt: skip

@@ -116,14 +116,9 @@ def pull_of(d: wp.vec4, ray: wp.vec2, step_x: float, step_y: float, normal: wp.v
     row_minus = d[1] * g_p
     row_plus = d[0] * g_q + d[1] * g_r
     return vec7(
-        column_plus + column_minus,
-        column_plus - column_minus,
-        row_plus + row_minus,
-        row_plus - row_minus,
-        unit[0],
-        unit[1],
-        unit[2],
-    )
+        column_plus + column_minus, column_plus - column_minus, row_plus + row_minus,
+        row_plus - row_minus, unit[0], unit[1], unit[2],
+    )  # fmt: skip
 
 
 @wp.kernel

@@ -183,14 +183,10 @@ class MultiviewStage(Stage):
     def _densify(self, iteration: int) -> None:
         config = self._config
         self._watch.stats = densify_and_prune(
-            self.model.optimizer,
-            self._watch.stats,
-            config.densification,
-            extent=self.extent,
-            remove_large=False,
-            generator=generator(config.random_seed, "split", iteration),
+            self.model.optimizer, self._watch.stats, config.densification, extent=self.extent,
+            remove_large=False, generator=generator(config.random_seed, "split", iteration),
             sky=SkySphere.around(self._cameras, self.extent),
-        )
+        )  # fmt: skip
         if self._hull is not None:
             self._keep(self._hull.contains(self.model.cloud.means))
         check_population(len(self.model), iteration, "densification")
@@ -257,17 +253,10 @@ class MultiviewOptions(CoarseOptions):
         def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
             planned = plan_strips(cloud, config, self.memory, scene, store, console)
             return MultiviewStage(
-                cloud,
-                planned,
-                scene.extent,
-                scene.train_cameras,
-                neighbors,
-                store,
-                console.info,
-                rasterizer=compute.rasterizer,
-                hull=hull_of(scene.train_cameras, compute.device),
+                cloud, planned, scene.extent, scene.train_cameras, neighbors, store, console.info,
+                rasterizer=compute.rasterizer, hull=hull_of(scene.train_cameras, compute.device),
                 exposures=exposures,
-            )
+            )  # fmt: skip
 
         directory = RunDirectory(self.directory, identity)
         title = "coarse stage, multiview"

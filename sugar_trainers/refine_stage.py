@@ -311,11 +311,9 @@ def _loop(options: RefineOptions) -> LoopConfig:
     config = options.config
     test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
     return LoopConfig(
-        first=1,
-        last=config.refinement_iterations,
-        seed=config.random_seed,
+        first=1, last=config.refinement_iterations, seed=config.random_seed,
         log_interval=config.log_interval,
         checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
         keep_checkpoints=options.run.keep_checkpoints,
         test_iterations=tuple(range(test_interval, config.refinement_iterations, test_interval)),
-    )
+    )  # fmt: skip

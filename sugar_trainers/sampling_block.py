@@ -114,16 +114,9 @@ class SurfaceSampler:
         for start in range(0, total, config.sample_chunk):
             part = slice(start, start + config.sample_chunk)
             fields = evaluate_fields(
-                leaves.means,
-                leaves.quats,
-                leaves.scales,
-                leaves.opacities,
-                neighbors,
-                indices[part],
-                noise[part],
-                config.density_factor,
-                n_owners=n_candidates,
-            )
+                leaves.means, leaves.quats, leaves.scales, leaves.opacities, neighbors,
+                indices[part], noise[part], config.density_factor, n_owners=n_candidates,
+            )  # fmt: skip
             chunk = SampleChunk(fields, total, in_front, axes, depth, self._extent)
             values = {term.name: term.value(chunk) for term in terms}
             backpropagate_weighted(list(values.values()), [term.weight for term in terms])

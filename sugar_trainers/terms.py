@@ -76,15 +76,9 @@ def _entropy(seen: VisibleGaussians) -> Tensor | None:
 def _depth_normals(strip: ImageStrip) -> Tensor:
     maps, camera = strip.maps, strip.camera
     return fused_depth_normal_consistency(
-        maps.depth,
-        maps.normal_xy,
-        camera.fx,
-        camera.fy,
-        camera.cx,
-        camera.cy - maps.shown.start,
-        rows=maps.counted,
-        **_divisor(strip),
-    )
+        maps.depth, maps.normal_xy, camera.fx, camera.fy, camera.cx, camera.cy - maps.shown.start,
+        rows=maps.counted, **_divisor(strip),
+    )  # fmt: skip
 
 
 def _divisor(strip: ImageStrip) -> dict[str, Any]:

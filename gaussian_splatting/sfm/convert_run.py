@@ -404,17 +404,10 @@ def _unposed(photograph: Photograph) -> Camera:
     """A photograph as a camera without a place, to look its mask up."""
     size = float(max(photograph.width, photograph.height))
     return Camera(
-        name=photograph.name,
-        width=photograph.width,
-        height=photograph.height,
-        fx=size,
-        fy=size,
-        cx=photograph.width / 2,
-        cy=photograph.height / 2,
-        rotation=np.eye(3),
-        translation=np.zeros(3),
-        image_path=photograph.path,
-    )
+        name=photograph.name, width=photograph.width, height=photograph.height, fx=size, fy=size,
+        cx=photograph.width / 2, cy=photograph.height / 2, rotation=np.eye(3),
+        translation=np.zeros(3), image_path=photograph.path,
+    )  # fmt: skip
 
 
 def _contents(
@@ -483,14 +476,10 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
     scale = min(1.0, work.options.sfm.extraction_size / longest)
     return replace(
-        evidence,
-        n_points=model.num_points3D(),
-        track_length=model.compute_mean_track_length(),
-        error=model.compute_mean_reprojection_error() * scale,
-        shared=shared,
-        spread=spread,
+        evidence, n_points=model.num_points3D(), track_length=model.compute_mean_track_length(),
+        error=model.compute_mean_reprojection_error() * scale, shared=shared, spread=spread,
         contradicting=contradicting,
-    )
+    )  # fmt: skip
 
 
 def _report(

@@ -142,16 +142,10 @@ def _described(path: Path, folder: Path) -> Photograph:
         width, height = height, width
     device = " ".join(str(exif.get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL)).strip()
     return Photograph(
-        name=path.relative_to(folder).as_posix(),
-        path=path,
-        width=width,
-        height=height,
-        focal=_focal_pixels(details, width, height),
-        device=device,
-        turned=orientation in _TURNS,
-        depth=depth,
-        transparent=transparent,
-    )
+        name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
+        focal=_focal_pixels(details, width, height), device=device, turned=orientation in _TURNS,
+        depth=depth, transparent=transparent,
+    )  # fmt: skip
 
 
 def _unusual_depth(image: Image.Image) -> str:

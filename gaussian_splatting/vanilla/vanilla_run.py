@@ -126,16 +126,10 @@ class VanillaOptions:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
         scene = load_scene(
-            self.source_path,
-            size_rule=_size_rule(self),
-            images_dir=self.images,
-            eval_split=self.eval,
-            white_background=config.white_background,
-            seed=config.random_seed,
-            masks=self.mask_options,
-            view_options=self.view_options,
-            notify=messages,
-        )
+            self.source_path, size_rule=_size_rule(self), images_dir=self.images,
+            eval_split=self.eval, white_background=config.white_background, seed=config.random_seed,
+            masks=self.mask_options, view_options=self.view_options, notify=messages,
+        )  # fmt: skip
         estimation = MaskEstimation(
             self.model_path,
             self.compute,
@@ -196,17 +190,10 @@ def _stage_run(
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
         return VanillaStage(
-            cloud,
-            replace(config, split=options.memory.split),
-            scene.extent,
-            export,
-            options.compute.rasterizer,
-            poses=poses,
-            hull=hull,
-            exposures=exposures,
-            sky=sky,
+            cloud, replace(config, split=options.memory.split), scene.extent, export,
+            options.compute.rasterizer, poses=poses, hull=hull, exposures=exposures, sky=sky,
             growth=growth_of(store),
-        )
+        )  # fmt: skip
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, sky, messages)
@@ -233,18 +220,14 @@ def _loop(options: VanillaOptions) -> LoopConfig:
     last = options.config.iterations
     checks = round(VIEW_CHECK_SHARE * last), last
     return LoopConfig(
-        first=1,
-        last=last,
-        seed=options.config.random_seed,
-        log_interval=options.log_interval,
+        first=1, last=last, seed=options.config.random_seed, log_interval=options.log_interval,
         checkpoint_interval=options.checkpoint_interval,
         checkpoint_milestones=options.checkpoint_iterations,
-        keep_checkpoints=options.run.keep_checkpoints,
-        test_iterations=options.test_iterations,
+        keep_checkpoints=options.run.keep_checkpoints, test_iterations=options.test_iterations,
         export_iterations=options.save_iterations,
         view_check_iterations=() if options.view_options.keeps_all else checks,
         keep_views=options.view_options.keep_views,
-    )
+    )  # fmt: skip
 
 
 def _start(
@@ -350,13 +333,9 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         if model is not None:
             write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
     write_cfg_args(
-        options.model_path,
-        source_path=options.source_path.resolve(),
-        sh_degree=options.config.sh_degree,
-        images=options.images,
-        resolution=options.resolution,
-        white_background=options.config.white_background,
-        eval_split=options.eval,
-    )
+        options.model_path, source_path=options.source_path.resolve(),
+        sh_degree=options.config.sh_degree, images=options.images, resolution=options.resolution,
+        white_background=options.config.white_background, eval_split=options.eval,
+    )  # fmt: skip
     write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
     write_input_ply(options.model_path, scene.points, scene.points_rgb)

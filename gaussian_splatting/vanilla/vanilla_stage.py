@@ -191,14 +191,9 @@ class VanillaStage(Stage):
             return camera
         background = plain_background(self._config.white_background, self.model.device)
         return fitted_pose(
-            self.model.cloud.activate(),
-            camera,
-            photograph.to(background.device),
-            self.extent,
-            background,
-            exposed=self.exposures is not None,
-            rasterizer=self._rasterizer,
-        )
+            self.model.cloud.activate(), camera, photograph.to(background.device), self.extent,
+            background, exposed=self.exposures is not None, rasterizer=self._rasterizer,
+        )  # fmt: skip
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics, exposures, poses, and the budget of growing images."""
