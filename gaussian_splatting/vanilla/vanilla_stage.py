@@ -227,7 +227,7 @@ class VanillaStage(Stage):
             generator=generator(self._config.random_seed, "split", iteration),
             sky=self._sky,
             may_grow=self._pruning_scores.may_grow(),
-            no_effect_when=self._pruning_scores.idle(
+            idle=self._pruning_scores.idle(
                 self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
                 iteration,
                 rules.densification_interval,
