@@ -9,7 +9,11 @@ from typing import Any, Literal
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE, LaterExposure
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    stage_identity,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_utils.errors import UserError
@@ -139,7 +143,4 @@ class CoarseConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        values = asdict(self)
-        for other in ("sample_chunk", "knn_batch_size", "split", "optimizer", "exposure"):
-            values.pop(other)
-        return {**values, **self.exposure.identity(), **self.optimizer.identity()}
+        return stage_identity(self, "sample_chunk", "knn_batch_size")

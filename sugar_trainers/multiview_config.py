@@ -10,7 +10,11 @@ from typing import Any, ClassVar
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.learned_exposure import LaterExposure
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    stage_identity,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_trainers.coarse_config import MULTIVIEW
@@ -108,8 +112,4 @@ class MultiviewConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        values = asdict(self)
-        for other in ("split", "optimizer", "exposure"):
-            values.pop(other)
-        own = {"regularization_type": self.regularization_type, **values}
-        return {**own, **self.exposure.identity(), **self.optimizer.identity()}
+        return {"regularization_type": self.regularization_type, **stage_identity(self)}

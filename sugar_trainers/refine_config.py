@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,11 @@ import numpy as np
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE, LaterExposure
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    stage_identity,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_scene.mesh_bound import LAYOUTS, triangle_layout
@@ -96,9 +100,5 @@ class RefineConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        values = asdict(self)
-        for other in ("optimizer", "split", "exposure"):
-            values.pop(other)
-        corners = values.pop("bboxmin"), values.pop("bboxmax")
-        values["bbox"] = None if self.bboxmin is None else corners
-        return {**values, **self.exposure.identity(), **self.optimizer.identity()}
+        box = None if self.bboxmin is None else (self.bboxmin, self.bboxmax)
+        return {**stage_identity(self, "bboxmin", "bboxmax"), "bbox": box}

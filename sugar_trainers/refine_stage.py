@@ -247,7 +247,7 @@ class RefineOptions(CaptureOptions):
 
         def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
             def export(refined: BoundCloud) -> None:
-                write_refined_ply(self.ply_path, refined)
+                write_gaussian_ply(self.ply_path, refined.freed())
                 console.info(f"refined Gaussians: {self.ply_path}")
 
             planned = plan_strips(cloud, config, self.memory, scene, store, console)
@@ -288,11 +288,6 @@ def refine_options(args: argparse.Namespace) -> RefineOptions:
         raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
     messages = (*options.memory.messages, *options.size.messages)
     return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
-
-
-def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
-    """Write mesh-bound Gaussians as a free 3DGS cloud that any viewer reads."""
-    write_gaussian_ply(path, cloud.freed())
 
 
 def _start(options: RefineOptions, extent: float, messages: Messages) -> BoundCloud:

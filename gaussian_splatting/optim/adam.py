@@ -26,7 +26,6 @@ from gaussian_splatting.optim.moments import (
 from gaussian_splatting.optim.optimizer_config import (
     DEFAULT_OPTIMIZER,
     OptimizerConfig,
-    StateFormat,
 )
 from sugar_utils.random import derive_seed
 
@@ -76,10 +75,10 @@ class GroupedAdam:
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
             for name, value in tensors.items()
         }
-        self._groups = {
-            name: _Group(learning_rates[name], moment_format(self._state_format(name)))
-            for name in self.parameters
-        }
+        self._groups = {}
+        for name, value in self.parameters.items():
+            state_format = config.state_format(name, math.prod(value.shape[1:]))
+            self._groups[name] = _Group(learning_rates[name], moment_format(state_format))
         self._seed = seed
         self._visible: dict[str, Tensor] | None = None
         self._unused: set[str] = set()
@@ -223,9 +222,6 @@ class GroupedAdam:
             if found != expected:
                 raise ValueError(f"{moment} of {name} has shape {found}, expected {expected}")
         return self._groups[name].format.from_file(saved, parameter.detach())
-
-    def _state_format(self, name: str) -> StateFormat:
-        return self.config.state_format(name, math.prod(self.parameters[name].shape[1:]))
 
     def _swap(self, name: str, values: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         group = self._groups[name]

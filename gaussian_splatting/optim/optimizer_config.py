@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -84,6 +84,17 @@ class OptimizerConfig:
 
 
 DEFAULT_OPTIMIZER = OptimizerConfig()
+
+
+def fields_without(config: Any, *names: str) -> dict[str, Any]:
+    """All fields of a dataclass but these, as JSON values."""
+    return {name: value for name, value in asdict(config).items() if name not in names}
+
+
+def stage_identity(config: Any, *without: str) -> dict[str, Any]:
+    """The settings of a stage that decide its result, as JSON values."""
+    values = fields_without(config, "split", "optimizer", "exposure", *without)
+    return {**values, **config.exposure.identity(), **config.optimizer.identity()}
 
 
 def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:

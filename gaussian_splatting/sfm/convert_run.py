@@ -171,7 +171,8 @@ def find_cameras(attempts: Sequence[Attempt]) -> FoundCameras:
         say = first.work.console.info
         say(f"what the masks show places {placed} of {n} photographs: trying whole photographs")
         second = FoundCameras(attempts[1].run(), attempts[1])
-        if _n_placed(second.models) > placed and not _is_narrow(second.models):
+        # A narrow path: the cameras hardly moved, as where an object turned before a background.
+        if _n_placed(second.models) > placed and model_facts(second.models.largest)[1] >= NARROW:
             found = second
             now = _n_placed(found.models)
             say(f"whole photographs place {now} of {n}: taken; the masks count for the rest")
@@ -183,11 +184,6 @@ def find_cameras(attempts: Sequence[Attempt]) -> FoundCameras:
 
 def _n_placed(models: Models) -> int:
     return len(models.registered[0]) if models.registered else 0
-
-
-def _is_narrow(models: Models) -> bool:
-    """Whether the cameras hardly moved, as where an object turned before a background."""
-    return model_facts(models.largest)[1] < NARROW
 
 
 def _put_in_place(found: FoundCameras) -> None:
@@ -334,7 +330,8 @@ def _convert(work: Work) -> Converted:
     files, hidden = _contents(photographs, masks)
     attempts = attempts_of(work, photographs, masks, files, hidden)
     ways = [attempt.keys()["models"] for attempt in attempts]
-    given = options.skip_matching and _model_digests(work)
+    model = sorted((work.models / "0").glob("*"))
+    given = options.skip_matching and [file_digest(path) for path in model if path.is_file()]
     key = digest(ways, hidden, options.resize, given)
     if work.noted("finished", key) and not work.flat.is_dir():
         result = _finished_before(source)
@@ -415,10 +412,6 @@ def _contents(
 ) -> tuple[list[Any], list[Any]]:
     files = [[p.name, file_digest(p.path)] for p in photographs]
     return files, [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
-
-
-def _model_digests(work: Work) -> list[str]:
-    return [file_digest(path) for path in sorted((work.models / "0").glob("*")) if path.is_file()]
 
 
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:

@@ -260,7 +260,8 @@ def match_pairs(
     matching.use_gpu = False
     # With more than one, pycolmap finds a few other matches in one of some fifty runs.
     matching.num_threads = torch.get_num_threads()
-    waiting = _unmatched(path, pairs)
+    with pycolmap.Database.open(str(path)) as database:
+        waiting = [p for p in pairs if not database.exists_two_view_geometry(p[0] + 1, p[1] + 1)]
     done = len(pairs) - len(waiting)
     advance(done)
     with tempfile.TemporaryDirectory() as folder:
@@ -270,21 +271,11 @@ def match_pairs(
             part = waiting[first : first + _PART]
             text = "".join(f"{database_name(i)} {database_name(j)}\n" for i, j in part)
             Path(pairing.match_list_path).write_text(text, encoding="utf-8")
-            _match_listed(path, matching, pairing, verification)
+            pycolmap.match_image_pairs(
+                str(path), matching, pairing, verification, pycolmap.Device.cpu
+            )
             done += len(part)
             advance(done)
-
-
-def _match_listed(path: Path, matching: Any, pairing: Any, verification: Any) -> None:
-    pycolmap = load_pycolmap()
-    pycolmap.match_image_pairs(str(path), matching, pairing, verification, pycolmap.Device.cpu)
-
-
-def _unmatched(path: Path, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pairs of which the database does not say how they match, not even that they do not."""
-    pycolmap = load_pycolmap()
-    with pycolmap.Database.open(str(path)) as database:
-        return [(i, j) for i, j in pairs if not database.exists_two_view_geometry(i + 1, j + 1)]
 
 
 def _pair(key: int) -> tuple[int, int]:

@@ -11,7 +11,11 @@ from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT
 from gaussian_splatting.optim.densification import Densification, DensificationConfig, ScoreConfig
 from gaussian_splatting.optim.learned_exposure import NO_EXPOSURE, ExposureConfig
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    fields_without,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
@@ -99,18 +103,10 @@ class VanillaConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values, once they are settled."""
-        values = asdict(self)
-        for other in (
-            "preset",
-            "optimizer",
-            "split",
-            "exposure",
-            "robustness",
-            "scoring",
-            "growth",
-        ):
-            values.pop(other)
-        values.pop("init")
+        values = fields_without(
+            self, "preset", "optimizer", "split", "exposure", "robustness", "scoring", "growth",
+            "init",
+        )  # fmt: skip
         if self.starts_dense:
             values["init"] = "dense"
         chosen = {**self.exposure.identity(), **self.robustness.identity()}

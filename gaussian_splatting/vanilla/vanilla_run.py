@@ -45,7 +45,7 @@ from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
-from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
+from gaussian_splatting.vanilla.growing_resolution import measured_growth
 from gaussian_splatting.vanilla.robust import limited_sky, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.sky_colors import with_sky_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
@@ -126,9 +126,10 @@ class VanillaOptions:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
         scene = load_scene(
-            self.source_path, size_rule=_size_rule(self), images_dir=self.images,
-            eval_split=self.eval, white_background=config.white_background, seed=config.random_seed,
-            masks=self.mask_options, view_options=self.view_options, notify=messages,
+            self.source_path, size_rule=self.size or VanillaSize(self.resolution),
+            images_dir=self.images, eval_split=self.eval, white_background=config.white_background,
+            seed=config.random_seed, masks=self.mask_options, view_options=self.view_options,
+            notify=messages,
         )  # fmt: skip
         estimation = MaskEstimation(
             self.model_path,
@@ -171,13 +172,6 @@ def _stage_run(
     exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
     sky = sky_of(scene.train_cameras, scene.extent, config.robustness)
 
-    def growth_of(store: ImageStore) -> ResolutionGrowth | None:
-        if not config.growth.growing_resolution:
-            return None
-        return measured_growth(
-            scene.train_cameras, store.shown, config.growth, config.densifies_until
-        )
-
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
@@ -189,10 +183,15 @@ def _stage_run(
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
+        growth = None
+        if config.growth.growing_resolution:
+            growth = measured_growth(
+                scene.train_cameras, store.shown, config.growth, config.densifies_until
+            )
         return VanillaStage(
             cloud, replace(config, split=options.memory.split), scene.extent, export,
             options.compute.rasterizer, poses=poses, hull=hull, exposures=exposures, sky=sky,
-            growth=growth_of(store),
+            growth=growth,
         )  # fmt: skip
 
     # Read before the folder is touched: a damaged file must not leave one behind.
@@ -210,10 +209,6 @@ def _stage_run(
         "vanilla 3DGS", scene, directory, _loop(options), build, results, init_from_images, channels
     )
     return run, cloud
-
-
-def _size_rule(options: VanillaOptions) -> SizeRule:
-    return VanillaSize(options.resolution) if options.size is None else options.size
 
 
 def _loop(options: VanillaOptions) -> LoopConfig:

@@ -235,16 +235,12 @@ class VanillaStage(Stage):
             ),
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
-        self._carve()
-        self._pruning_scores.restart(len(self.model))
-        check_population(len(self.model), iteration, "densification")
-
-    def _carve(self) -> None:
-        """Drop Gaussians outside of the masks' hull."""
         if self._hull is not None:
             inside = self._hull.contains(self.model.cloud.means)
             self.model.optimizer.keep_rows(inside)
             self._watch.stats = self._watch.stats.keep(inside)
+        self._pruning_scores.restart(len(self.model))
+        check_population(len(self.model), iteration, "densification")
 
     def _color_term(self, seen: Target) -> ImageTerm:
         weight = self._config.lambda_dssim
@@ -260,7 +256,7 @@ class VanillaStage(Stage):
         self, iteration: int, camera: Camera, probe: Tensor | None
     ) -> Callable[[], Projection]:
         """Projects as an iteration does; three quarters of all values rest until colours turn."""
-        degree = self._degree(iteration)
+        degree = min(self._config.sh_degree, iteration // self._config.sh_interval)
         if degree == 0:
             self.model.optimizer.mark_unused("sh_rest")
 
@@ -270,9 +266,6 @@ class VanillaStage(Stage):
             return project(shown, camera, sh_degree=degree, features=probe)
 
         return made
-
-    def _degree(self, iteration: int) -> int:
-        return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """The plain colour, or a random one of each view."""

@@ -96,8 +96,9 @@ def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
 def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
     """Merge equal vertices; drop degenerate and repeated faces, then those at crowded edges."""
     mesh = _without_duplicated_vertices(mesh)
-    mesh = replace(mesh, faces=_without_degenerate(mesh.faces))
-    mesh = replace(mesh, faces=_without_repeated(mesh.faces))
+    a, b, c = mesh.faces.T
+    faces = mesh.faces[(a != b) & (b != c) & (c != a)]
+    mesh = replace(mesh, faces=_without_repeated(faces))
     return _without_crowded_edges(mesh)
 
 
@@ -186,11 +187,6 @@ def _without_duplicated_vertices(mesh: TriangleMesh) -> TriangleMesh:
     keep = np.zeros(mesh.n_vertices, dtype=bool)
     keep[first_of_group] = True
     return keep_vertices(replace(mesh, faces=representative[mesh.faces]), keep)
-
-
-def _without_degenerate(faces: np.ndarray) -> np.ndarray:
-    a, b, c = faces.T
-    return faces[(a != b) & (b != c) & (c != a)]
 
 
 def _without_repeated(faces: np.ndarray) -> np.ndarray:
