@@ -7,7 +7,7 @@ Empty input gives 0. Sources: SuGaR (Guédon & Lepetit, CVPR 2024), section 4, a
 depth-normal consistency of 2D Gaussian Splatting (Huang et al., SIGGRAPH 2024), section 5.
 
 Each is a mean; a caller that works in strips passes the divisor of the whole. What they are and
-where they come from is told in DOCS/MULTIVIEW.md.
+where they come from is told in DOCS/TRAINING.md.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ def test_a_scale_that_no_file_can_hold_is_one_line(to, words, message, inputs, t
 def test_a_point_that_is_none_is_named_where_there_are_cameras(inputs, tmp_path, capsys):
     words = ("--to", "ply", "-o", tmp_path / "a.ply", "-s", inputs.scene.root)
     assert run_cli(export.main, inputs.ply, *words, "--known_distance", ",,", "0,0,0", 1) == 2
-    assert "--known_distance ,,: neither a photograph that has" in capsys.readouterr().err
+    assert "--known_distance ,,: neither a registered photograph" in capsys.readouterr().err
 
 
 def test_a_copy_that_would_reach_beyond_what_files_hold_is_refused(inputs, tmp_path, capsys):

@@ -151,7 +151,9 @@ def test_with_a_checkpoint_they_are_left_out_where_it_poses_them_alike(tmp_path)
 def test_a_scale_by_a_photograph_that_is_left_out_is_refused_before_training(scene, names):
     words = ["-s", scene, "-r", "density", "--known_distance", *names, 2]
     plan = full_plan(full_parser(None).parse_args(list(map(str, words))))
-    with pytest.raises(UserError, match="--known_distance view_0[35].png: neither a photograph"):
+    with pytest.raises(
+        UserError, match="--known_distance view_0[35].png: neither a registered photograph"
+    ):
         check_places(plan)
     kept = full_plan(full_parser(None).parse_args([*map(str, words), "--min_observations", "0"]))
     check_places(kept)

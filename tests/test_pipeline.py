@@ -147,7 +147,7 @@ def test_a_scale_by_a_photograph_that_is_not_there_is_refused_first(full, inputs
     names = ("--known_distance", "view_01.png", "nobody.png", 2)
     assert run_cli(script.main, *words, *names) == 2
     error = capsys.readouterr().err
-    assert "--known_distance nobody.png: neither a photograph" in error
+    assert "--known_distance nobody.png: neither a registered photograph" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "output").exists()
 

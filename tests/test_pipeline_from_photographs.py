@@ -62,7 +62,9 @@ def test_several_processes_are_asked_to_let_one_find_the_cameras(room, monkeypat
 def test_a_scale_by_a_photograph_that_is_not_there_is_refused_before_the_cameras(room):
     words = ("-s", room, "--known_distance", "IMG 1.png", "IMG 9.png", 2, "-r", "density")
     args = full_parser(None).parse_args(list(map(str, words)))
-    with pytest.raises(UserError, match="--known_distance IMG 9.png: neither a photograph"):
+    with pytest.raises(
+        UserError, match="--known_distance IMG 9.png: neither a registered photograph"
+    ):
         run_full(args)
     assert sorted(path.name for path in room.iterdir()) == ["images"]
 

@@ -130,7 +130,10 @@ def test_upright_meshes_stand_on_zero(world):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"known_distance": ("IMG 1.jpg", "IMG 99.jpg", "1")}, "IMG 99.jpg: neither a photograph"),
+        (
+            {"known_distance": ("IMG 1.jpg", "IMG 99.jpg", "1")},
+            "IMG 99.jpg: neither a registered photograph",
+        ),
         ({"known_distance": ("IMG 1.jpg", "IMG 1", "1")}, "both are the same place"),
         ({"known_distance": ("a", "b", "far")}, "must be a number of metres"),
         ({"known_distance": ("a", "b", "-1")}, "must be a number of metres"),

@@ -210,7 +210,7 @@ def test_faint_gaussians_that_show_next_to_nothing_go_at_a_few_times(iteration, 
     watch = judged([9] * 5, [3 * least, 2.9 * least, 0, 0, 0], [3, 3, 1, 0, 1])
     opacities = torch.tensor([0, 0, 0.99 * SCORED.faint, 0, SCORED.faint])
     watch._config = replace(SCORED, removals=(0.6, 1.0))
-    found = watch.idle(opacities, iteration, 20, 100)
+    found = watch.unused(opacities, iteration, 20, 100)
     if removes:
         assert found.tolist() == [False, True, True, False, False]
     else:

@@ -125,6 +125,8 @@ def test_empty_degenerate_and_broken_triangles_hit_nothing():
     cam = camera()
     empty = rasterize_triangles(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.long), cam)
     assert not empty.covered.any()
+    faces = torch.as_tensor(np.empty((0, 3), dtype=np.int64))
+    assert not rasterize_triangles(torch.zeros(3, 3), faces, cam).covered.any()
     vertices = torch.tensor([[0.0, 0, 3], [1, 0, 3], [2, 0, 3], [torch.nan, 1, 3], [0, 1, 1e38]])
     faces = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 0, 0], [0, 1, 4]])
     assert not rasterize_triangles(vertices, faces[:3], cam).covered.any()

@@ -175,7 +175,7 @@ def densify_and_prune(
     generator: torch.Generator,
     sky: SkySphere | None = None,
     may_grow: Tensor | None = None,
-    idle: Tensor | None = None,
+    unused: Tensor | None = None,
     allowed: Callable[[int], int] | None = None,
 ) -> DensificationStats:
     """One round of clone, split and prune; returns fresh statistics.
@@ -185,7 +185,7 @@ def densify_and_prune(
 
     Args:
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
-        idle: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
+        unused: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
         allowed: Says how many Gaussians there may be, from how many this round would add, besides
             the limit of ``config``; None for any number.
     """
@@ -205,7 +205,7 @@ def densify_and_prune(
     if sky is not None:
         children["means"] = sky.returned(children["means"], far[split].repeat(SPLIT_CHILDREN))
     optimizer.append_rows({name: torch.cat([p[clone], children[name]]) for name, p in rows.items()})
-    gone = split if idle is None else split | (idle & ~grow)
+    gone = split if unused is None else split | (unused & ~grow)
     keep = torch.cat([~gone, split.new_ones(n_children)])
     parameters = {name: p.detach() for name, p in optimizer.parameters.items()}
     keep &= parameters["opacity_logits"].squeeze(-1) >= _logit(config.prune_opacity)
@@ -383,7 +383,7 @@ class PruningScores:
         enough = self._config.wrong_share * float(shown / max(seen, 1.0))
         return (views > 0) & (wrong >= enough * views)
 
-    def idle(self, opacities: Tensor, iteration: int, interval: int, until: int) -> Tensor | None:
+    def unused(self, opacities: Tensor, iteration: int, interval: int, until: int) -> Tensor | None:
         """Faint Gaussians that show next to nothing, in the rounds that remove them. (N,) bool
 
         Args:

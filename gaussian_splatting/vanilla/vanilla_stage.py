@@ -227,7 +227,7 @@ class VanillaStage(Stage):
             generator=generator(self._config.random_seed, "split", iteration),
             sky=self._sky,
             may_grow=self._pruning_scores.may_grow(),
-            idle=self._pruning_scores.idle(
+            unused=self._pruning_scores.unused(
                 self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
                 iteration,
                 rules.densification_interval,

@@ -252,6 +252,9 @@ def rasterize_camera_triangles(
     """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
     device = vertices.device
     vertices = vertices.detach().float().contiguous()
+    if faces.shape[0] == 0:
+        # Without rows any strides count as contiguous, which Warp does not take.
+        faces = torch.empty(0, 3, dtype=torch.int32, device=device)
     faces = faces.to(device=device, dtype=torch.int32).contiguous()
     n_faces, view = faces.shape[0], make_view(camera)
     hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
