@@ -5,9 +5,7 @@ Each is a mean. A caller that works in chunks passes ``total``, the number of el
 whole, to every chunk; the chunk losses (and their gradients) then add up to those of the whole.
 Empty input gives 0. Sources: SuGaR (Guédon & Lepetit, CVPR 2024), section 4, and the
 depth-normal consistency of 2D Gaussian Splatting (Huang et al., SIGGRAPH 2024), section 5.
-
-Each is a mean; a caller that works in strips passes the divisor of the whole. What they are and
-where they come from is told in DOCS/TRAINING.md.
+DOCS/TRAINING.md says more of them.
 """
 
 from __future__ import annotations
@@ -185,14 +183,11 @@ def lookup_depth(
 
 
 def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> Tensor:
-    """Gaussians that the sdf stage samples: visible, and within two deviations of the depth map.
+    """Visible Gaussians within two standard deviations of the depth map. (N,) bool
 
     Args:
         depth_gap: Rendered depth minus that of the centre. (N,) world units
         view_std: Standard deviation along the line of sight. (N,) world units
-
-    Returns:
-        (N,) bool
     """
     return visible & (depth_gap.detach().abs() < 2 * view_std.detach())
 
@@ -252,15 +247,14 @@ def plane_normal_loss(
 ) -> Tensor:
     """Mean of w (1 - N . n(z)): normals of the planes against those of their depth.
 
+    Pixels without a depth, or beside one, count as 0.
+
     Args:
         plane: (R, W, 4)
         first_row: Of the image.
         weights: See :func:`edge_weights`, of these rows. (R, W)
         rows: Rows that count.
         total: Divisor, the pixels of the whole image.
-
-    Returns:
-        Pixels without a depth, or beside one, count as 0.
     """
     height, width = plane.shape[:2]
     if height < 3 or width < 3:

@@ -142,7 +142,7 @@ class FoundCameras:
     """What is gone on with."""
 
     models: Models
-    attempt: Attempt | None = None  # which one that is; None where the models are somebody else's
+    attempt: Attempt | None = None  # which one that is; None for models that were there before
 
 
 def attempts_of(
