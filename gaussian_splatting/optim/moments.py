@@ -48,11 +48,7 @@ class AdamStep:
 
 
 class PlainMoments:
-    """Moments as numbers of one type.
-
-    Args:
-        dtype: float32 or bfloat16.
-    """
+    """Moments as numbers of one type. dtype: float32 or bfloat16"""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

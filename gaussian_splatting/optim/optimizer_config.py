@@ -57,11 +57,7 @@ class OptimizerConfig:
         return torch.bfloat16 if self._is_half(name) else torch.float32
 
     def state_format(self, name: str, width: int) -> StateFormat:
-        """Format of a parameter's moments.
-
-        Args:
-            width: Values per row.
-        """
+        """Format of a parameter's moments. width: values per row"""
         if self.optimizer_state == "8bit" and width < MIN_BLOCK:
             return "bf16"
         if self.optimizer_state == "fp32" and self._is_half(name):

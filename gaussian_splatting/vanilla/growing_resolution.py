@@ -136,11 +136,7 @@ def measured_growth(
     config: GrowthConfig,
     densified: int,
 ) -> ResolutionGrowth:
-    """The schedule for some photographs.
-
-    Args:
-        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
-    """
+    """The schedule for some photographs. load_image: (H, W, 3), or (H, W, 4) uint8 with a mask"""
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]
     until = round(config.until_of(cameras) * densified)

@@ -272,11 +272,7 @@ def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.ndarray]) -> None:
-    """Write PNG files, each complete or not at all.
-
-    Args:
-        pictures: (H, W, 3) uint8 each, as many.
-    """
+    """Write PNG files, each complete or not at all. pictures: (H, W, 3) uint8 each, as many"""
     for name, picture in zip(names, pictures, strict=True):
         file = name.replace("/", "_").replace("\\", "_")
         with atomic_path(folder / f"{file}.png") as temporary:
