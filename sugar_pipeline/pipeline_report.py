@@ -77,12 +77,11 @@ def write_report(
     model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
 ) -> Path | None:
-    """Write the report of a pipeline. Returns the file, or None.
+    """Write the report of a pipeline; None if it cannot be written.
 
     Args:
-        pictures: Rows of (H, W, 3) uint8 pictures by caption, for example four views of the
-            coarse, the refined and the textured mesh. Rows of the same views stand above each
-            other, so that they can be compared.
+        pictures: Rows of (H, W, 3) uint8 pictures by caption. Rows of the same views stand above
+            each other, so that they can be compared.
     """
 
     def build() -> Page:
@@ -180,11 +179,7 @@ def mesh_picture_rows(
     white_background: bool = False,
     device: torch.device | str = "cpu",
 ) -> dict[str, list[np.ndarray]]:
-    """Four views of each mesh there is, from cameras of the scene.
-
-    Returns:
-        By the row's title, (H, W, 3) uint8 each.
-    """
+    """Four views of each mesh there is, by title of the row. (H, W, 3) uint8 each"""
     views = pick_views(cameras, N_VIEWS)
     rows: dict[str, list[np.ndarray]] = {}
     if coarse_mesh is not None:

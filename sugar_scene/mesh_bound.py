@@ -363,13 +363,9 @@ def triangle_layout(per_triangle: int) -> TriangleLayout:
 def bind_to_mesh(
     vertices: Tensor, faces: Tensor, vertex_colors: Tensor, per_triangle: int, extent: float
 ) -> BoundCloud:
-    """Initial Gaussians on a mesh.
+    """Initial Gaussians on a mesh; a millionth of the camera extent is their thickness.
 
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers
-        vertex_colors: (V, 3) in [0, 1]
-        extent: Camera extent; a millionth of it is the thickness. World units
+    vertices: (V, 3) world units; faces: (F, 3) integers; vertex_colors: (V, 3) in [0, 1]
     """
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:
@@ -401,13 +397,9 @@ def face_normals(triangles: Tensor) -> Tensor:
 
 
 def face_frames(triangles: Tensor) -> Tensor:
-    """Orthonormal frames: normal, direction from the second to the first corner, their product.
+    """Rotation matrices of triangles, (F, 3, 3) world units. (F, 3, 3)
 
-    Args:
-        triangles: Corners. (F, 3, 3) world units
-
-    Returns:
-        Rotation matrices whose columns are the axes. (F, 3, 3)
+    Columns: normal, direction from the second to the first corner, their product.
     """
     normal = face_normals(triangles)
     tangent = normalize(triangles[:, 0] - triangles[:, 1], dim=-1)
@@ -438,8 +430,7 @@ GROUP_NAMES = {
 class TrainableBoundCloud(TrainableModel):
     """Mesh-bound Gaussians whose faces and thickness are fixed.
 
-    Args:
-        vertex_scale: Spatial scale of the vertex rate in world units.
+    ``vertex_scale`` is the spatial scale of the vertex rate in world units.
     """
 
     state_names = STATE_NAMES

@@ -41,10 +41,9 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
 def opacity_entropy(
     opacities: Tensor, total: int | None = None, eps: float = 1e-10, counted: Tensor | None = None
 ) -> Tensor:
-    """Binary entropy of opacities, pushing them to 0 or 1.
+    """Binary entropy of opacities in [0, 1], (V,), pushing them to 0 or 1.
 
     Args:
-        opacities: (V,) in [0, 1]
         total: Divisor; V when None.
         counted: Those that count; None for all. (V,) bool
     """
@@ -94,12 +93,7 @@ def sdf_estimation_loss(
 
 
 def better_normal_loss(normal_error: Tensor, total: int | None = None) -> Tensor:
-    """Mean squared distance of normals to the weighted mean of their neighbours' normals.
-
-    Args:
-        normal_error: As the fields return it. (S,)
-        total: Divisor; S when None.
-    """
+    """Mean squared distance of normals to the weighted mean of their neighbours' normals. (S,)"""
     return _mean(normal_error, total)
 
 
@@ -197,15 +191,7 @@ _MIN_SLOPE = 1e-6
 
 
 def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:
-    """Grey values that patches are made of.
-
-    Args:
-        photograph: (H, W, 3) bytes, or floats in [0, 1]
-        counted: Pixels that count; None for all. (H, W) bool
-
-    Returns:
-        In [0, 1], ``UNCOUNTED`` where pixels do not count. (H, W) float32
-    """
+    """Grey values in 0 to 1 of bytes or floats, (H, W, 3); ``UNCOUNTED`` out of masks. (H, W)"""
     luma = torch.tensor(_LUMA, device=photograph.device)
     if photograph.dtype == torch.uint8:
         luma, photograph = luma / 255.0, photograph.to(torch.float32)
@@ -214,13 +200,9 @@ def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def edge_weights(gray: Tensor) -> Tensor:
-    """(1 - |grad I|)^2 with the slopes scaled to [0, 1]: normals may change at image edges.
+    """(1 - |grad I|)^2 with the slopes scaled to [0, 1]: normals may change at image edges. (H, W)
 
-    Args:
-        gray: As :func:`gray_values` returns it. (H, W)
-
-    Returns:
-        (H, W); 0 at the border and where slopes are not known.
+    0 at the border and where slopes are not known, as for grey values of ``UNCOUNTED``.
     """
     weights = torch.zeros_like(gray)
     if min(gray.shape) < 3:
@@ -283,16 +265,13 @@ def rays_of(pixels: Tensor, camera: Camera, dtype: torch.dtype = torch.float32) 
 def cycle_of(
     planes: Tensor, pixels: Tensor, neighbor_depth: Tensor, pair: ViewPair
 ) -> tuple[Tensor, Tensor]:
-    """How far pixels of the reference are missed by way of the neighbour, and what that says.
+    """Cycle errors in pixels, differentiable, and their weights. (n,) each
+
+    Weights are 0 where the views do not see the same; errors mean nothing there.
 
     Args:
-        planes: (n, 4)
-        pixels: Columns and rows. (n, 2) int32
+        planes, pixels: Blended planes, (n, 4), at columns and rows, (n, 2) int32.
         neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
-
-    Returns:
-        Errors in pixels, differentiable; and weights, 0 where the views do not see the same, where
-        errors mean nothing. (n,) each
     """
     rays = rays_of(pixels, pair.reference, planes.dtype)
     depth, known = plane_depth(planes, rays)
@@ -303,15 +282,11 @@ def cycle_of(
 def patch_mismatch(
     planes: Tensor, pixels: Tensor, gray: Tensor, neighbor_gray: Tensor, pair: ViewPair
 ) -> tuple[Tensor, Tensor]:
-    """1 - NCC of the patches around pixels with what their planes say is the same.
+    """1 - NCC of patches with what their planes show in the neighbour; and which count. (n,) each
 
     Args:
-        planes: (n, 4)
-        pixels: Columns and rows. (n, 2) int32
+        planes, pixels: Blended planes, (n, 4), at columns and rows, (n, 2) int32.
         gray, neighbor_gray: See :func:`gray_values`. (H, W), (H', W')
-
-    Returns:
-        0 where a patch does not count; and which do. (n,) each
     """
     known = plane_depth(planes, rays_of(pixels, pair.reference, planes.dtype))[1]
     # Rows without a plane get one that no ray meets, and so no patch.

@@ -183,14 +183,10 @@ def all_pixels(camera: Camera, device: torch.device) -> Tensor:
 
 
 def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) -> Tensor:
-    """Pixels drawn one from each of ``n`` equally long runs of the candidates, so no two are equal.
+    """Columns and rows of at most ``n`` of the candidates, ascending by row. (n, 2) int32
 
-    Args:
-        candidates: Pixels that count. (H, W) bool
-        n: How many; fewer where there are not so many candidates.
-
-    Returns:
-        Columns and rows, ascending by row. (n, 2) int32
+    One is drawn from each of n equally long runs of the candidates, (H, W) bool, so no two are
+    equal.
     """
     places = candidates.reshape(-1).nonzero()[:, 0]
     total = places.shape[0]
@@ -209,11 +205,7 @@ def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) 
 def planes_depth_map(
     gaussians: Gaussians, camera: Camera, reach: float, split: ImageSplit, rasterizer: Rasterizer
 ) -> Tensor:
-    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units
-
-    Args:
-        reach: See ``plane_reach`` of :func:`project`.
-    """
+    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units"""
     projection = project(gaussians, camera, rgb=False, plane_reach=reach)
     tiles = rasterizer.build_tile_lists(projection)
     behind = channel_background(projection)

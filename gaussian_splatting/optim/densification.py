@@ -384,11 +384,7 @@ class PruningScores:
         return (views > 0) & (wrong >= enough * views)
 
     def unused(self, opacities: Tensor, iteration: int, interval: int, until: int) -> Tensor | None:
-        """Faint Gaussians that show next to nothing, in the rounds that remove them. (N,) bool
-
-        Args:
-            opacities: (N,)
-        """
+        """Faint Gaussians that show next to nothing, in the rounds that remove them. (N,) bool"""
         if self._config is None:
             return None
         times = (share * until for share in self._config.removals)

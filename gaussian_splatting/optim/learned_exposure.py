@@ -178,21 +178,13 @@ _EPSILON = 1e-15
 
 
 def rate_at(rate: float, final_share: float, start: int, last: int, iteration: int) -> float:
-    """Learning rate of an iteration: log-linear from ``rate`` at ``start`` to its share at the end.
-
-    Args:
-        final_share: Share of it that is left at ``last``.
-    """
+    """Learning rate of an iteration: log-linear to ``final_share`` of ``rate`` at ``last``."""
     progress = (iteration - start) / max(1, last - start)
     return rate * final_share ** min(max(progress, 0.0), 1.0)
 
 
 class VisitedAdam:
-    """Moments and counts of V rows of any shape, and the gradient of the step to come.
-
-    Args:
-        shape: (V, ...)
-    """
+    """Moments and counts of V rows of any shape (V, ...), and the gradient of the step to come."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         def zeros(*size: int) -> Tensor:
@@ -266,14 +258,7 @@ def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
 
 
 def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Gain and offset per channel that bring an image closest to another, by least squares.
-
-    Args:
-        image, target: (H, W, 3) floats
-
-    Returns:
-        Gains and offsets. (3,) each, float64
-    """
+    """Gains and offsets, (3,) float64 each, that bring one (H, W, 3) image closest to another."""
     mean_x, mean_y = _mean_of_pixels(image), _mean_of_pixels(target)
     x, y = image.double() - mean_x, target.double() - mean_y
     variance, covariance = _mean_of_pixels(x * x), _mean_of_pixels(x * y)

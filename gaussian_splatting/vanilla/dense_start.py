@@ -91,14 +91,13 @@ def with_dense_points(
 def dense_points(
     scene: Scene, load_image: Callable[[Camera], Tensor], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Points that at least two photographs agree on.
+    """Points that at least two photographs agree on, on the CPU, in the order of the views.
 
     Args:
         load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
 
     Returns:
-        Points, (P, 3) float32 world units, and their colours, (P, 3) uint8, on the CPU, in the
-        order of the views.
+        Points, (P, 3) float32 world units, and their colours, (P, 3) uint8.
     """
     cameras, ranges = _with_ranges(evenly_chosen(scene.train_cameras), scene.points)
     smaller = [small_copy(camera, load_image(camera), device) for camera in cameras]
@@ -203,16 +202,10 @@ class GreyView:
 def sweep(
     view: GreyView, neighbors: Sequence[GreyView], near: float, far: float
 ) -> tuple[Tensor, Tensor]:
-    """Depth of each pixel, and how well the neighbours agree that it is right.
+    """Depth of each pixel in world units, and agreement of the neighbours in [-1, 1]. (H, W) each
 
     Every second depth is tried on images of half the size. Around what agrees best there, every
     depth is tried on the images themselves. Small images are searched whole.
-
-    Args:
-        near, far: Depths in world units.
-
-    Returns:
-        Depth along the view axis in world units, and agreement in [-1, 1]. (H, W) each
     """
     step = (1 / near - 1 / far) / (N_DEPTHS - 1)
     every = torch.arange(N_DEPTHS, dtype=torch.float64, device="cpu") * step + 1 / far
@@ -232,14 +225,10 @@ def sweep(
 def best_plane(
     view: GreyView, neighbors: Sequence[GreyView], inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The plane on which neighbours agree best, between those that were tried.
+    """1 / depth of the tried planes on which neighbours agree best, and agreement. (H, W) each
 
     Args:
-        inverse: 1 / depth of the planes, evenly spaced, for all pixels or for each. (D, 1, 1) or
-            (D, H, W)
-
-    Returns:
-        1 / depth, and agreement in [-1, 1]. (H, W) each
+        inverse: 1 / depth, evenly spaced. (D, 1, 1), or (D, H, W) for each pixel
     """
     mean, deviation = _moments(view.grey)
     agreement = _mean_of_two_best(

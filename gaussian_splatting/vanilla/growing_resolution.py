@@ -74,15 +74,11 @@ class ResolutionGrowth:
 
 
 class GaussianBudget:
-    """How many Gaussians there may be while images grow.
+    """How many Gaussians there may be while images grow, from ``first`` to an expected ``last``.
 
     DashGaussian: P_i = P_first + (P_last - P_first) / r^(2 - i / S), where r is how many times
     smaller images are than the full ones, and S is when they have their full size. P_last is five
     times P_first to begin with, and follows what the rounds of densification ask for.
-
-    Attributes:
-        first: Gaussians at the start.
-        last: Gaussians that are expected at full size.
     """
 
     def __init__(self, growth: ResolutionGrowth, first: int) -> None:
@@ -90,11 +86,7 @@ class GaussianBudget:
         self.first, self.last = float(first), FIRST_GUESS * first
 
     def allowed(self, iteration: int, wanted: int) -> int:
-        """The most Gaussians after a round of densification.
-
-        Args:
-            wanted: Gaussians that the round would add.
-        """
+        """The most Gaussians after a round of densification that would add ``wanted``."""
         self.last = max(self.last, MEMORY * self.last + wanted)
         share = self._growth.scale(iteration) ** (2.0 - self._growth.passed(iteration))
         return math.floor(self.first + (self.last - self.first) * share)
@@ -110,13 +102,10 @@ class GaussianBudget:
 
 
 def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
-    """What images of each size hold of the sum of amplitudes of the photographs' spectrum.
+    """Mean shares of the spectrum's sum of amplitudes that images of each of LEVELS sizes hold.
 
     Args:
         photographs: Grey values. (H, W) each
-
-    Returns:
-        Rising to 1, one for each of LEVELS.
     """
     shares = np.zeros(LEVELS)
     for grey in photographs:

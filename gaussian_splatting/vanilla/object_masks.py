@@ -34,13 +34,10 @@ _MIN_WEIGHT = 1e-6
 def object_shares(
     gaussians: Gaussians, views: Iterable[tuple[Camera, Tensor]], rasterizer: Rasterizer = WARP
 ) -> Tensor:
-    """Share of each Gaussian that lies inside of the masks.
+    """Share of each Gaussian that lies inside of the masks; 0 where no view shows it. (N,)
 
     Args:
         views: Cameras, and masks of their size. (H, W) in [0, 1] each
-
-    Returns:
-        0 for Gaussians that no view shows. (N,)
     """
     sums = torch.zeros(len(gaussians.means), 2, device=gaussians.means.device)
     for camera, mask in views:

@@ -63,10 +63,7 @@ def with_sky(
 ) -> tuple[Tensor, Tensor]:
     """Points to start from with grey ones evenly on a sphere around the cameras (Fibonacci).
 
-    Args:
-        points: (N, 3) world units
-        colors: (N, 3) uint8
-        extent: Camera extent in world units; without one there is no sky.
+    points: (N, 3) world units; colors: (N, 3) uint8; without a camera extent there is no sky.
     """
     n = config.sky_points if config.robust else 0
     if n == 0 or extent <= 0:

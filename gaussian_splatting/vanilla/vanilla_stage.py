@@ -41,13 +41,9 @@ INITIAL_OPACITY = 0.1
 
 
 def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
-    """Gaussians from a sparse point cloud.
+    """Gaussians from points, (N, 3) in world units, and their colours, (N, 3) uint8.
 
     Isotropic, as large as the root mean squared distance to the three nearest other points.
-
-    Args:
-        points: (N, 3) world units
-        colors: RGB. (N, 3) uint8
     """
     n = points.shape[0]
     if n == 0:

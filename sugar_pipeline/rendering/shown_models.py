@@ -157,11 +157,9 @@ def _of_surface(
 
 
 def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
-    """Depth and normals of the first surface that each pixel sees.
+    """Depth, (H, W), and normals in camera axes, (H, W, 3), of the first surface of each pixel.
 
-    Returns:
-        Depth (H, W), infinite where there is nothing; normals in camera axes, towards the camera,
-        zero there (H, W, 3).
+    Without a surface depth is infinite and the normal 0; normals are turned to the camera.
     """
     hits = rasterize_triangles(vertices, faces, camera)
     rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=vertices.device)

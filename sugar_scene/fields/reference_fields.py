@@ -41,16 +41,12 @@ class FieldSamples(NamedTuple):
 def sample_points(
     means: Tensor, quats: Tensor, scales: Tensor, indices: Tensor, noise: Tensor
 ) -> Tensor:
-    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable.
+    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable. (S, 3) world units
 
     Args:
         means, scales: (N, 3) world units.
         quats: Unit quaternions, wxyz. (N, 4)
-        indices: Gaussian of each sample. (S,) int64
-        noise: Standard normal draws. (S, 3)
-
-    Returns:
-        (S, 3) world units.
+        indices, noise: Gaussian and standard normal draw of each sample. (S,) int64, (S, 3)
     """
     local = SAMPLE_SPREAD * scales[indices] * noise
     return means[indices] + (rotation_matrices(quats[indices]) @ local[..., None]).squeeze(-1)
@@ -65,15 +61,12 @@ def neighbor_opacities(
     opacities: Tensor,
     density_factor: float = 1.0,
 ) -> Tensor:
-    """Opacity o_j(x) = f a_j exp(-m / 2) of each neighbour, m its squared Mahalanobis distance.
+    """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
 
     Args:
-        neighbor_rows: Gaussians to evaluate at each point. (S, K)
         points, means, scales: (S, 3), (N, 3), (N, 3) world units
+        neighbor_rows: Gaussians to evaluate at each point. (S, K)
         quats: Unit quaternions, wxyz. (N, 4)
-
-    Returns:
-        (S, K)
     """
     rows = neighbor_rows.long()
     offset = points[:, None] - means[rows]  # (S, K, 3)

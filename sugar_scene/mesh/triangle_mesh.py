@@ -248,11 +248,7 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
 
 
 def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> TriangleMesh:
-    """The mesh with each hole covered by triangles between its border and its middle.
-
-    Args:
-        longest: Holes with more edges stay open; None fills all.
-    """
+    """Cover each hole of at most ``longest`` edges (None: each) by triangles around its middle."""
     most = mesh.n_faces * 3 if longest is None else longest
     loops = [loop for loop in border_loops(mesh) if 3 <= len(loop) <= most]
     if not loops:

@@ -224,12 +224,7 @@ def weigh_corners(
 def rasterize_triangles(
     vertices: Tensor, faces: Tensor, camera: Camera, *, near: float = 0.0
 ) -> TriangleHits:
-    """Find the first triangle on the ray of every pixel.
-
-    Args:
-        vertices: (V, 3) float32 world units, CPU or CUDA.
-        faces: Rows of the vertices. (F, 3) integers
-    """
+    """Find the first triangle on every pixel's ray. vertices: (V, 3) world units; faces: (F, 3)"""
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera, near=near)
 
 

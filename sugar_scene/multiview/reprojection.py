@@ -161,15 +161,10 @@ _BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bi
 
 
 def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Read a map at points of the image, bilinearly, clamped at the border.
+    """Read a map, (H, W), bilinearly at columns and rows, clamped at the border. (S,)
 
-    Args:
-        values: (H, W) float
-        u, v: Columns and rows in pixels, 0.5 in the middle of the first one. (S,) each
-
-    Returns:
-        (S,). Gradients reach the map, with the same bits in every run on every device, and the
-        points, where they are not clamped.
+    0.5 is the middle of the first pixel. Gradients reach the map, with the same bits in every run
+    on every device, and the points, where they are not clamped.
     """
     height, width = values.shape
     x = (u - 0.5).clamp(0, width - 1)
@@ -201,16 +196,10 @@ class _Gather(torch.autograd.Function):
 
 
 def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
-    """Add values to places, with the same bits for any order of additions.
+    """Add M <= 2^26 values to places, (M,) int64, with the same bits for any order of additions.
 
     They are added as integers, multiples of 2^-36 of the power of two above the largest of them.
-
-    Args:
-        values: (M,) float, M at most 2^26
-        index: Place of each value. (M,) int64
-
-    Returns:
-        (P,) of the values' type; NaN if any value is not finite.
+    All sums are NaN if any value is not finite.
     """
     if values.numel() == 0:
         return values.new_zeros(n_places)
@@ -266,8 +255,7 @@ class NeighborViews:
     def among(self, camera: Camera, common: np.ndarray | None = None) -> tuple[Camera, ...]:
         """Training views that are neighbours of any view, the best first.
 
-        Args:
-            common: Points that it has in common with each training view; None if unknown.
+        ``common`` counts the points that it shares with each training view; None if unknown.
         """
         rule, extent = self._rule, self._extent
         cosine = np.clip(self._directions @ camera.rotation[2], -1.0, 1.0)

@@ -55,16 +55,11 @@ class ImageStatistics:
 
 
 def sharpness(grey: np.ndarray) -> float:
-    """How much of the detail between neighbouring pixels a further blur takes away.
+    """How much of the detail between neighbouring pixels a further blur takes away. (H, W) uint8
 
     A picture that is blurred already loses little by it (Crété-Roffet et al. 2007, "The blur
-    effect"), whatever it shows, so two photographs of different places can be compared.
-
-    Args:
-        grey: (H, W) uint8
-
-    Returns:
-        0 for a picture without any detail, towards 1 for a sharp one.
+    effect"), whatever it shows, so two photographs of different places can be compared. 0 for a
+    picture without any detail, towards 1 for a sharp one.
     """
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import uniform_filter1d

@@ -50,14 +50,10 @@ class MaskAgreement:
 
 
 def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreement | None:
-    """Compare each mask with the visual hull of the others.
+    """Compare masks, at the size of their images, with the visual hull of the others.
 
-    Args:
-        cameras: Views with an object mask, at the size of their images.
-        points: Points of the reconstruction, which tell where the object is. (P, 3) world units
-
-    Returns:
-        None if there are too few masks, or too few points inside of them.
+    Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there
+    are too few masks, or too few points inside of them.
     """
     views = [_View(camera) for camera in cameras]
     if len(views) < MIN_VIEWS or len(points) < _MIN_POINTS:
