@@ -124,19 +124,13 @@ class MetricsOptions:
 
     def refined_name(self, scene: Path) -> str:
         """Name that the files of a scene's refined model share."""
+        parent = self.output_dir / "coarse" / scene_name(scene)
+        weights = self.estimation_factor, NORMAL_FACTOR
         coarse = coarse_directory(
-            self.output_dir / "coarse" / scene_name(scene),
-            self.iteration_to_load,
-            self.regularization_type,
-            self.estimation_factor,
-            NORMAL_FACTOR,
+            parent, self.iteration_to_load, self.regularization_type, *weights
         )
-        mesh = mesh_name(
-            coarse.name.removeprefix("sugarcoarse_"),
-            self.surface_level,
-            self.n_vertices_in_mesh,
-            self.variant,
-        )
+        model = coarse.name.removeprefix("sugarcoarse_")
+        mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)
         return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
 

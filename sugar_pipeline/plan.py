@@ -200,12 +200,9 @@ def _texture_options(
     args: argparse.Namespace, refine: RefineOptions, folders: _Folders
 ) -> TextureOptions:
     return from_args(
-        TextureOptions,
-        args,
-        compute=refine.compute,
-        refined_model_path=refine.result,
+        TextureOptions, args, compute=refine.compute, refined_model_path=refine.result,
         mesh_output_dir=folders.of("refined_mesh"),
-    )
+    )  # fmt: skip
 
 
 def _with_recovery(config: VanillaConfig) -> VanillaConfig:

@@ -72,12 +72,8 @@ def draw_samples(
     noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
     seeds = (wp.uint32(seed & 0xFFFFFFFF), wp.uint32(seed >> 32 & 0xFFFFFFFF))
     quantiles, points = _normal_quantiles(mask.device), as_array(noise, wp.vec3)
-    launch(
-        _place_samples,
-        n_samples,
-        [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points],
-        min_items=_MIN_SAMPLES,
-    )
+    arguments = [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points]
+    launch(_place_samples, n_samples, arguments, min_items=_MIN_SAMPLES)
     return indices, noise
 
 

@@ -204,11 +204,8 @@ class CoarseStage(Stage):
         self.neighbors = None
 
     def _search_neighbors(self) -> None:
-        found = nearest_neighbors(
-            self.model.cloud.means.detach(),
-            self._config.n_neighbors,
-            query_batch=self._config.knn_batch_size,
-        )
+        means, config = self.model.cloud.means.detach(), self._config
+        found = nearest_neighbors(means, config.n_neighbors, query_batch=config.knn_batch_size)
         self.neighbors = found.indices
 
     def _view(
@@ -232,12 +229,8 @@ class CoarseStage(Stage):
         half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
-        view = ViewPass(
-            lambda: project(shapes, half, rgb=False, depth=True, normal=True),
-            None,
-            self._config.split,
-            rasterizer=self._rasterizer,
-        )
+        projected = partial(project, shapes, half, rgb=False, depth=True, normal=True)
+        view = ViewPass(projected, None, self._config.split, rasterizer=self._rasterizer)
         counted = halved_mask(target, half)
         found, _ = view.backpropagate([term.bind(half, counted) for term in terms])
         return found
@@ -300,13 +293,9 @@ class CoarseOptions(CaptureOptions):
     def directory(self) -> Path:
         """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        return coarse_directory(
-            parent,
-            self.iteration_to_load,
-            self.config.regularization_type,
-            self.config.estimation_factor,
-            self.config.normal_factor,
-        )
+        weights = self.config.estimation_factor, self.config.normal_factor
+        mode = self.config.regularization_type
+        return coarse_directory(parent, self.iteration_to_load, mode, *weights)
 
     @property
     def result(self) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,9 @@ class MultiviewStage(Stage):
         self._notify = notify
         self._rasterizer = rasterizer
         self._hull = hull
+        pixels = config.multiview_pixels if config.compares_views else 0
         self._comparer = ViewComparer(
-            neighbors,
-            images,
-            extent,
-            config.multiview_pixels if config.compares_views else 0,
-            config.random_seed,
-            rasterizer,
+            neighbors, images, extent, pixels, config.random_seed, rasterizer
         )
         self._watch = DensificationStatistics(len(cloud), self.model.device)
 
@@ -131,12 +128,12 @@ class MultiviewStage(Stage):
         )
         seen = self.target(target, camera, iteration, view_index)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
-        view = ViewPass(
-            lambda: project(leaves, camera, plane_reach=reach),
-            seen.background,
+        projected, split = (
+            partial(project, leaves, camera, plane_reach=reach),
             self.memory_plan.split,
-            rasterizer=self._rasterizer,
-            pairs=self.pairs,
+        )
+        view = ViewPass(
+            projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
         )
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))

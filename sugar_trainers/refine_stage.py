@@ -73,12 +73,9 @@ class RefineStage(Stage):
     ) -> None:
         self.extent = extent
         self.exposures = exposures
+        scale = config.vertex_rate_scale(extent)
         self.model = TrainableBoundCloud(
-            cloud,
-            config.rates,
-            config.vertex_rate_scale(extent),
-            config.optimizer,
-            config.random_seed,
+            cloud, config.rates, scale, config.optimizer, config.random_seed
         )
         self.memory_plan = MemoryPlan(config.split)
         self._config = config
@@ -196,11 +193,8 @@ class RefineOptions(CaptureOptions):
     @property
     def name(self) -> str:
         """Name that all files of the refined model share."""
-        return refined_name(
-            self.mesh_path,
-            self.config.normal_consistency_factor,
-            self.config.gaussians_per_triangle,
-        )
+        weight = self.config.normal_consistency_factor
+        return refined_name(self.mesh_path, weight, self.config.gaussians_per_triangle)
 
     @property
     def directory(self) -> Path:

@@ -220,15 +220,11 @@ def planes_depth_map(
 
 def _normals(strip: ImageStrip) -> Tensor:
     shown, counted = strip.maps.shown, strip.counted
+    edges = strip.beside.edges[shown.start : shown.stop]
     n_pixels = strip.maps.height * strip.camera.width
-    return plane_normal_loss(
-        strip.maps.plane,
-        strip.camera,
-        shown.start,
-        strip.beside.edges[shown.start : shown.stop],
-        rows=strip.maps.counted,
-        total=n_pixels if counted is None else counted.sum().clamp_min(1),
-    )
+    total = n_pixels if counted is None else counted.sum().clamp_min(1)
+    plane, rows = strip.maps.plane, strip.maps.counted
+    return plane_normal_loss(plane, strip.camera, shown.start, edges, rows=rows, total=total)
 
 
 def _photometric(strip: ImageStrip) -> Tensor:

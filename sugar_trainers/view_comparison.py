@@ -72,12 +72,9 @@ class ViewComparer:
         if neighbor is None:
             return surface_view(gray, None)
         counted = is_counted(photograph)
-        pixels = spread_pixels(
-            torch.ones_like(gray, dtype=torch.bool) if counted is None else counted,
-            camera.width,
-            self._pixels,
-            generator(self._seed, "compared pixels", *draw_labels(iteration, view_index)),
-        )
+        counted = torch.ones_like(gray, dtype=torch.bool) if counted is None else counted
+        rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
+        pixels = spread_pixels(counted, camera.width, self._pixels, rng)
         return surface_view(gray, self._compared(gaussians, camera, gray, neighbor, pixels, split))
 
     @torch.no_grad()

@@ -98,12 +98,9 @@ class BlockMoments:
         """bfloat16 moments and the scales, on the CPU: the device needs no extra memory."""
         codes, scales = ([moments[n].cpu() for n in names] for names in (MOMENTS, SCALES))
         plain = [torch.empty(c.shape, dtype=torch.bfloat16, device="cpu") for c in codes]
-        launch(
-            decode_rows,
-            plain[0].numel(),
-            [_width(plain[0]), *_interleaved(codes, scales), *(p.view(-1) for p in plain)],
-            min_items=_MIN_ELEMENTS,
-        )
+        lists = [*_interleaved(codes, scales), *(p.view(-1) for p in plain)]
+        arguments = [_width(plain[0]), *lists]
+        launch(decode_rows, plain[0].numel(), arguments, min_items=_MIN_ELEMENTS)
         return dict(zip((*MOMENTS, *SCALES), (*plain, *scales), strict=True))
 
     def from_file(self, saved: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:

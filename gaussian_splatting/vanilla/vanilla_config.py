@@ -118,19 +118,14 @@ class VanillaConfig:
 
     def with_schedule(self, scale: float) -> VanillaConfig:
         """The same settings with every milestone and interval but the length scaled."""
-        d = self.densification
+        steps = scaled(self.rates.position_lr_max_steps, scale)
+        names = ("densify_from_iter", "densify_until_iter", "densification_interval",
+                 "opacity_reset_interval")  # fmt: skip
+        milestones = {n: scaled(getattr(self.densification, n), scale) for n in names}
         return replace(
             self,
-            rates=replace(
-                self.rates, position_lr_max_steps=scaled(self.rates.position_lr_max_steps, scale)
-            ),
-            densification=replace(
-                d,
-                densify_from_iter=scaled(d.densify_from_iter, scale),
-                densify_until_iter=scaled(d.densify_until_iter, scale),
-                densification_interval=scaled(d.densification_interval, scale),
-                opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
-            ),
+            rates=replace(self.rates, position_lr_max_steps=steps),
+            densification=replace(self.densification, **milestones),
             exposure=self.exposure.with_schedule(scale),
             sh_interval=scaled(self.sh_interval, scale),
         )

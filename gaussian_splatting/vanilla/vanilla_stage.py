@@ -132,12 +132,9 @@ class VanillaStage(Stage):
         )
         if probe is not None:
             terms.append(self._pruning_scores.term(seen))
+        projected, split = self._projected(iteration, camera, probe), self.memory_plan.split
         view = ViewPass(
-            self._projected(iteration, camera, probe),
-            seen.background,
-            self.memory_plan.split,
-            rasterizer=self._rasterizer,
-            pairs=self.pairs,
+            projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
         )
         found, d_means2d = view.backpropagate(terms)
 
@@ -213,6 +210,10 @@ class VanillaStage(Stage):
 
     def _densify(self, iteration: int) -> None:
         rules = self._config.densification
+        opacities = self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1)
+        unused = self._pruning_scores.unused(
+            opacities, iteration, rules.densification_interval, self._config.densifies_until
+        )
         self._watch.stats = densify_and_prune(
             self.model.optimizer,
             self._watch.stats,
@@ -223,12 +224,7 @@ class VanillaStage(Stage):
             generator=generator(self._config.random_seed, "split", iteration),
             sky=self._sky,
             may_grow=self._pruning_scores.may_grow(),
-            unused=self._pruning_scores.unused(
-                self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
-                iteration,
-                rules.densification_interval,
-                self._config.densifies_until,
-            ),
+            unused=unused,
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
         if self._hull is not None:

@@ -101,13 +101,9 @@ class MeshOptions(CaptureOptions):
         short="-b", parse=vector3, metavar="(X,Y,Z)", task="result",
     )  # fmt: skip
     bboxmax: Vector | None = _flag(
-        None,
-        "high corner of the foreground",
-        short="-B",
-        parse=vector3,
-        metavar="(X,Y,Z)",
+        None, "high corner of the foreground", short="-B", parse=vector3, metavar="(X,Y,Z)",
         task="result",
-    )
+    )  # fmt: skip
     center_bbox: bool | None = _flag(
         None, "move the foreground box by the mean camera centre; unset: only the default cube",
         parse=boolean,

@@ -53,11 +53,9 @@ class RenderOptions:
         parse=str, choices=SHOWS, nargs="+",
     )  # fmt: skip
     n_frames: int = _flag(
-        120,
-        "pictures on the way",
-        parse=positive_int,
+        120, "pictures on the way", parse=positive_int,
         no_effect_when="with --path test, train, all and NAME.json",
-    )
+    )  # fmt: skip
     every: int = _flag(
         1, "pass through every so manieth photograph only: calmer where they were taken in zigzag",
         parse=positive_int, no_effect_when="without --path between",

@@ -89,12 +89,8 @@ class _Fields(torch.autograd.Function):
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
         owners, starts = _runs(indices, n_owners)
         if native:
-            launch(
-                evaluate_owners,
-                owners.shape[0],
-                [owners, starts, *inputs],
-                min_items=_MIN_ITEMS // 8,
-            )
+            arguments = [owners, starts, *inputs]
+            launch(evaluate_owners, owners.shape[0], arguments, min_items=_MIN_ITEMS // 8)
         else:
             launch(evaluate_samples, n_samples, [indices, *inputs])
         ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
@@ -116,20 +112,13 @@ class _Fields(torch.autograd.Function):
         inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
         for first, gradient_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
             chunk = owners[first : first + gradient_rows.shape[0]]
-            launch(
-                add_up_samples_native if ctx.native else sample_gradients_kernel(),
-                chunk.shape[0],
-                [chunk, starts[first:], *inputs, gradient_rows],
-                min_items=_MIN_ITEMS // 8,
-            )
+            kernel = add_up_samples_native if ctx.native else sample_gradients_kernel()
+            arguments = [chunk, starts[first:], *inputs, gradient_rows]
+            launch(kernel, chunk.shape[0], arguments, min_items=_MIN_ITEMS // 8)
             targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
             targets, order = targets.sort(stable=True)
-            launch(
-                add_up_pairs,
-                targets.shape[0],
-                [targets, order, gradient_rows.view(-1, PAIR_SIZE), *grads],
-                min_items=_MIN_ITEMS,
-            )
+            arguments = [targets, order, gradient_rows.view(-1, PAIR_SIZE), *grads]
+            launch(add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
         return (*grads, *[None] * 6)
 
 
