@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page about a whole pipeline: what was asked, what each stage took and made.
 
-Nothing is rendered here. Whoever calls brings the pictures.
+Nothing is rendered here; the caller passes the pictures.
 """
 
 from __future__ import annotations

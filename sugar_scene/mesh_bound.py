@@ -276,32 +276,16 @@ class TriangleLayout:
     radius_factor: float
 
 
+def _three(a: float, b: float) -> tuple[tuple[float, float, float], ...]:
+    return (a, b, b), (b, a, b), (b, b, a)
+
+
+_MIDDLE = ((1 / 3, 1 / 3, 1 / 3),)
 LAYOUTS = {
-    1: TriangleLayout(((1 / 3, 1 / 3, 1 / 3),), 1 / (2 * _SQRT3)),
-    3: TriangleLayout(
-        ((1 / 2, 1 / 4, 1 / 4), (1 / 4, 1 / 2, 1 / 4), (1 / 4, 1 / 4, 1 / 2)),
-        1 / (2 * (_SQRT3 + 1)),
-    ),
-    4: TriangleLayout(
-        (
-            (1 / 3, 1 / 3, 1 / 3),
-            (2 / 3, 1 / 6, 1 / 6),
-            (1 / 6, 2 / 3, 1 / 6),
-            (1 / 6, 1 / 6, 2 / 3),
-        ),
-        1 / (4 * _SQRT3),
-    ),
-    6: TriangleLayout(
-        (
-            (2 / 3, 1 / 6, 1 / 6),
-            (1 / 6, 2 / 3, 1 / 6),
-            (1 / 6, 1 / 6, 2 / 3),
-            (1 / 6, 5 / 12, 5 / 12),
-            (5 / 12, 1 / 6, 5 / 12),
-            (5 / 12, 5 / 12, 1 / 6),
-        ),
-        1 / (4 + 2 * _SQRT3),
-    ),
+    1: TriangleLayout(_MIDDLE, 1 / (2 * _SQRT3)),
+    3: TriangleLayout(_three(1 / 2, 1 / 4), 1 / (2 * (_SQRT3 + 1))),
+    4: TriangleLayout(_MIDDLE + _three(2 / 3, 1 / 6), 1 / (4 * _SQRT3)),
+    6: TriangleLayout(_three(2 / 3, 1 / 6) + _three(1 / 6, 5 / 12), 1 / (4 + 2 * _SQRT3)),
 }
 
 

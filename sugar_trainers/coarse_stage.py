@@ -60,8 +60,7 @@ from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.settings import flag, from_args, parser_of
 
-SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
-"""(mask, number, iteration) -> (indices, noise), see :func:`draw_samples`."""
+SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # mask, n, iteration -> draws
 
 SOLID_ALPHA = 0.5
 

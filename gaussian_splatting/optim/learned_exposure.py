@@ -23,8 +23,7 @@ from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
 MAX_RATE = 0.05  # of the shortest runs, which show each photograph some ten times
-KEY, STEPS = "exposure of ", "exposure steps"
-"""Names in checkpoints: one entry per photograph, and one for all."""
+KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photograph, for all
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,7 @@ class VisitedAdam:
         return torch.where(seen, first / (1 - BETAS[0] ** n) / unbiased, 0.0)
 
 
-MIN_VARIANCE = 1e-6
-"""A channel of a render that varies less has no gain to be fitted: it gets an offset only."""
+MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only an offset
 
 
 class _Exposed(torch.autograd.Function):

@@ -451,7 +451,7 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
     n_features, matches, masked = [0] * len(names), {}, False
     if found.attempt is not None:
         path = found.attempt.database
-        # Whoever said nothing about it has had whole photographs tried as well.
+        # Unless masked features were asked for, whole photographs were tried as well.
         masked = bool(found.attempt.masks) and work.options.sfm.masked_features is True
         with database_errors(path):
             with load_pycolmap().Database.open(str(path)) as database:

@@ -35,11 +35,7 @@ from gaussian_splatting.vanilla.object_masks import object_shares, render_mask
 from sugar_utils.files import atomic_path, write_json_atomic
 
 ITERATIONS = 700  # iterations of the model of the whole scene at most
-
-MIN_IOU = 0.7
-"""Least median intersection over union of estimated and given masks. Below, the model could not
-separate the object, and the given masks stay."""
-
+MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
 MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
 
 _RECORD = "estimate.json"

@@ -39,8 +39,7 @@ from sugar_scene.mesh_bound import face_normals
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 
-Result = GaussianCloud | TexturedMesh | TriangleMesh
-"""What a file of the stages holds that can be looked at."""
+Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
 
 SHOWS = ("image", "depth", "median_depth", "normal", "clay", "alpha")
 DEPTHS = ("depth", "median_depth")  # those that are drawn from black to white

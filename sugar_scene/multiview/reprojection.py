@@ -123,8 +123,7 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
     return torch.where(known & (error < MAX_CYCLE), (-error).exp(), 0.0)
 
 
-MIN_FACING = 0.05
-"""Least -N . r of a pixel with a depth: less is nearly transparent, or seen at a grazing angle."""
+MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
 
 REACH = 10.0
 """Gaussians farther from a camera, in camera extents, are sky and background that no two views see

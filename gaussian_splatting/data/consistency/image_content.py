@@ -28,15 +28,9 @@ MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
 many standard deviations."""
 
 MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, the colours of the points tell nothing
-
-MAX_STOPS, STOPS_SPREAD = 1.25, 5.0
-"""Largest exposure offset, in stops and in standard deviations of the images."""
-
+MAX_STOPS, STOPS_SPREAD = 1.25, 5.0  # of the exposure: stops, standard deviations
 MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
-
-MIN_MEDIAN_SHARPNESS = 0.25
-"""If the median image is below, the capture shows too little detail to tell."""
-
+MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
 MAX_SHARE = 0.25  # if a check fails for more of the images, it is the check that does not apply
 
 _BLUR_WIDTH = 9

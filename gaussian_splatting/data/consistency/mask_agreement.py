@@ -29,9 +29,7 @@ EXACT, ERROR_FACTOR = 0.1, 2.5
 """How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
 distance their outlines are off, because most errors stay within the hull."""
 
-IOU_GAP, IOU_SPREAD = 0.12, 6.0
-"""How far below the median the IoU of a view may lie, and the same in standard deviations."""
-
+IOU_GAP, IOU_SPREAD = 0.12, 6.0  # most below the median: IoU, standard deviations
 MAX_SHARE = 0.34  # if more views disagree, there is no majority to compare with
 MIN_VIEWS = 6  # fewer masks are not compared
 
