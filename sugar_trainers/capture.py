@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,14 +123,8 @@ class CaptureOptions:
 
     def capture_identity(self) -> dict[str, Any]:
         """The settings above that decide a result, as JSON values."""
-        return {
-            "iteration_to_load": self.iteration_to_load,
-            "eval": self.eval,
-            "images": self.images,
-            "img_resolution": self.size.img_resolution,
-            "img_size_limit": self.size.img_size_limit,
-            "resolution_factor": self.size.resolution_factor,
-        }
+        own = {"iteration_to_load": self.iteration_to_load, "eval": self.eval}
+        return {**own, "images": self.images, **asdict(self.size)}
 
 
 def load_capture(

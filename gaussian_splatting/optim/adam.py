@@ -23,25 +23,15 @@ from gaussian_splatting.optim.moments import (
     MomentFormat,
     moment_format,
 )
-from gaussian_splatting.optim.optimizer_config import (
-    DEFAULT_OPTIMIZER,
-    OptimizerConfig,
-)
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from sugar_utils.random import derive_seed
 
+# What torch.optim.Adam writes of each group, so that it can read our files.
 _GROUP_SETTINGS = {
-    "betas": ADAM_BETAS,
-    "eps": ADAM_EPS,
-    "weight_decay": 0,
-    "amsgrad": False,
-    "maximize": False,
-    "foreach": None,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
+    "betas": ADAM_BETAS, "eps": ADAM_EPS, "weight_decay": 0, "amsgrad": False, "maximize": False,
+    "foreach": None, "capturable": False, "differentiable": False, "fused": None,
     "decoupled_weight_decay": False,
-}
-"""What torch.optim.Adam writes of each group, so that it can read our files."""
+}  # fmt: skip
 
 
 @dataclass

@@ -248,14 +248,8 @@ def _map(attempt: Attempt) -> Models:
         work.console.info(f"placing {n} photographs at once, which shows no progress")
     attempt.note(models=None)
     with work.step(f"registering photographs{attempt.where}", n) as advance:
-        models = map_photographs(
-            attempt.database,
-            [photograph.name for photograph in attempt.photographs],
-            attempt.models,
-            mapper,
-            work.options.random_seed,
-            advance,
-        )
+        names, seed = [p.name for p in attempt.photographs], work.options.random_seed
+        models = map_photographs(attempt.database, names, attempt.models, mapper, seed, advance)
     attempt.note(models=key)
     return models
 
@@ -327,7 +321,8 @@ def _convert(work: Work) -> Converted:
         )
     masks, moving = _masks_of(work, photographs)
     taken = source_digest(source, moving)
-    files, hidden = _contents(photographs, masks)
+    files = [[p.name, file_digest(p.path)] for p in photographs]
+    hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
     attempts = attempts_of(work, photographs, masks, files, hidden)
     ways = [attempt.keys()["models"] for attempt in attempts]
     model = sorted((work.models / "0").glob("*"))
@@ -405,13 +400,6 @@ def _unposed(photograph: Photograph) -> Camera:
         cx=photograph.width / 2, cy=photograph.height / 2, rotation=np.eye(3),
         translation=np.zeros(3), image_path=photograph.path,
     )  # fmt: skip
-
-
-def _contents(
-    photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
-) -> tuple[list[Any], list[Any]]:
-    files = [[p.name, file_digest(p.path)] for p in photographs]
-    return files, [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
 
 
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:

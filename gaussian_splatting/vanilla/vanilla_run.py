@@ -131,15 +131,10 @@ class VanillaOptions:
             seed=config.random_seed, masks=self.mask_options, view_options=self.view_options,
             notify=messages,
         )  # fmt: skip
-        estimation = MaskEstimation(
-            self.model_path,
-            self.compute,
-            {"random_seed": config.random_seed, **config.optimizer.identity()},
-            min(ITERATIONS, 2 * config.iterations),
-            partial(_train_whole, self),
-        )
-        scene = estimation(scene, messages)
-        return _stage_run(scene, self, messages)
+        settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
+        iterations, train = min(ITERATIONS, 2 * config.iterations), partial(_train_whole, self)
+        estimation = MaskEstimation(self.model_path, self.compute, settings, iterations, train)
+        return _stage_run(estimation(scene, messages), self, messages)
 
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
@@ -148,9 +143,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     whole = VanillaConfig(
         preset="fast",
         iterations=iterations,
-        densification=replace(
-            DensificationConfig(), max_gaussians=config.densification.max_gaussians
-        ),
+        densification=DensificationConfig(max_gaussians=config.densification.max_gaussians),
         exposure=config.exposure,
         optimizer=config.optimizer,
         random_seed=config.random_seed,

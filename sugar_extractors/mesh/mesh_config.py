@@ -208,18 +208,10 @@ class MeshOptions(CaptureOptions):
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
         skipped = {
-            "preset",
-            "scene_path",
-            "checkpoint_path",
-            "coarse_model_path",
-            "mesh_output_dir",
-            "compute",
-            "mask_options",
-            "view_options",
-            "overwrite",
-            "surface_levels",
+            "preset", "scene_path", "checkpoint_path", "coarse_model_path", "mesh_output_dir",
+            "compute", "mask_options", "view_options", "overwrite", "surface_levels",
             "decimation_targets",
-        }
+        }  # fmt: skip
         skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
@@ -249,9 +241,7 @@ class MeshOptions(CaptureOptions):
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:
     """File name of a coarse mesh.
 
-    Args:
-        model: Name of the coarse run's folder without ``sugarcoarse_``, or ``vanilla3dgs``.
-        level: Density of the surface; None if the variant has none.
+    ``model`` is the coarse run's folder without ``sugarcoarse_``, or ``vanilla3dgs``.
     """
     kind = {
         "": f"_level{number_text(level)}",

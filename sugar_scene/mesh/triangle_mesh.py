@@ -49,16 +49,14 @@ def doubled_area_normals(mesh: TriangleMesh) -> np.ndarray:
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
     weighted = doubled_area_normals(mesh)
-    total = np.stack(
-        [
-            sum(
-                np.bincount(mesh.faces[:, k], weights=weighted[:, axis], minlength=mesh.n_vertices)
-                for k in range(3)
-            )
-            for axis in range(3)
-        ],
-        axis=1,
-    )
+
+    def added_up(axis: int) -> np.ndarray:
+        sums = (
+            np.bincount(corners, weighted[:, axis], mesh.n_vertices) for corners in mesh.faces.T
+        )
+        return sum(sums)
+
+    total = np.stack([added_up(axis) for axis in range(3)], axis=1)
     length = np.linalg.norm(total, axis=1, keepdims=True)
     normals = np.where(length > 0, total / np.where(length > 0, length, 1), (0.0, 0.0, 1.0))
     return replace(mesh, normals=normals)
@@ -68,12 +66,8 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
     """Remove vertices and all faces that use them. keep: (V,) bool"""
     new_rows = np.cumsum(keep) - 1
     faces = mesh.faces[keep[mesh.faces].all(axis=1)]
-    return TriangleMesh(
-        mesh.vertices[keep],
-        new_rows[faces],
-        mesh.colors[keep],
-        None if mesh.normals is None else mesh.normals[keep],
-    )
+    normals = None if mesh.normals is None else mesh.normals[keep]
+    return TriangleMesh(mesh.vertices[keep], new_rows[faces], mesh.colors[keep], normals)
 
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
