@@ -98,12 +98,7 @@ class DensificationStats:
 
     @classmethod
     def of(cls, d_means2d: Tensor, visible: Tensor, camera: Camera) -> DensificationStats:
-        """What one view says.
-
-        Args:
-            d_means2d: Gradient with respect to the projected centres. (N, 2) per pixel
-            visible: Gaussians that were not culled. (N,) bool
-        """
+        """What one view says: gradients of projected centres, (N, 2) per pixel, of visible ones."""
         half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
         norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
         seen = visible.to(norm.dtype)

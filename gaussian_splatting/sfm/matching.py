@@ -96,13 +96,9 @@ def create_database(
         for group in camera_groups(photographs):
             first = photographs[group[0]]
             fallback = "OPENCV" if len(group) >= SMALL_GROUP else "SIMPLE_RADIAL"
-            camera = pycolmap.Camera.create_from_model_name(
-                pycolmap.INVALID_CAMERA_ID,
-                camera_model or fallback,
-                first.focal or FALLBACK_FOCAL * max(first.width, first.height),
-                first.width,
-                first.height,
-            )
+            focal = first.focal or FALLBACK_FOCAL * max(first.width, first.height)
+            lens = camera_model or fallback, focal, first.width, first.height
+            camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, *lens)
             camera.has_prior_focal_length = first.focal is not None
             camera_id = database.write_camera(camera)
             rig = pycolmap.Rig()
@@ -291,7 +287,7 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     return {_pair(key): count for key, count in zip(keys, counts, strict=True) if count > 0}
 
 
-MAX_RATIO = 0.8  # least distance ratio to the second best match (Lowe 2004)
+MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
 
 _BLOCK = 32
 
@@ -371,7 +367,6 @@ def contradicting_pairs(
 ) -> dict[str, tuple[int, int]]:
     """Images most of whose pairs contradict their poses."""
     pycolmap = load_pycolmap()
-
     by_name = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
     tally = np.zeros((len(names), 2), dtype=int)
     rays: dict[int, np.ndarray] = {}
