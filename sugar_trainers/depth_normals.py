@@ -217,16 +217,9 @@ class _Consistency(torch.autograd.Function):
         height, width = depth.shape
         d_depth = torch.empty(height, width, device=depth.device)
         d_normal_xy = torch.empty(height, width, 2, device=depth.device)
-        launch(
-            differentiate_errors,
-            -(-height // RUN) * width,
-            [
-                ctx.shape, counted, depth, normal_xy, (d_loss / ctx.total).reshape(1), d_depth,
-                d_normal_xy,
-            ],
-            device=depth.device,
-            min_items=_MIN_ITEMS,
-        )  # fmt: skip
+        weight, n_runs = (d_loss / ctx.total).reshape(1), -(-height // RUN) * width
+        arguments = [ctx.shape, counted, depth, normal_xy, weight, d_depth, d_normal_xy]
+        launch(differentiate_errors, n_runs, arguments, device=depth.device, min_items=_MIN_ITEMS)
         return d_depth, d_normal_xy, None, None, None
 
 

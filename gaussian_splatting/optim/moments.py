@@ -159,17 +159,10 @@ def _launch_step(
     seen = step.seen
     if seen is None:
         seen = torch.empty(0, dtype=torch.bool, device=value.device)
-    launch(
-        kernel,
-        n_items,
-        [
-            _settings(step, _width(value)),
-            seen.contiguous().view(torch.uint8),
-            *(t.detach().contiguous().view(-1) for t in (grad, value)),
-            *(m.view(-1) for m in moments.values()),
-        ],
-        min_items=min_items,
-    )
+    lists = [t.detach().contiguous().view(-1) for t in (grad, value)]
+    lists += [m.view(-1) for m in moments.values()]
+    arguments = [_settings(step, _width(value)), seen.contiguous().view(torch.uint8), *lists]
+    launch(kernel, n_items, arguments, min_items=min_items)
 
 
 def corrections(step: AdamStep) -> tuple[float, float]:

@@ -56,12 +56,7 @@ class ResolutionGrowth:
 
     @classmethod
     def of(cls, shares: Sequence[float], until: int, smallest: int) -> ResolutionGrowth:
-        """The schedule that follows from a spectrum.
-
-        Args:
-            shares: As of :func:`spectrum_shares`.
-            until: Last iteration that may have smaller images than the full ones.
-        """
+        """The schedule of :func:`spectrum_shares`, which ends after ``until``, inclusive."""
         return cls(tuple(int(share * until) for share in shares[smallest - 1 : -1]))
 
     def scale(self, iteration: int) -> float:

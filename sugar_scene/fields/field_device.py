@@ -302,18 +302,10 @@ def _add_up_pairs(
         j = neighbors[i, k]
         y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
             _sum_over_pair(
-                begin,
-                end,
-                vec3_of(packed, i),
-                spread,
-                j,
-                packed,
-                noise,
-                residual,
-                density_factor,
+                begin, end, vec3_of(packed, i), spread, j, packed, noise, residual, density_factor,
                 field_grads,
             )
-        )
+        )  # fmt: skip
         neighbor = neighbor_of(packed, j)
         axis = neighbor.axis
         x_grad = wp.vec3()

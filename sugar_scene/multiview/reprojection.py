@@ -443,16 +443,10 @@ class _Matched(torch.autograd.Function):
         correlation = torch.zeros(n, device=device)
         gradient = torch.zeros(n, 3, device=device)
         counts = torch.zeros(n, dtype=torch.uint8, device=device)
-        launch(
-            match_patches,
-            n,
-            [
-                _pair_argument(pair), as_array(pixels, wp.vec2i),
-                as_array(planes.detach().contiguous(), wp.vec3), gray, gray2, correlation,
-                as_array(gradient, wp.vec3), counts,
-            ],
-            min_items=_MIN_ITEMS,
-        )  # fmt: skip
+        rows = as_array(planes.detach().contiguous(), wp.vec3)
+        outputs = [correlation, as_array(gradient, wp.vec3), counts]
+        arguments = [_pair_argument(pair), as_array(pixels, wp.vec2i), rows, gray, gray2, *outputs]
+        launch(match_patches, n, arguments, min_items=_MIN_ITEMS)
         counted = counts.bool()
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(counted)
