@@ -155,9 +155,9 @@ def _unusual_depth(image: Image.Image) -> str:
 
 
 def _focal_pixels(details: dict, width: int, height: int) -> float | None:
-    """Focal length in pixels, by the tag for 35 mm film or by the pitch of the sensor."""
-    film = _number(details.get(_FOCAL_IN_FILM))
-    focal = film / FILM_DIAGONAL * math.hypot(width, height)
+    """Focal length in pixels, by the 35 mm equivalent or by the pitch of the sensor."""
+    equivalent = _number(details.get(_FOCAL_IN_FILM))
+    focal = equivalent / FILM_DIAGONAL * math.hypot(width, height)
     if not focal:
         unit = _UNIT_MM.get(details.get(_PLANE_UNIT, 2), 0.0)
         pitch = _number(details.get(_PLANE_RESOLUTION))
