@@ -73,14 +73,11 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     notes: list[str] = []
     if args.checkpoint_path is None:
         scene = load_scene(
-            args.scene_path,
-            size_rule=from_args(SugarSize, args),
-            images_dir=args.images or "images",
-            eval_split=args.eval,
-            masks=from_args(MaskOptions, args),
-            view_options=from_args(ViewOptions, args),
+            args.scene_path, size_rule=from_args(SugarSize, args),
+            images_dir=args.images or "images", eval_split=args.eval,
+            masks=from_args(MaskOptions, args), view_options=from_args(ViewOptions, args),
             notify=notes.append,
-        )
+        )  # fmt: skip
         found = [*scene_findings(scene), *_notes(notes)]
         show(console, scene.description, found)
         return found
@@ -150,11 +147,7 @@ BACKENDS = {
 def machine_findings(
     kind: str, gpu: int | None, output: Path, facts: CudaFacts | None = None
 ) -> list[Finding]:
-    """Everything about the machine.
-
-    Args:
-        facts: About CUDA; asked from the system if None.
-    """
+    """Everything about the machine."""
     facts = facts or cuda_facts()
     found = [*_system(output), *_torch(facts), *_gpus(facts)]
     try:
@@ -174,23 +167,15 @@ def _system(output: Path) -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} on {platform.platform(terse=True)}")
     free = available_bytes("cpu")
     if free is not None:
-        yield Finding.unless(
-            free < LITTLE_MEMORY,
-            "free main memory",
-            format_bytes(free),
-            "warning",
-            "close other programs; photographs and meshing need some",
-        )
+        little, value = free < LITTLE_MEMORY, format_bytes(free)
+        advice = "close other programs; photographs and meshing need some"
+        yield Finding.unless(little, "free main memory", value, "warning", advice)
     existing = next(folder for folder in (output.resolve(), *output.resolve().parents)
                     if folder.is_dir())  # fmt: skip
     room = shutil.disk_usage(existing).free
-    yield Finding.unless(
-        room < LITTLE_DISK,
-        "free disk space",
-        f"{format_bytes(room)} at {existing}",
-        "warning",
-        "a million Gaussians take 0.7 GB in every checkpoint that is kept",
-    )
+    value = f"{format_bytes(room)} at {existing}"
+    advice = "a million Gaussians take 0.7 GB in every checkpoint that is kept"
+    yield Finding.unless(room < LITTLE_DISK, "free disk space", value, "warning", advice)
 
 
 def _torch(facts: CudaFacts) -> Iterator[Finding]:
@@ -198,27 +183,22 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     oldest, newest = TESTED_TORCH
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     names = [".".join(map(str, end)) for end in TESTED_TORCH]
-    yield Finding.unless(
-        not oldest <= version <= newest,
-        "torch",
-        f"{torch.__version__}, {build}",
-        "warning",
-        f"tested with {names[0]} to {names[1]}; it may work all the same",
-    )
+    untested, value = not oldest <= version <= newest, f"{torch.__version__}, {build}"
+    advice = f"tested with {names[0]} to {names[1]}; it may work all the same"
+    yield Finding.unless(untested, "torch", value, "warning", advice)
     yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
     newest_cuda = driver_cuda_version() if facts.driver else None
     supports = (
         "" if newest_cuda is None else f", supports CUDA up to {newest_cuda[0]}.{newest_cuda[1]}"
     )
     needed = (12, 0) if WARP_VERSION < (1, 18) else MIN_DRIVER_CUDA
-    yield Finding.unless(
-        newest_cuda is not None and newest_cuda < needed,
-        "NVIDIA driver",
-        f"found{supports}" if facts.driver else "none",
-        "problem",
+    advice = (
         f"the kernels need CUDA {MIN_DRIVER_CUDA[0]}, so driver {MIN_DRIVER} or newer; "
-        f"{INSTALL_DRIVER}; {KEEP_DRIVER}",
+        f"{INSTALL_DRIVER}; {KEEP_DRIVER}"
     )
+    old = newest_cuda is not None and newest_cuda < needed
+    value = f"found{supports}" if facts.driver else "none"
+    yield Finding.unless(old, "NVIDIA driver", value, "problem", advice)
 
 
 def _gpus(facts: CudaFacts) -> Iterator[Finding]:
@@ -234,13 +214,9 @@ def _gpus(facts: CudaFacts) -> Iterator[Finding]:
 
 def _rasterizer(device: torch.device) -> Finding:
     fault = reference_test(device)
-    return Finding.unless(
-        fault is not None,
-        "rasterizer warp",
-        f"built in, {device.type}: {fault or 'agrees with the float64 reference'}",
-        "problem",
-        "please report this, with the lines above",
-    )
+    value = f"built in, {device.type}: {fault or 'agrees with the float64 reference'}"
+    advice = "please report this, with the lines above"
+    return Finding.unless(fault is not None, "rasterizer warp", value, "problem", advice)
 
 
 def _backends(device: torch.device) -> Iterator[Finding]:
@@ -328,20 +304,12 @@ def _percentiles(values: Tensor) -> str:
 
 def _cameras(scene: Scene) -> Iterator[Finding]:
     n = len(scene.train_cameras)
-    yield Finding.unless(
-        n < FEW_VIEWS,
-        "cameras",
-        f"{n} to train on, {len(scene.test_cameras)} held out",
-        "warning",
-        f"fewer than {FEW_VIEWS} views seldom determine a surface; take more",
-    )
-    yield Finding.unless(
-        scene.extent <= 0,
-        "camera extent",
-        f"{scene.extent:.3g} world units",
-        "problem",
-        "all cameras stand in one place; take photographs from different positions",
-    )
+    value = f"{n} to train on, {len(scene.test_cameras)} held out"
+    advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
+    yield Finding.unless(n < FEW_VIEWS, "cameras", value, "warning", advice)
+    value = f"{scene.extent:.3g} world units"
+    advice = "all cameras stand in one place; take photographs from different positions"
+    yield Finding.unless(scene.extent <= 0, "camera extent", value, "problem", advice)
 
 
 def _photographs(scene: Scene) -> Iterator[Finding]:
@@ -352,13 +320,9 @@ def _photographs(scene: Scene) -> Iterator[Finding]:
     n_bytes = sum((3 + (c.mask is not None)) * c.width * c.height for c in cameras)
     yield Finding("training size", f"{shown}{more}; {format_bytes(n_bytes)} as bytes")
     broken = [camera.name for camera in cameras if not _opens(camera)]
-    yield Finding.unless(
-        bool(broken),
-        "photographs",
-        f"{len(broken)} of {len(cameras)} cannot be opened" if broken else "all can be opened",
-        "problem",
-        f"copy them again: {', '.join(broken[:5])}",
-    )
+    value = f"{len(broken)} of {len(cameras)} cannot be opened" if broken else "all can be opened"
+    advice = f"copy them again: {', '.join(broken[:5])}"
+    yield Finding.unless(bool(broken), "photographs", value, "problem", advice)
 
 
 def _masks(scene: Scene) -> Iterator[Finding]:
@@ -369,23 +333,15 @@ def _masks(scene: Scene) -> Iterator[Finding]:
     mode = masked[0].mask.mode
     share = np.mean([overview(camera).mean() / 255 for camera in masked])
     n = len(scene.train_cameras)
-    yield Finding.unless(
-        len(masked) < n,
-        "masks",
-        f"{len(masked)} of {n}, mode {mode}; {share:.0%} of their pixels count",
-        "warning",
-        "photographs without a mask count whole; make the others, or --masks none",
-    )
+    value = f"{len(masked)} of {n}, mode {mode}; {share:.0%} of their pixels count"
+    advice = "photographs without a mask count whole; make the others, or --masks none"
+    yield Finding.unless(len(masked) < n, "masks", value, "warning", advice)
     hull = hull_of(scene.train_cameras)
     if hull is not None and len(scene.points):
         n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
-        yield Finding.unless(
-            n_inside == 0,
-            "points inside of the masks",
-            f"{n_inside:,} of {len(scene.points):,}",
-            "problem",
-            "do the masks belong to these photographs? Else --mask_mode ignore or --masks none",
-        )
+        what, value = "points inside of the masks", f"{n_inside:,} of {len(scene.points):,}"
+        advice = "do the masks belong to these photographs? Else --mask_mode ignore or --masks none"
+        yield Finding.unless(n_inside == 0, what, value, "problem", advice)
 
 
 def _opens(camera: Camera) -> bool:
@@ -398,13 +354,9 @@ def _opens(camera: Camera) -> bool:
 
 def _points(scene: Scene) -> Iterator[Finding]:
     n = len(scene.points)
-    yield Finding.unless(
-        n < FEW_POINTS,
-        "points of the reconstruction",
-        f"{n:,}",
-        "warning",
-        "vanilla training starts from them; let COLMAP triangulate again",
-    )
+    advice = "vanilla training starts from them; let COLMAP triangulate again"
+    what = "points of the reconstruction"
+    yield Finding.unless(n < FEW_POINTS, what, f"{n:,}", "warning", advice)
     if n > 1:
         found = nearest_neighbors(torch.from_numpy(scene.points), 2)
         yield Finding(
@@ -423,56 +375,37 @@ def _sizes(cloud: GaussianCloud, extent: float) -> Iterator[Finding]:
     )
     finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in cloud.tensors().values()])
     bad = int((~finite.all(dim=0)).sum())
-    yield Finding.unless(
-        bad > 0,
-        "not finite",
-        f"{bad:,} Gaussians",
-        "problem",
-        "the checkpoint is damaged or its training diverged; train it again",
-    )
+    advice = "the checkpoint is damaged or its training diverged; train it again"
+    yield Finding.unless(bad > 0, "not finite", f"{bad:,} Gaussians", "problem", advice)
     huge = float((longest > LARGE_SHARE_OF_EXTENT * extent).float().mean())
     point = float((longest < SMALL_SHARE_OF_EXTENT * extent).float().mean())
-    yield Finding.unless(
-        huge > MANY or point > MANY,
-        "degenerate",
-        f"{huge:.2%} longer than {LARGE_SHARE_OF_EXTENT:g} extents, {point:.2%} shorter than "
-        f"{SMALL_SHARE_OF_EXTENT:g}",
-        "warning",
-        "scene and checkpoint may differ in scale, or its training diverged",
-    )
+    longer = f"{huge:.2%} longer than {LARGE_SHARE_OF_EXTENT:g} extents"
+    value = f"{longer}, {point:.2%} shorter than {SMALL_SHARE_OF_EXTENT:g}"
+    advice = "scene and checkpoint may differ in scale, or its training diverged"
+    yield Finding.unless(max(huge, point) > MANY, "degenerate", value, "warning", advice)
 
 
 def _opacities(cloud: GaussianCloud) -> Iterator[Finding]:
     faint = float((cloud.opacity_logits < 0).float().mean())
-    yield Finding.unless(
-        faint > 1 - MANY,
-        "opacity below 0.5",
-        f"{faint:.1%} now; what stays so until iteration 9000 is removed",
-        "warning",
-        "nearly everything is transparent; train the vanilla stage for longer",
-    )
+    value = f"{faint:.1%} now; what stays so until iteration 9000 is removed"
+    advice = "nearly everything is transparent; train the vanilla stage for longer"
+    yield Finding.unless(faint > 1 - MANY, "opacity below 0.5", value, "warning", advice)
 
 
 def _duplicates(means: Tensor) -> Finding:
     unique = torch.unique(means, dim=0).shape[0]
     share = 1.0 - unique / means.shape[0]
-    return Finding.unless(
-        share > MANY,
-        "duplicates",
-        f"{share:.2%} share their position with another",
-        "warning",
-        "the file may hold the scene twice",
-    )
+    value = f"{share:.2%} share their position with another"
+    advice = "the file may hold the scene twice"
+    return Finding.unless(share > MANY, "duplicates", value, "warning", advice)
 
 
 def _visibility(cloud: GaussianCloud, cameras: Sequence[Camera]) -> Iterator[Finding]:
     with torch.no_grad():
         gaussians = cloud.activate()
         counts = [int((project(gaussians, camera).radii > 0).sum()) for camera in surveyed(cameras)]
-    yield Finding.unless(
-        min(counts) == 0,
-        "visible",
-        f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views",
-        "warning" if max(counts) else "problem",
-        "Gaussians and cameras live in different worlds: was the checkpoint trained on this scene?",
-    )
+    value = f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views"
+    state = "warning" if max(counts) else "problem"
+    where = "Gaussians and cameras live in different worlds"
+    advice = f"{where}: was the checkpoint trained on this scene?"
+    yield Finding.unless(min(counts) == 0, "visible", value, state, advice)

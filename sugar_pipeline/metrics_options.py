@@ -47,11 +47,7 @@ def metrics_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def metrics_options(args: argparse.Namespace) -> MetricsOptions:
-    """Typed form of the flags above.
-
-    Raises:
-        UserError: If an input is missing, or flags contradict each other.
-    """
+    """Typed form of the flags above."""
     args = apply_presets(args)
     if args.regularization_type is None:
         raise UserError(f"-r/--regularization_type is missing; choose one of {', '.join(MODES)}")
@@ -86,11 +82,7 @@ def _variant(args: argparse.Namespace) -> MeshVariant:
 
 
 def read_scene_config(text: str | None) -> dict[Path, Path]:
-    """Scene folders and their checkpoint folders, from a JSON file or the JSON itself.
-
-    Raises:
-        UserError: It is missing, or not an object of strings.
-    """
+    """Scene folders and their checkpoint folders, from a JSON file or the JSON itself."""
     advice = 'write {"scene folder": "vanilla checkpoint folder", ...}'
     if not text:
         raise UserError(f"--scene_config is missing; {advice}")

@@ -124,19 +124,13 @@ class MetricsOptions:
 
     def refined_name(self, scene: Path) -> str:
         """Name that the files of a scene's refined model share."""
+        parent = self.output_dir / "coarse" / scene_name(scene)
+        weights = self.estimation_factor, NORMAL_FACTOR
         coarse = coarse_directory(
-            self.output_dir / "coarse" / scene_name(scene),
-            self.iteration_to_load,
-            self.regularization_type,
-            self.estimation_factor,
-            NORMAL_FACTOR,
+            parent, self.iteration_to_load, self.regularization_type, *weights
         )
-        mesh = mesh_name(
-            coarse.name.removeprefix("sugarcoarse_"),
-            self.surface_level,
-            self.n_vertices_in_mesh,
-            self.variant,
-        )
+        model = coarse.name.removeprefix("sugarcoarse_")
+        mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)
         return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
 
@@ -172,15 +166,10 @@ def _measure_scene(
 ) -> dict[str, Scores]:
     checkpoint = load_reference_checkpoint(checkpoint_path, options.iteration_to_load, console.info)
     scene = load_scene_for_checkpoint(
-        scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=checkpoint.images_dir,
-        white_background=options.white_background,
-        masks=options.mask_options,
-        view_options=options.view_options,
-        notify=console.info,
-    )
+        scene_path, checkpoint, size_rule=options.size, images_dir=checkpoint.images_dir,
+        white_background=options.white_background, masks=options.mask_options,
+        view_options=options.view_options, notify=console.info,
+    )  # fmt: skip
     if not scene.test_cameras:
         raise UserError(f"{scene_path}: no view is held out; metrics need test views")
     rows: dict[str, Scores] = {}
@@ -280,8 +269,7 @@ def _score(
     return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **more}
 
 
-Perceptual = Callable[[Tensor, Tensor], float]
-"""Distance of two (H, W, 3) images with colours in [0, 1]."""
+Perceptual = Callable[[Tensor, Tensor], float]  # distance of two (H, W, 3) images in [0, 1]
 
 
 def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:

@@ -27,24 +27,12 @@ from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
-LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)
-"""Triangles and Gaussians per triangle of the presets."""
+LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)  # triangles, Gaussians per triangle
 
 DEMO_FLAGS = (
-    "--demo",
-    "--output_dir",
-    "--force",
-    "--stop_after",
-    "--resume",
-    "--overwrite",
-    "--keep_checkpoints",
-    "--random_seed",
-    "--device",
-    "--gpu",
-    "--rasterizer",
-    "--views_per_step",
-)
-
+    "--demo", "--output_dir", "--force", "--stop_after", "--resume", "--overwrite",
+    "--keep_checkpoints", "--random_seed", "--device", "--gpu", "--rasterizer", "--views_per_step",
+)  # fmt: skip
 
 _pipeline = partial(flag, group="pipeline")
 _preset = partial(flag, group="presets")
@@ -61,10 +49,9 @@ class PresetFlags:
         no_effect_when="with --high_poly", task="result",
     )  # fmt: skip
     high_poly: bool = _preset(
-        False,
-        "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say",
+        False, "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say",
         task="result",
-    )
+    )  # fmt: skip
     refinement_time: str | None = _preset(
         None, "2000, 7000 or 15000 iterations of refinement, whatever -f says",
         parse=optional_str, metavar="{short,medium,long}", task="result",
@@ -195,9 +182,6 @@ def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
 
     As in the original, they win over ``-v``, ``-g`` and ``-f``, and high over low. Without
     ``--preset``, pipelines are fast.
-
-    Raises:
-        UserError: The refinement time is none of the three.
     """
     resolved = argparse.Namespace(
         **{**vars(args), "preset": getattr(args, "preset", None) or "fast"}

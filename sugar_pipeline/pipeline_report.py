@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page about a whole pipeline: what was asked, what each stage took and made.
 
-Nothing is rendered here. Whoever calls brings the pictures.
+Nothing is rendered here; the caller passes the pictures.
 """
 
 from __future__ import annotations
@@ -77,15 +77,11 @@ def write_report(
     model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
 ) -> Path | None:
-    """Write the report of a pipeline.
+    """Write the report of a pipeline; None if it cannot be written.
 
     Args:
-        pictures: Rows of (H, W, 3) uint8 pictures by caption, for example four views of the
-            coarse, the refined and the textured mesh. Rows of the same views stand above each
-            other, so that they can be compared.
-
-    Returns:
-        The file, or None.
+        pictures: Rows of (H, W, 3) uint8 pictures by caption. Rows of the same views stand above
+            each other, so that they can be compared.
     """
 
     def build() -> Page:
@@ -183,11 +179,7 @@ def mesh_picture_rows(
     white_background: bool = False,
     device: torch.device | str = "cpu",
 ) -> dict[str, list[np.ndarray]]:
-    """Four views of each mesh there is, from cameras of the scene.
-
-    Returns:
-        Title of a row to its pictures, (H, W, 3) uint8 each.
-    """
+    """Four views of each mesh there is, by title of the row. (H, W, 3) uint8 each"""
     views = pick_views(cameras, N_VIEWS)
     rows: dict[str, list[np.ndarray]] = {}
     if coarse_mesh is not None:
@@ -204,11 +196,7 @@ def mesh_picture_rows(
 def model_to_turn(
     textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Callable[[str], None]
 ) -> bytes | None:
-    """The textured mesh, small and upright, for the report.
-
-    Args:
-        textured: That of our own; None where there is none.
-    """
+    """The textured mesh, small and upright, for the report."""
     if textured is None:
         return None
     try:

@@ -63,8 +63,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 
-TITLE = "SuGaR of"
-"""Beginning of the title by which a pipeline's report is told from a single run's."""
+TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
 
 
 @dataclass
@@ -133,11 +132,8 @@ def _with_health(
     """The record with what is wrong with the result, and the views that were left out."""
     if record.run_directory is not None:
         recorded = read_checked(record.run_directory / RUN_FILE, RunRecord)
-        return replace(
-            record,
-            problem=problem_of(recorded.get("health", {})),
-            dropped_views=recorded.get("dropped_views", {}),
-        )
+        problem, dropped = problem_of(recorded.get("health", {})), recorded.get("dropped_views", {})
+        return replace(record, problem=problem, dropped_views=dropped)
     if result.coarse_mesh is None or plan.mesh.bboxmin is not None:
         return record
     _, scene = load_views(plan.mesh, lambda line: None)
@@ -222,13 +218,9 @@ def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> Stag
     """Record of a training stage, from what its folder tells."""
     recorded: dict[str, Any] = read_checked(directory / RUN_FILE, RunRecord)
     phases = recorded.get("timings", {}).values()
-    return StageRecord(
-        name=name,
-        seconds=sum(phase["seconds"] for phase in phases),
-        peak_bytes=max((phase["peak_bytes"] for phase in phases), default=0),
-        outputs=tuple(outputs),
-        run_directory=directory,
-    )
+    seconds = sum(phase["seconds"] for phase in phases)
+    peak = max((phase["peak_bytes"] for phase in phases), default=0)
+    return StageRecord(name, seconds, peak, tuple(outputs), directory)
 
 
 def file_record(name: str, path: Path) -> StageRecord:
@@ -239,14 +231,7 @@ def file_record(name: str, path: Path) -> StageRecord:
     names = (path.stem, placed_path(path).stem, placed_gaussians(path).stem)
     beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]
-    return StageRecord(
-        name=name,
-        seconds=seconds,
-        peak_bytes=peak,
-        outputs=tuple(outputs),
-        run_directory=None,
-        figures=figures,
-    )
+    return StageRecord(name, seconds, peak, tuple(outputs), figures=figures)
 
 
 def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
@@ -299,15 +284,10 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         device=last.compute.device,
     )
     return write_report(
-        path,
-        f"{TITLE} {scene_name(last.scene_path)}",
-        result.records,
-        settings=plan.settings(),
-        pictures=rows,
-        model=model_to_turn(textured, cameras, console.warn),
-        quality=result.quality or None,
-        notify=console.warn,
-    )
+        path, f"{TITLE} {scene_name(last.scene_path)}", result.records, settings=plan.settings(),
+        pictures=rows, model=model_to_turn(textured, cameras, console.warn),
+        quality=result.quality or None, notify=console.warn,
+    )  # fmt: skip
 
 
 N_VIEWS = 8

@@ -39,23 +39,16 @@ MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """What runs, one after the other.
-
-    Attributes:
-        mesh: Mesh extraction; None to stop before it, and likewise below.
-        vanilla: Vanilla stage before all others; None where a checkpoint is given.
-        convert: Finding the cameras before that; None where the scene has some.
-        force: Whether stages follow on a failed one.
-    """
+    """What runs, one after the other."""
 
     coarse: CoarseOptions
-    mesh: MeshOptions | None = None
+    mesh: MeshOptions | None = None  # None to stop before it; likewise below
     refine: RefineOptions | None = None
     texture: TextureOptions | None = None
-    vanilla: VanillaOptions | None = None
-    convert: ConvertOptions | None = None
+    vanilla: VanillaOptions | None = None  # None where a checkpoint is given
+    convert: ConvertOptions | None = None  # None where the scene has cameras
     messages: tuple[str, ...] = ()
-    force: bool = False
+    force: bool = False  # whether stages follow on a failed one
 
     @property
     def n_stages(self) -> int:
@@ -81,11 +74,7 @@ class PipelinePlan:
 
 
 def train_plan(args: argparse.Namespace) -> PipelinePlan:
-    """Plan of ``train.py``.
-
-    Raises:
-        UserError: If flags contradict each other or an input is missing.
-    """
+    """Plan of ``train.py``."""
     if args.regularization_type is None:
         raise UserError(
             f"-r/--regularization_type is missing; choose one of {', '.join(MODES)} "
@@ -118,9 +107,6 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     """Plan of ``train_full_pipeline.py``: a vanilla stage, if none is given, before the others.
 
     Photographs without cameras, and videos, get a stage that finds them before all others.
-
-    Raises:
-        UserError: As :func:`train_plan`.
     """
     args = apply_presets(args)
     require_given(args, CoarseOptions, "scene_path")
@@ -130,11 +116,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
 
 
 def _convert_options(args: argparse.Namespace) -> ConvertOptions | None:
-    """How to find the cameras of photographs or of a video; None where there are some.
-
-    Raises:
-        UserError: Several processes were started, of which each would wait for one.
-    """
+    """How to find the cameras of photographs or of a video; None where there are some."""
     if not needs_cameras(args.scene_path):
         return None
     if Launch.read().size > 1:
@@ -196,42 +178,31 @@ def _mesh_options(
     args: argparse.Namespace, coarse: CoarseOptions, folders: _Folders
 ) -> MeshOptions:
     return from_args(
-        MeshOptions,
-        args,
-        compute=coarse.compute,
-        coarse_model_path=coarse.result,
-        mesh_output_dir=folders.of("coarse_mesh"),
-        surface_levels=(args.surface_level,),
+        MeshOptions, args, compute=coarse.compute, coarse_model_path=coarse.result,
+        mesh_output_dir=folders.of("coarse_mesh"), surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
-    )
+    )  # fmt: skip
 
 
 def _refine_options(
     args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions, folders: _Folders
 ) -> RefineOptions:
     return from_args(
-        RefineOptions,
-        args,
-        compute=coarse.compute,
-        memory=coarse.memory,
-        mesh_path=mesh.mesh_paths[0],
-        output_dir=folders.of("refined"),
+        RefineOptions, args, compute=coarse.compute, memory=coarse.memory,
+        mesh_path=mesh.mesh_paths[0], output_dir=folders.of("refined"),
         ply_dir=folders.of("refined_ply"),
         config=refine_config(args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
-    )
+    )  # fmt: skip
 
 
 def _texture_options(
     args: argparse.Namespace, refine: RefineOptions, folders: _Folders
 ) -> TextureOptions:
     return from_args(
-        TextureOptions,
-        args,
-        compute=refine.compute,
-        refined_model_path=refine.result,
+        TextureOptions, args, compute=refine.compute, refined_model_path=refine.result,
         mesh_output_dir=folders.of("refined_mesh"),
-    )
+    )  # fmt: skip
 
 
 def _with_recovery(config: VanillaConfig) -> VanillaConfig:

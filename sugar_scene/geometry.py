@@ -30,14 +30,9 @@ def smallest_scales(scales: Tensor) -> Tensor:
 
 
 def smallest_axis_normals(quats: Tensor, scales: Tensor) -> Tensor:
-    """Unit normals: the local axis of the smallest scale, of arbitrary sign.
+    """Local axes of the smallest scales, of arbitrary sign; gradients reach the quaternions. (N, 3)
 
-    Args:
-        quats: Unit quaternions, wxyz. (N, 4)
-        scales: Standard deviations. (N, 3) world units
-
-    Returns:
-        (N, 3); the gradient reaches the quaternions only.
+    quats: unit quaternions, wxyz, (N, 4); scales: (N, 3) world units
     """
     axis = smallest_axis(scales)[:, None, None].expand(-1, 3, 1)
     return rotation_matrices(quats).gather(-1, axis).squeeze(-1)
@@ -68,16 +63,9 @@ def inverse_square_roots(quats: Tensor, scales: Tensor) -> Tensor:
 
 
 def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: Tensor) -> Tensor:
-    """Standard deviation of each Gaussian along its line of sight.
+    """Standard deviation along the line of sight, |s * R^T u|, u the direction to the camera. (N,)
 
-    Args:
-        means: (N, 3) world units.
-        quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        camera_center: (3,) world units.
-
-    Returns:
-        Length of s * R^T u with u the unit vector to the camera. (N,) world units
+    quats: unit quaternions, wxyz, (N, 4); all else in world units
     """
     sight = torch.nn.functional.normalize(camera_center - means, dim=-1)
     local = (rotation_matrices(quats).transpose(1, 2) @ sight[..., None]).squeeze(-1)
@@ -85,18 +73,10 @@ def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: 
 
 
 def diamond_vertices(means: Tensor, quats: Tensor, scales: Tensor, extent: float = 2.0) -> Tensor:
-    """Corners of the diamonds.
+    """Corners of the diamonds. (N, 4, 3) world units
 
     With the axes renumbered cyclically so that the shortest comes first, the corners lie on
     axis 1 (minus), axis 2 (plus), axis 1 (plus), axis 2 (minus), in this order.
-
-    Args:
-        means: (N, 3) world units.
-        quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-
-    Returns:
-        (N, 4, 3) world units.
     """
     axes = (smallest_axis(scales)[:, None] + torch.arange(1, 3, device=scales.device)) % 3
     half = rotation_matrices(quats) * (extent * scales)[:, None, :]
@@ -105,11 +85,7 @@ def diamond_vertices(means: Tensor, quats: Tensor, scales: Tensor, extent: float
 
 
 def diamond_faces(n_gaussians: int, device: torch.device | str = "cpu") -> Tensor:
-    """Triangles of the soup: two per diamond, face ``f`` belongs to Gaussian ``f // 2``.
-
-    Returns:
-        Rows of the flattened vertices, (2 N, 3) int64.
-    """
+    """Two triangles per diamond: face ``f`` belongs to Gaussian ``f // 2``. (2 N, 3) int64"""
     quad = torch.tensor([[0, 2, 1], [0, 3, 2]], device=device)
     corners = 4 * torch.arange(n_gaussians, device=device)
     return (corners[:, None, None] + quad).reshape(-1, 3)

@@ -39,9 +39,7 @@ wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 )
 
-MIN_AREA = 1e-18
-"""Twice the area below which a triangle has no frame and its corners feel no turn. World units
-squared"""
+MIN_AREA = 1e-18  # world units squared; below, a triangle has no frame and no turning gradient
 
 _MIN_ITEMS = 256
 
@@ -262,8 +260,7 @@ def _described(tensor: Tensor):
     return as_array(tensor, _VECTORS[tensor.shape[-1]])
 
 
-MIN_CROSS = 1e-6
-"""Length below which a cross product is not normalised further. World units squared"""
+MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised
 
 MIN_RADIUS = 1e-7
 INITIAL_OPACITY = 0.1
@@ -279,32 +276,16 @@ class TriangleLayout:
     radius_factor: float
 
 
+def _three(a: float, b: float) -> tuple[tuple[float, float, float], ...]:
+    return (a, b, b), (b, a, b), (b, b, a)
+
+
+_MIDDLE = ((1 / 3, 1 / 3, 1 / 3),)
 LAYOUTS = {
-    1: TriangleLayout(((1 / 3, 1 / 3, 1 / 3),), 1 / (2 * _SQRT3)),
-    3: TriangleLayout(
-        ((1 / 2, 1 / 4, 1 / 4), (1 / 4, 1 / 2, 1 / 4), (1 / 4, 1 / 4, 1 / 2)),
-        1 / (2 * (_SQRT3 + 1)),
-    ),
-    4: TriangleLayout(
-        (
-            (1 / 3, 1 / 3, 1 / 3),
-            (2 / 3, 1 / 6, 1 / 6),
-            (1 / 6, 2 / 3, 1 / 6),
-            (1 / 6, 1 / 6, 2 / 3),
-        ),
-        1 / (4 * _SQRT3),
-    ),
-    6: TriangleLayout(
-        (
-            (2 / 3, 1 / 6, 1 / 6),
-            (1 / 6, 2 / 3, 1 / 6),
-            (1 / 6, 1 / 6, 2 / 3),
-            (1 / 6, 5 / 12, 5 / 12),
-            (5 / 12, 1 / 6, 5 / 12),
-            (5 / 12, 5 / 12, 1 / 6),
-        ),
-        1 / (4 + 2 * _SQRT3),
-    ),
+    1: TriangleLayout(_MIDDLE, 1 / (2 * _SQRT3)),
+    3: TriangleLayout(_three(1 / 2, 1 / 4), 1 / (2 * (_SQRT3 + 1))),
+    4: TriangleLayout(_MIDDLE + _three(2 / 3, 1 / 6), 1 / (4 * _SQRT3)),
+    6: TriangleLayout(_three(2 / 3, 1 / 6) + _three(1 / 6, 5 / 12), 1 / (4 + 2 * _SQRT3)),
 }
 
 
@@ -336,11 +317,7 @@ class BoundCloud:
         return triangle_layout(self.per_triangle)
 
     def activate(self, placement: Placement | None = None) -> Gaussians:
-        """Place the Gaussians on the mesh; gradients reach all raw parameters.
-
-        Args:
-            placement: What was prepared for this topology; None prepares it.
-        """
+        """Place the Gaussians on the mesh; gradients reach all raw parameters."""
         return (placement or Placement(self)).activate(self)
 
     @torch.no_grad()
@@ -370,13 +347,9 @@ def triangle_layout(per_triangle: int) -> TriangleLayout:
 def bind_to_mesh(
     vertices: Tensor, faces: Tensor, vertex_colors: Tensor, per_triangle: int, extent: float
 ) -> BoundCloud:
-    """Initial Gaussians on a mesh.
+    """Initial Gaussians on a mesh; a millionth of the camera extent is their thickness.
 
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers
-        vertex_colors: (V, 3) in [0, 1]
-        extent: Camera extent; a millionth of it is the thickness. World units
+    vertices: (V, 3) world units; faces: (F, 3) integers; vertex_colors: (V, 3) in [0, 1]
     """
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:
@@ -392,15 +365,12 @@ def bind_to_mesh(
     rotations = radius.new_zeros(n, 2)
     rotations[:, 0] = 1.0
     return BoundCloud(
-        vertices=vertices.float().clone(),
-        sh_dc=rgb_to_sh(colors),
+        vertices=vertices.float().clone(), sh_dc=rgb_to_sh(colors),
         sh_rest=radius.new_zeros(n, SH_REST, 3),
         opacity_logits=torch.logit(radius.new_full((n, 1), INITIAL_OPACITY)),
-        log_scales=radius.log()[:, None].expand(n, 2).clone(),
-        rotations=rotations,
-        faces=faces,
+        log_scales=radius.log()[:, None].expand(n, 2).clone(), rotations=rotations, faces=faces,
         thickness=radius.new_tensor(extent / 1e6),
-    )
+    )  # fmt: skip
 
 
 def face_normals(triangles: Tensor) -> Tensor:
@@ -411,13 +381,9 @@ def face_normals(triangles: Tensor) -> Tensor:
 
 
 def face_frames(triangles: Tensor) -> Tensor:
-    """Orthonormal frames: normal, direction from the second to the first corner, their product.
+    """Rotation matrices of triangles, (F, 3, 3) world units. (F, 3, 3)
 
-    Args:
-        triangles: Corners. (F, 3, 3) world units
-
-    Returns:
-        Rotation matrices whose columns are the axes. (F, 3, 3)
+    Columns: normal, direction from the second to the first corner, their product.
     """
     normal = face_normals(triangles)
     tangent = normalize(triangles[:, 0] - triangles[:, 1], dim=-1)
@@ -448,8 +414,7 @@ GROUP_NAMES = {
 class TrainableBoundCloud(TrainableModel):
     """Mesh-bound Gaussians whose faces and thickness are fixed.
 
-    Args:
-        vertex_scale: Spatial scale of the vertex rate in world units.
+    ``vertex_scale`` is the spatial scale of the vertex rate in world units.
     """
 
     state_names = STATE_NAMES

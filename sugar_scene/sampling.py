@@ -52,20 +52,16 @@ def _place_samples(
 def draw_samples(
     mask: Tensor, n_samples: int, seed: int, n_candidates: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw Gaussians uniformly, and a standard normal offset for each draw.
+    """Draw Gaussians of a mask, (N,) bool, uniformly, and a standard normal offset for each draw.
 
     The draws are stratified: each Gaussian that may be drawn gets as many samples as any other,
     give or take two, which leaves less noise in their mean than independent draws do. They come
-    sorted by Gaussian, as the field kernels want them.
-
-    Args:
-        mask: Gaussians that may be drawn. (N,) bool
-        n_candidates: Gaussians in the mask; if None, the host waits to learn it.
+    sorted by Gaussian, as the field kernels want them. The host waits to count the mask if
+    ``n_candidates`` is None.
 
     Returns:
-        Gaussian of each sample, sorted, (S,) int64, and standard normal offsets, (S, 3) float32
-        (2^16 values for each coordinate), on the device of ``mask``. Both have S = 0 where the
-        mask is empty.
+        Gaussian of each sample, (S,) int64, and offsets, (S, 3) float32 (2^16 values for each
+        coordinate), on the device of ``mask``; S = 0 where it is empty.
     """
     if n_candidates is None:
         n_candidates = int(mask.sum())
@@ -76,12 +72,8 @@ def draw_samples(
     noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
     seeds = (wp.uint32(seed & 0xFFFFFFFF), wp.uint32(seed >> 32 & 0xFFFFFFFF))
     quantiles, points = _normal_quantiles(mask.device), as_array(noise, wp.vec3)
-    launch(
-        _place_samples,
-        n_samples,
-        [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points],
-        min_items=_MIN_SAMPLES,
-    )
+    arguments = [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points]
+    launch(_place_samples, n_samples, arguments, min_items=_MIN_SAMPLES)
     return indices, noise
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,7 @@ class SugarSize:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
-    """The inputs of a stage.
-
-    Attributes:
-        mask_options: Masks of the photographs; part of the identity through their contents.
-        view_options: Photographs to leave out; part of the identity through their absence.
-    """
+    """The inputs of a stage."""
 
     scene_path: Path = flag(
         MISSING, "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
@@ -115,7 +110,9 @@ class CaptureOptions:
         None, "folder of the photographs inside the scene folder; unset: as the checkpoint was "
         "trained, else images", group="input", parse=str,
     )  # fmt: skip
+    # Identified by the masks' contents.
     mask_options: MaskOptions = field(default_factory=MaskOptions)
+    # Identified by the photographs that are left out.
     view_options: ViewOptions = field(default_factory=ViewOptions)
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = field(default_factory=Compute)
@@ -126,24 +123,14 @@ class CaptureOptions:
 
     def capture_identity(self) -> dict[str, Any]:
         """The settings above that decide a result, as JSON values."""
-        return {
-            "iteration_to_load": self.iteration_to_load,
-            "eval": self.eval,
-            "images": self.images,
-            "img_resolution": self.size.img_resolution,
-            "img_size_limit": self.size.img_size_limit,
-            "resolution_factor": self.size.resolution_factor,
-        }
+        own = {"iteration_to_load": self.iteration_to_load, "eval": self.eval}
+        return {**own, "images": self.images, **asdict(self.size)}
 
 
 def load_capture(
     options: CaptureOptions, white_background: bool, seed: int, notify: Callable[[str], None]
 ) -> tuple[ReferenceCheckpoint, Scene]:
-    """Find the checkpoint and read the scene; no Gaussians and no photographs yet.
-
-    Raises:
-        UserError: If something is missing or damaged, or the cameras do not span a scene.
-    """
+    """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
     checkpoint, scene = load_views(
         options, notify, white_background=white_background, seed=seed, require_images=True
     )
@@ -166,9 +153,6 @@ def capture_exposures(
     """Exposures that go on from those of the checkpoint, and the digest of what was read.
 
     They are learned from the first to the last iteration of ``span``.
-
-    Raises:
-        UserError: The file of exposures is damaged.
     """
     path = checkpoint.ply_path.with_name(EXPOSURE_FILE)
     if not config.exposure_compensation:
@@ -193,36 +177,21 @@ def load_views(
     seed: int = 0,
     require_images: bool = False,
 ) -> tuple[ReferenceCheckpoint, Scene]:
-    """The same for stages that can do without photographs, or without a scene of any extent.
-
-    Raises:
-        UserError: If something is missing or damaged.
-    """
+    """The same for stages that can do without photographs, or without a scene of any extent."""
     checkpoint = load_reference_checkpoint(
         options.checkpoint_path, options.iteration_to_load, notify
     )
     scene = load_scene_for_checkpoint(
-        options.scene_path,
-        checkpoint,
-        size_rule=options.size,
-        images_dir=options.images or checkpoint.images_dir,
-        eval_split=options.eval,
-        white_background=white_background,
-        seed=seed,
-        require_images=require_images,
-        masks=options.mask_options,
-        view_options=options.view_options,
-        notify=notify,
-    )
+        options.scene_path, checkpoint, size_rule=options.size,
+        images_dir=options.images or checkpoint.images_dir, eval_split=options.eval,
+        white_background=white_background, seed=seed, require_images=require_images,
+        masks=options.mask_options, view_options=options.view_options, notify=notify,
+    )  # fmt: skip
     return checkpoint, scene
 
 
 def model_file(path: Path, flag: str) -> Path:
-    """The ``.pt`` itself, or the last one of a run's folder.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The ``.pt`` itself, or the last one of a run's folder."""
     if path.is_dir():
         files = [p for p in path.glob("*.pt") if p.stem.isdigit()]
         if not files:

@@ -9,7 +9,11 @@ from typing import Any, Literal
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE, LaterExposure
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    stage_identity,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_utils.errors import UserError
@@ -17,12 +21,10 @@ from sugar_utils.flags import AUTO, Automatic, non_negative_float, positive_int,
 from sugar_utils.settings import flag, without_flags
 
 Regularization = Literal["density", "sdf", "dn_consistency"]
-REGULARIZATIONS: tuple[Regularization, ...] = ("sdf", "density", "dn_consistency")
-"""The modes of SuGaR."""
+REGULARIZATIONS: tuple[Regularization, ...] = ("sdf", "density", "dn_consistency")  # those of SuGaR
 
 MULTIVIEW = "multiview"
 MODES = (*REGULARIZATIONS, MULTIVIEW)
-"""What the coarse stage can be."""
 
 MOST_SAMPLES = 1_000_000
 SAMPLES_EACH = 4
@@ -39,28 +41,17 @@ class CoarseSchedule:
     """Milestones in absolute iterations (SuGaR, section 5.1).
 
     The count goes on where the paper's vanilla stage ends, whatever checkpoint is loaded.
-
-    Attributes:
-        first: First iteration.
-        last: Last iteration, inclusive.
-        entropy_start: The entropy term acts after this iteration ...
-        entropy_stop: ... and before this one.
-        prune: After this iteration faint Gaussians are removed.
-        regularize: After this iteration the geometric terms act.
-        neighbor_interval: Iterations between two neighbour searches.
-        log_interval: Iterations between two log lines.
-        scale: What all the above were multiplied with; learning rates follow the paper's clock.
     """
 
     first: int = 7_000
-    last: int = 15_000
-    entropy_start: int = 7_000
-    entropy_stop: int = 9_000
-    prune: int = 9_000
-    regularize: int = 9_000
+    last: int = 15_000  # inclusive
+    entropy_start: int = 7_000  # exclusive
+    entropy_stop: int = 9_000  # exclusive
+    prune: int = 9_000  # after it, faint Gaussians are removed
+    regularize: int = 9_000  # after it, the geometric terms act
     neighbor_interval: int = 500
     log_interval: int = 200
-    scale: float = 1.0
+    scale: float = 1.0  # of all the above; learning rates follow the paper's clock
 
     def scaled(self, scale: float) -> CoarseSchedule:
         """The same schedule, shorter or longer."""
@@ -86,21 +77,7 @@ class CoarseSchedule:
 
 @dataclass(frozen=True)
 class CoarseConfig:
-    """Everything that decides the result of the coarse stage.
-
-    Attributes:
-        regularization_type: ``density``, ``sdf`` or ``dn_consistency`` (recommended).
-        schedule: When what happens.
-        rates: Learning rates.
-        entropy_factor: Weight of the opacity entropy.
-        dn_factor: Weight of depth-normal consistency.
-        n_neighbors: Neighbours K of the density field, the Gaussian itself included.
-        sample_chunk: Points evaluated at once; the result does not depend on it.
-        prune_opacity: Gaussians below are removed when the geometric terms begin.
-        exposure: Whether exposures of photographs are learned.
-        optimizer: Storage of parameters and moments, and which Gaussians step.
-        split: How the memory of one view is saved; no part of the identity.
-    """
+    """Everything that decides the result of the coarse stage."""
 
     regularization_type: Regularization = "dn_consistency"
     schedule: CoarseSchedule = field(default_factory=CoarseSchedule)
@@ -112,19 +89,19 @@ class CoarseConfig:
         0.2, "weight of the better-normal term; part of the folder's name", short="-n"
     )
     entropy_factor: float = 0.1
-    dn_factor: float = 0.05
-    n_neighbors: int = 16
+    dn_factor: float = 0.05  # weight of depth-normal consistency
+    n_neighbors: int = 16  # of the density field, the Gaussian itself included
     sdf_samples: Automatic = _coarse(
         MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 4 for "
         "each Gaussian that may be drawn, at most 1000000; unset: 1000000, auto with --preset fast",
         parse=positive_or_auto, metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
-    sample_chunk: int = 1_000_000
+    sample_chunk: int = 1_000_000  # points evaluated at once; does not change the result
     knn_batch_size: int | None = _coarse(
         None, "points per launch of the neighbour search; the result does not depend on it; unset: "
         "100000 on a CPU, all of them on a GPU", parse=positive_int,
     )  # fmt: skip
-    prune_opacity: float = 0.5
+    prune_opacity: float = 0.5  # less opaque Gaussians are removed when geometric terms begin
     full_res_normals: bool = _coarse(
         True, "depth-normal consistency at the training size, in the colour's own raster pass; "
         "False: in a pass of its own at half the size, which needs less memory and time",
@@ -166,7 +143,4 @@ class CoarseConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        values = asdict(self)
-        for other in ("sample_chunk", "knn_batch_size", "split", "optimizer", "exposure"):
-            values.pop(other)
-        return {**values, **self.exposure.identity(), **self.optimizer.identity()}
+        return stage_identity(self, "sample_chunk", "knn_batch_size")

@@ -43,12 +43,7 @@ from gaussian_splatting.engine.training_views import halved_mask
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled, scaled_all
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    RenderOutput,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
@@ -65,8 +60,7 @@ from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.settings import flag, from_args, parser_of
 
-SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
-"""(mask, number, iteration) -> (indices, noise), see :func:`draw_samples`."""
+SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # mask, n, iteration -> draws
 
 SOLID_ALPHA = 0.5
 
@@ -75,11 +69,8 @@ class CoarseStage(Stage):
     """Colour, entropy and geometric terms on free Gaussians.
 
     Args:
-        cloud: Gaussians of the vanilla checkpoint, on the device to train on.
-        extent: Camera extent in world units.
         notify: Told about iterations whose sampling terms had nothing to sample.
         sample_source: Replaces the random draws, for comparisons with recorded ones.
-        hull: Where Gaussians may stay when faint ones are removed; None for anywhere.
     """
 
     def __init__(
@@ -212,11 +203,8 @@ class CoarseStage(Stage):
         self.neighbors = None
 
     def _search_neighbors(self) -> None:
-        found = nearest_neighbors(
-            self.model.cloud.means.detach(),
-            self._config.n_neighbors,
-            query_batch=self._config.knn_batch_size,
-        )
+        means, config = self.model.cloud.means.detach(), self._config
+        found = nearest_neighbors(means, config.n_neighbors, query_batch=config.knn_batch_size)
         self.neighbors = found.indices
 
     def _view(
@@ -240,12 +228,8 @@ class CoarseStage(Stage):
         half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
-        view = ViewPass(
-            lambda: project(shapes, half, rgb=False, depth=True, normal=True),
-            None,
-            self._config.split,
-            rasterizer=self._rasterizer,
-        )
+        projected = partial(project, shapes, half, rgb=False, depth=True, normal=True)
+        view = ViewPass(projected, None, self._config.split, rasterizer=self._rasterizer)
         counted = halved_mask(target, half)
         found, _ = view.backpropagate([term.bind(half, counted) for term in terms])
         return found
@@ -308,13 +292,9 @@ class CoarseOptions(CaptureOptions):
     def directory(self) -> Path:
         """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        return coarse_directory(
-            parent,
-            self.iteration_to_load,
-            self.config.regularization_type,
-            self.config.estimation_factor,
-            self.config.normal_factor,
-        )
+        weights = self.config.estimation_factor, self.config.normal_factor
+        mode = self.config.regularization_type
+        return coarse_directory(parent, self.iteration_to_load, mode, *weights)
 
     @property
     def result(self) -> Path:
@@ -333,14 +313,9 @@ class CoarseOptions(CaptureOptions):
         def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
             planned = plan_coarse(cloud, config, self.memory, scene, store, console)
             return CoarseStage(
-                cloud,
-                planned,
-                scene.extent,
-                console.info,
-                rasterizer=compute.rasterizer,
-                hull=hull_of(scene.train_cameras, compute.device),
-                exposures=exposures,
-            )
+                cloud, planned, scene.extent, console.info, rasterizer=compute.rasterizer,
+                hull=hull_of(scene.train_cameras, compute.device), exposures=exposures,
+            )  # fmt: skip
 
         title = f"coarse SuGaR, {config.regularization_type}"
         directory = RunDirectory(self.directory, identity)
@@ -360,11 +335,7 @@ def coarse_options(
     output_dir: Path | None,
     messages: tuple[str, ...] = (),
 ) -> CoarseOptions:
-    """The run that was asked for.
-
-    Raises:
-        UserError: An input is missing, or what was asked for cannot be had.
-    """
+    """The run that was asked for."""
     config = from_args(
         CoarseConfig,
         args,
@@ -391,14 +362,7 @@ def _ineffective(options: CoarseOptions) -> list[str]:
 def open_coarse(
     options: CoarseOptions, messages: Messages, *, tracks: bool = False
 ) -> tuple[ReferenceCheckpoint, Scene, Exposures | None, Identity]:
-    """Read what a coarse run of any mode starts from, and what identifies it.
-
-    Args:
-        tracks: Whether the result depends on which points the photographs observe.
-
-    Raises:
-        UserError: If something is missing or damaged.
-    """
+    """Read what a coarse run of any mode starts from, and what identifies it."""
     config = options.config
     checkpoint, scene = load_capture(options, config.white_background, config.random_seed, messages)
     advise(options, checkpoint, messages)
@@ -432,11 +396,7 @@ def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Me
 
 
 def start_cloud(checkpoint: ReferenceCheckpoint, messages: Messages) -> GaussianCloud:
-    """The Gaussians of the checkpoint.
-
-    Raises:
-        UserError: There are none.
-    """
+    """The Gaussians of the checkpoint."""
     cloud = checkpoint.read_cloud(messages)
     if len(cloud) == 0:
         raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
@@ -448,12 +408,10 @@ def loop_of(options: CoarseOptions) -> LoopConfig:
     """When the loop does what."""
     schedule, scale = options.config.schedule, options.config.schedule.scale
     return LoopConfig(
-        first=schedule.first,
-        last=schedule.last,
-        seed=options.config.random_seed,
+        first=schedule.first, last=schedule.last, seed=options.config.random_seed,
         log_interval=schedule.log_interval,
         checkpoint_interval=scaled(options.checkpoint_interval, scale),
         checkpoint_milestones=scaled_all(options.checkpoint_milestones, scale),
         keep_checkpoints=options.run.keep_checkpoints,
         test_iterations=scaled_all(options.test_iterations, scale),
-    )
+    )  # fmt: skip

@@ -32,8 +32,7 @@ wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 )
 
-RUN = 16
-"""Rows of a run; two more are looked at for it."""
+RUN = 16  # rows of a run; two more are looked at for it
 
 _ROWS = wp.constant(RUN)
 _MIN_ITEMS = 512
@@ -43,25 +42,15 @@ vec7 = wp.types.vector(length=7, dtype=wp.float32)
 
 @wp.struct
 class DepthMap:
-    """What turns depths into points, and which pixels count.
+    """What turns depths into points, and which pixels count."""
 
-    Attributes:
-        step_x: 1 / fx.
-        step_y: 1 / fy.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge of this map.
-        top: First row that counts.
-        end: Row after the last one.
-        masked: 1 where ``counted`` says which pixels do.
-    """
-
-    step_x: float
-    step_y: float
-    cx: float
-    cy: float
+    step_x: float  # 1 / fx
+    step_y: float  # 1 / fy
+    cx: float  # pixels from the left edge
+    cy: float  # pixels from the top edge of this map
     top: int
-    end: int
-    masked: int
+    end: int  # exclusive
+    masked: int  # 1 where counted applies
 
 
 # Functions that are long and called more than once take numbers, not maps: a compiler that does not
@@ -127,14 +116,9 @@ def pull_of(d: wp.vec4, ray: wp.vec2, step_x: float, step_y: float, normal: wp.v
     row_minus = d[1] * g_p
     row_plus = d[0] * g_q + d[1] * g_r
     return vec7(
-        column_plus + column_minus,
-        column_plus - column_minus,
-        row_plus + row_minus,
-        row_plus - row_minus,
-        unit[0],
-        unit[1],
-        unit[2],
-    )
+        column_plus + column_minus, column_plus - column_minus, row_plus + row_minus,
+        row_plus - row_minus, unit[0], unit[1], unit[2],
+    )  # fmt: skip
 
 
 @wp.kernel
@@ -233,16 +217,9 @@ class _Consistency(torch.autograd.Function):
         height, width = depth.shape
         d_depth = torch.empty(height, width, device=depth.device)
         d_normal_xy = torch.empty(height, width, 2, device=depth.device)
-        launch(
-            differentiate_errors,
-            -(-height // RUN) * width,
-            [
-                ctx.shape, counted, depth, normal_xy, (d_loss / ctx.total).reshape(1), d_depth,
-                d_normal_xy,
-            ],
-            device=depth.device,
-            min_items=_MIN_ITEMS,
-        )  # fmt: skip
+        weight, n_runs = (d_loss / ctx.total).reshape(1), -(-height // RUN) * width
+        arguments = [ctx.shape, counted, depth, normal_xy, weight, d_depth, d_normal_xy]
+        launch(differentiate_errors, n_runs, arguments, device=depth.device, min_items=_MIN_ITEMS)
         return d_depth, d_normal_xy, None, None, None
 
 
@@ -261,20 +238,10 @@ def fused_depth_normal_consistency(
     """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
 
     Args:
-        depth: Rendered depth; may be a column of wider pixels. (H, W) float32, world units
+        depth: May be a column of wider pixels. (H, W) float32, world units
         normal_xy: Blended x and y of the normals in camera axes, likewise, which
             ``complete_normals`` makes unit normals towards the camera. (H, W, 2) float32
-        fx: Focal length in pixels; this and all else as of
-            :func:`.losses.depth_normal_consistency`.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge of this map.
-        rows: Rows that count.
-        total: Divisor.
-        counted: Pixels that count; None for all. (H, W) bool
-
-    Returns:
-        Scalar. Gradients reach both maps.
+        fx, fy, cx, cy, rows, total, counted: As of :func:`.losses.depth_normal_consistency`.
     """
     top, end, _ = (rows or slice(None)).indices(depth.shape[0])
     shape = DepthMap()

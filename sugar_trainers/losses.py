@@ -5,9 +5,7 @@ Each is a mean. A caller that works in chunks passes ``total``, the number of el
 whole, to every chunk; the chunk losses (and their gradients) then add up to those of the whole.
 Empty input gives 0. Sources: SuGaR (Guédon & Lepetit, CVPR 2024), section 4, and the
 depth-normal consistency of 2D Gaussian Splatting (Huang et al., SIGGRAPH 2024), section 5.
-
-Each is a mean; a caller that works in strips passes the divisor of the whole. What they are and
-where they come from is told in DOCS/TRAINING.md.
+DOCS/TRAINING.md says more of them.
 """
 
 from __future__ import annotations
@@ -28,12 +26,10 @@ from sugar_scene.multiview.reprojection import (
     plane_depth,
 )
 
-MIN_VIEW_Z = 1e-4
-"""Points closer to the camera plane than this, or behind it, have no pixel. World units."""
+MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
 
 _MIN_BETA = 1e-12
-MIN_SQUARED_CROSS = 1e-24
-"""Of the cross product of two differences of points: with less they span no surface."""
+MIN_SQUARED_CROSS = 1e-24  # of two differences of points; with less they span no surface
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
@@ -43,21 +39,13 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
 
 
 def opacity_entropy(
-    opacities: Tensor,
-    total: int | None = None,
-    eps: float = 1e-10,
-    counted: Tensor | None = None,
+    opacities: Tensor, total: int | None = None, eps: float = 1e-10, counted: Tensor | None = None
 ) -> Tensor:
-    """Binary entropy of opacities, pushing them to 0 or 1.
+    """Binary entropy of opacities in [0, 1], (V,), pushing them to 0 or 1.
 
     Args:
-        opacities: Opacities in [0, 1]. (V,)
         total: Divisor; V when None.
-        eps: Keeps the logarithms finite at exactly 0 and 1.
         counted: Those that count; None for all. (V,) bool
-
-    Returns:
-        Scalar, at most ln 2 for ``total`` None.
     """
     present = opacities * (opacities + eps).log()
     absent = (1 - opacities) * (1 - opacities + eps).log()
@@ -72,13 +60,9 @@ def density_estimation_loss(
 
     Args:
         density: Unclamped density at the samples. (S,)
-        plane_distance: Signed distance delta to the tangent plane of each sample's Gaussian.
-            (S,) world units
+        plane_distance: Signed distance delta to the tangent planes. (S,) world units
         beta: Scale of the field. (S,) world units
         total: Divisor; S when None.
-
-    Returns:
-        Scalar. Gradients reach all three tensors.
     """
     target = torch.exp(-0.5 * (plane_distance / beta.clamp_min(_MIN_BETA)).square())
     return _mean((density - target).abs(), total)
@@ -102,9 +86,6 @@ def sdf_estimation_loss(
         extent: Camera extent E in world units.
         total: Divisor; S when None.
         counted: Samples that count; None for all. (S,) bool
-
-    Returns:
-        Scalar.
     """
     error = (sdf - depth_gap.abs()).abs() / (extent / 10)
     error = error.clamp_max(10 * extent)
@@ -112,12 +93,7 @@ def sdf_estimation_loss(
 
 
 def better_normal_loss(normal_error: Tensor, total: int | None = None) -> Tensor:
-    """Mean squared distance of normals to the weighted mean of their neighbours' normals.
-
-    Args:
-        normal_error: As the fields return it. (S,)
-        total: Divisor; S when None.
-    """
+    """Mean squared distance of normals to the weighted mean of their neighbours' normals. (S,)"""
     return _mean(normal_error, total)
 
 
@@ -129,10 +105,7 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
 
     Args:
         depth: (H, W) world units along the view axis.
-        fx: Focal length in pixels, as are the following.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge.
+        fx, fy, cx, cy: In pixels, from the top left edge.
 
     Returns:
         Unit normals in camera axes, towards the camera. (H, W, 3); zero on the border of one
@@ -171,19 +144,12 @@ def depth_normal_consistency(
     The border and empty pixels count with the constant 1.
 
     Args:
-        depth: Rendered depth. (H, W) world units
-        normal: Rendered unit normals in camera axes, towards the camera. (H, W, 3)
-        fx: Focal length in pixels, as are the following.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge of this map (of the strip, if it is one).
-        rows: Rows that count; the others are only neighbours of those. For a strip of an image
-            with a halo of one row on each side that continues.
+        depth: (H, W) world units
+        normal: Unit normals in camera axes, towards the camera. (H, W, 3)
+        fx, fy, cx, cy: In pixels, from the top left edge of this map.
+        rows: Rows that count; strips continue one row beyond them as a halo.
         total: Divisor; the number of pixels in those rows when None.
         counted: Pixels that count; None for all. (H, W) bool
-
-    Returns:
-        Scalar. Gradients reach both maps.
     """
     error = 1 - (normal * normals_from_depth(depth, fx, fy, cx, cy)).sum(dim=-1)
     if counted is not None:
@@ -198,11 +164,8 @@ def lookup_depth(
 
     Args:
         depth_map: (H, W) world units.
-        view_points: Points in camera axes. (S, 3) world units
-        fx: Focal length in pixels, as are the following.
-        fy: Vertical focal length.
-        cx: Principal point from the left edge.
-        cy: Principal point from the top edge.
+        view_points: In camera axes. (S, 3) world units
+        fx, fy, cx, cy: In pixels, from the top left edge.
 
     Returns:
         (S,) world units. Gradients reach the map and the points. Points with z below
@@ -214,16 +177,11 @@ def lookup_depth(
 
 
 def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> Tensor:
-    """Gaussians that the sdf stage samples: visible, and within two deviations of the depth map.
+    """Visible Gaussians within two standard deviations of the depth map. (N,) bool
 
     Args:
-        depth_gap: Rendered depth at the projected centre minus the depth of the centre.
-            (N,) world units
+        depth_gap: Rendered depth minus that of the centre. (N,) world units
         view_std: Standard deviation along the line of sight. (N,) world units
-        visible: Gaussians that the view shows. (N,) bool
-
-    Returns:
-        (N,) bool
     """
     return visible & (depth_gap.detach().abs() < 2 * view_std.detach())
 
@@ -233,15 +191,7 @@ _MIN_SLOPE = 1e-6
 
 
 def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:
-    """Grey values that patches are made of.
-
-    Args:
-        photograph: (H, W, 3) bytes, or floats in [0, 1]
-        counted: Pixels that count; None for all. (H, W) bool
-
-    Returns:
-        In [0, 1], ``UNCOUNTED`` where pixels do not count. (H, W) float32
-    """
+    """Grey values in 0 to 1 of bytes or floats, (H, W, 3); ``UNCOUNTED`` out of masks. (H, W)"""
     luma = torch.tensor(_LUMA, device=photograph.device)
     if photograph.dtype == torch.uint8:
         luma, photograph = luma / 255.0, photograph.to(torch.float32)
@@ -250,13 +200,9 @@ def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def edge_weights(gray: Tensor) -> Tensor:
-    """(1 - |grad I|)^2 with the slopes scaled to [0, 1]: normals may change at image edges.
+    """(1 - |grad I|)^2 with the slopes scaled to [0, 1]: normals may change at image edges. (H, W)
 
-    Args:
-        gray: As :func:`gray_values` returns it. (H, W)
-
-    Returns:
-        (H, W); 0 at the border and where slopes are not known.
+    0 at the border and where slopes are not known, as for grey values of ``UNCOUNTED``.
     """
     weights = torch.zeros_like(gray)
     if min(gray.shape) < 3:
@@ -283,15 +229,14 @@ def plane_normal_loss(
 ) -> Tensor:
     """Mean of w (1 - N . n(z)): normals of the planes against those of their depth.
 
-    Args:
-        plane: Blended planes of some rows of the image. (R, W, 4)
-        first_row: Row of the image that the first of these is.
-        weights: See :func:`edge_weights`, of these rows. (R, W)
-        rows: Rows that count; the others are only neighbours of those.
-        total: Divisor, the pixels of the whole image.
+    Pixels without a depth, or beside one, count as 0.
 
-    Returns:
-        Scalar. Pixels without a depth, or beside one, count as 0.
+    Args:
+        plane: (R, W, 4)
+        first_row: Of the image.
+        weights: See :func:`edge_weights`, of these rows. (R, W)
+        rows: Rows that count.
+        total: Divisor, the pixels of the whole image.
     """
     height, width = plane.shape[:2]
     if height < 3 or width < 3:
@@ -320,16 +265,13 @@ def rays_of(pixels: Tensor, camera: Camera, dtype: torch.dtype = torch.float32) 
 def cycle_of(
     planes: Tensor, pixels: Tensor, neighbor_depth: Tensor, pair: ViewPair
 ) -> tuple[Tensor, Tensor]:
-    """How far pixels of the reference are missed by way of the neighbour, and what that says.
+    """Cycle errors in pixels, differentiable, and their weights. (n,) each
+
+    Weights are 0 where the views do not see the same; errors mean nothing there.
 
     Args:
-        planes: Blended planes at the pixels. (n, 4)
-        pixels: Columns and rows. (n, 2) int32
+        planes, pixels: Blended planes, (n, 4), at columns and rows, (n, 2) int32.
         neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
-
-    Returns:
-        Errors in pixels, differentiable; and weights, 0 where the views do not see the same, where
-        errors mean nothing. (n,) each
     """
     rays = rays_of(pixels, pair.reference, planes.dtype)
     depth, known = plane_depth(planes, rays)
@@ -340,16 +282,11 @@ def cycle_of(
 def patch_mismatch(
     planes: Tensor, pixels: Tensor, gray: Tensor, neighbor_gray: Tensor, pair: ViewPair
 ) -> tuple[Tensor, Tensor]:
-    """1 - NCC of the patches around pixels with what their planes say is the same.
+    """1 - NCC of patches with what their planes show in the neighbour; and which count. (n,) each
 
     Args:
-        planes: Blended planes at the pixels. (n, 4)
-        pixels: Columns and rows. (n, 2) int32
-        gray: Of the reference, see :func:`gray_values`. (H, W)
-        neighbor_gray: Of the neighbour. (H', W')
-
-    Returns:
-        0 where a patch does not count; and which do. (n,) each
+        planes, pixels: Blended planes, (n, 4), at columns and rows, (n, 2) int32.
+        gray, neighbor_gray: See :func:`gray_values`. (H, W), (H', W')
     """
     known = plane_depth(planes, rays_of(pixels, pair.reference, planes.dtype))[1]
     # Rows without a plane get one that no ray meets, and so no patch.

@@ -10,7 +10,11 @@ from typing import Any, ClassVar
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.learned_exposure import LaterExposure
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    stage_identity,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_trainers.coarse_config import MULTIVIEW
@@ -22,7 +26,6 @@ LEAST_INTERVALS = {"densification_interval": 50, "trim_interval": 200}
 trim costs as much as an epoch."""
 
 PRUNE_OPACITY = 0.05
-"""Fainter Gaussians are removed whenever others are cloned and split."""
 
 _factor = partial(
     flag, group="multi-view mode", parse=non_negative_float, no_effect_when="unless -r multiview"
@@ -31,25 +34,15 @@ _factor = partial(
 
 @dataclass(frozen=True)
 class MultiviewSchedule:
-    """Milestones in absolute iterations; the count goes on where the vanilla stage ends.
-
-    Attributes:
-        first: First iteration.
-        last: Last iteration, inclusive.
-        densify_until: Gaussians are cloned and split before this iteration.
-        densification_interval: Iterations between two rounds of that.
-        trim_interval: Iterations between two trims of what too few views see.
-        log_interval: Iterations between two log lines.
-        scale: What all the above were multiplied with; learning rates follow the paper's clock.
-    """
+    """Milestones in absolute iterations; the count goes on where the vanilla stage ends."""
 
     first: int = 7_000
-    last: int = 20_000
-    densify_until: int = 15_000
+    last: int = 20_000  # inclusive
+    densify_until: int = 15_000  # exclusive
     densification_interval: int = 100
-    trim_interval: int = 1_000
+    trim_interval: int = 1_000  # of what too few views see
     log_interval: int = 200
-    scale: float = 1.0
+    scale: float = 1.0  # of all the above; learning rates follow the paper's clock
 
     def scaled(self, scale: float) -> MultiviewSchedule:
         """The same schedule, shorter or longer."""
@@ -82,17 +75,7 @@ def densification(max_gaussians: int | None = None) -> DensificationConfig:
 
 @dataclass(frozen=True)
 class MultiviewConfig:
-    """Everything that decides the result of the multi-view mode.
-
-    Attributes:
-        schedule: When what happens.
-        rates: Learning rates.
-        densification: Thresholds; when, the schedule says.
-        min_views: Gaussians that fewer training views see are dropped.
-        exposure: Whether exposures of photographs are learned.
-        optimizer: Storage of parameters and moments, and which Gaussians step.
-        split: How the memory of one view is saved; no part of the identity.
-    """
+    """Everything that decides the result of the multi-view mode."""
 
     regularization_type: ClassVar[str] = MULTIVIEW
 
@@ -115,7 +98,7 @@ class MultiviewConfig:
         16_384, "pixels of a view that are compared with a neighbour, per iteration",
         group="multi-view mode", parse=positive_int, no_effect_when="unless -r multiview",
     )  # fmt: skip
-    min_views: int = 2
+    min_views: int = 2  # Gaussians that fewer training views see are dropped
     white_background: bool = white_background()
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
@@ -129,8 +112,4 @@ class MultiviewConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        values = asdict(self)
-        for other in ("split", "optimizer", "exposure"):
-            values.pop(other)
-        own = {"regularization_type": self.regularization_type, **values}
-        return {**own, **self.exposure.identity(), **self.optimizer.identity()}
+        return {"regularization_type": self.regularization_type, **stage_identity(self)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,7 @@ from gaussian_splatting.optim.densification import (
 )
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    project,
-    rasterize,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, project, rasterize
 from gaussian_splatting.shared_flags import ScheduleFlags
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.multiview.reprojection import NeighborViews
@@ -68,21 +64,12 @@ from sugar_utils.console import Console
 from sugar_utils.random import generator
 from sugar_utils.settings import add_flags, from_args, parser_of
 
-SEEN_PIXELS = 0.5
-"""A view sees a Gaussian to which it owes at least so much of its pixels' colours."""
-
-MAX_TRIM_VIEWS = 200
-"""Views that are asked whether they see a Gaussian, evenly spread over all."""
+SEEN_PIXELS = 0.5  # sum of blending weights from which a view sees a Gaussian
+MAX_TRIM_VIEWS = 200  # views that count who sees a Gaussian, evenly spread over all
 
 
 class MultiviewStage(Stage):
-    """Colour, plane normals and the agreement of neighbouring views, on free Gaussians.
-
-    Args:
-        cloud: Gaussians of the vanilla checkpoint, on the device to train on.
-        extent: Camera extent in world units.
-        hull: Where Gaussians may be; None for anywhere.
-    """
+    """Colour, plane normals and the agreement of neighbouring views, on free Gaussians."""
 
     name = "coarse multiview"
 
@@ -112,13 +99,9 @@ class MultiviewStage(Stage):
         self._notify = notify
         self._rasterizer = rasterizer
         self._hull = hull
+        pixels = config.multiview_pixels if config.compares_views else 0
         self._comparer = ViewComparer(
-            neighbors,
-            images,
-            extent,
-            config.multiview_pixels if config.compares_views else 0,
-            config.random_seed,
-            rasterizer,
+            neighbors, images, extent, pixels, config.random_seed, rasterizer
         )
         self._watch = DensificationStatistics(len(cloud), self.model.device)
 
@@ -145,12 +128,12 @@ class MultiviewStage(Stage):
         )
         seen = self.target(target, camera, iteration, view_index)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
-        view = ViewPass(
-            lambda: project(leaves, camera, plane_reach=reach),
-            seen.background,
+        projected, split = (
+            partial(project, leaves, camera, plane_reach=reach),
             self.memory_plan.split,
-            rasterizer=self._rasterizer,
-            pairs=self.pairs,
+        )
+        view = ViewPass(
+            projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
         )
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
@@ -197,14 +180,10 @@ class MultiviewStage(Stage):
     def _densify(self, iteration: int) -> None:
         config = self._config
         self._watch.stats = densify_and_prune(
-            self.model.optimizer,
-            self._watch.stats,
-            config.densification,
-            extent=self.extent,
-            remove_large=False,
-            generator=generator(config.random_seed, "split", iteration),
+            self.model.optimizer, self._watch.stats, config.densification, extent=self.extent,
+            remove_large=False, generator=generator(config.random_seed, "split", iteration),
             sky=SkySphere.around(self._cameras, self.extent),
-        )
+        )  # fmt: skip
         if self._hull is not None:
             self._keep(self._hull.contains(self.model.cloud.means))
         check_population(len(self.model), iteration, "densification")
@@ -230,13 +209,10 @@ class MultiviewStage(Stage):
 def views_that_see(
     gaussians: Gaussians, cameras: Sequence[Camera], rasterizer: Rasterizer = WARP
 ) -> Tensor:
-    """How many views see each Gaussian.
+    """How many views see each Gaussian. (N,) int64
 
     What a Gaussian adds to an image is the sum of its blending weights, which is the gradient of
     the sum of a blended channel to the Gaussian's value of it.
-
-    Returns:
-        (N,) int64
     """
     counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.means.device)
     ones = torch.ones(len(gaussians), 1, device=gaussians.means.device)
@@ -274,17 +250,10 @@ class MultiviewOptions(CoarseOptions):
         def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
             planned = plan_strips(cloud, config, self.memory, scene, store, console)
             return MultiviewStage(
-                cloud,
-                planned,
-                scene.extent,
-                scene.train_cameras,
-                neighbors,
-                store,
-                console.info,
-                rasterizer=compute.rasterizer,
-                hull=hull_of(scene.train_cameras, compute.device),
+                cloud, planned, scene.extent, scene.train_cameras, neighbors, store, console.info,
+                rasterizer=compute.rasterizer, hull=hull_of(scene.train_cameras, compute.device),
                 exposures=exposures,
-            )
+            )  # fmt: skip
 
         directory = RunDirectory(self.directory, identity)
         title = "coarse stage, multiview"
@@ -301,11 +270,7 @@ def multiview_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None) -> CoarseOptions:
-    """The coarse run of any mode.
-
-    Raises:
-        UserError: As :func:`multiview_options`.
-    """
+    """The coarse run of any mode."""
     if mode == MULTIVIEW:
         return multiview_options(args, output_dir)
     return coarse_options(args, mode, output_dir)
@@ -314,11 +279,7 @@ def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None
 def multiview_options(
     args: argparse.Namespace, output_dir: Path | None, messages: tuple[str, ...] = ()
 ) -> MultiviewOptions:
-    """The run that was asked for; exposures are learned unless that is refused.
-
-    Raises:
-        UserError: An input is missing, or what was asked for cannot be had.
-    """
+    """The run that was asked for; exposures are learned unless that is refused."""
     config = from_args(
         MultiviewConfig,
         args,

@@ -9,8 +9,7 @@ from sugar_trainers.coarse_config import MULTIVIEW
 
 OUTPUT_ROOT = Path("output")
 
-ESTIMATION_FACTOR, NORMAL_FACTOR, NORMAL_CONSISTENCY = 0.2, 0.2, 0.1
-"""Weights that the pipeline and its file names take for granted."""
+ESTIMATION_FACTOR, NORMAL_FACTOR, NORMAL_CONSISTENCY = 0.2, 0.2, 0.1  # defaults
 
 
 def number_text(value: float) -> str:
@@ -39,11 +38,6 @@ def coarse_directory(
     """Folder of a coarse run; ``density`` and ``dn_consistency`` share a name by tradition.
 
     Weights are no part of the name of ``multiview``, which has others.
-
-    Args:
-        regularization: The mode; decides between ``sdfestim``, ``densityestim`` and ``multiview``.
-        estimation_factor: Weight of the density or sdf term.
-        normal_factor: Weight of the better-normal term.
     """
     if regularization == MULTIVIEW:
         return parent / f"sugarcoarse_3Dgs{iteration}_{MULTIVIEW}"
@@ -59,7 +53,6 @@ def refined_name(mesh_path: Path, normal_consistency_factor: float, per_triangle
 
     Args:
         mesh_path: Coarse mesh; its name up to the first dot is kept, less ``sugarmesh_``.
-        normal_consistency_factor: Weight of the normal consistency.
     """
     mesh = mesh_path.name.split(".", 1)[0].removeprefix("sugarmesh_")
     return (

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,11 @@ import numpy as np
 
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE, LaterExposure
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    stage_identity,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import random_seed, white_background
 from sugar_scene.mesh_bound import LAYOUTS, triangle_layout
@@ -30,15 +34,6 @@ class RefineConfig:
     """Everything that decides the result of the refinement.
 
     The box only sets the rate of the vertices; without one the extent of the cameras does.
-
-    Attributes:
-        rates: Learning rates; the position rate is that of the vertices.
-        sh_interval: Iterations after which the spherical-harmonics degree grows by one.
-        log_interval: Iterations between two log lines.
-        schedule_scale: What the schedule was multiplied with; rates follow the paper's clock.
-        exposure: Whether exposures of photographs are learned.
-        optimizer: Storage of parameters and moments, and which Gaussians step.
-        split: How the memory of one view is saved; no part of the identity.
     """
 
     refinement_iterations: int = _refine(
@@ -67,10 +62,10 @@ class RefineConfig:
         "pixels that the mesh does not cover have no gradient; unset: on with -r multiview, else "
         "off, as in the original", parse=boolean, modes={"multiview": True},
     )  # fmt: skip
-    rates: LearningRates = without_flags(LearningRates)
-    sh_interval: int = 1_000
+    rates: LearningRates = without_flags(LearningRates)  # the position rate is that of the vertices
+    sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200
-    schedule_scale: float = 1.0
+    schedule_scale: float = 1.0  # learning rates follow the paper's clock
     white_background: bool = white_background()
     exposure: LaterExposure = NO_LATER_EXPOSURE
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
@@ -92,9 +87,6 @@ class RefineConfig:
     def vertex_rate_scale(self, extent: float) -> float:
         """Spatial scale of the vertex rate: ten times the scene's radius over the root of the
         number of vertices, about the distance between neighbouring vertices. World units
-
-        Args:
-            extent: Camera extent in world units, the radius where no box is given.
         """
         radius = extent
         if self.bboxmin is not None and self.bboxmax is not None:
@@ -108,9 +100,5 @@ class RefineConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        values = asdict(self)
-        for other in ("optimizer", "split", "exposure"):
-            values.pop(other)
-        corners = values.pop("bboxmin"), values.pop("bboxmax")
-        values["bbox"] = None if self.bboxmin is None else corners
-        return {**values, **self.exposure.identity(), **self.optimizer.identity()}
+        box = None if self.bboxmin is None else (self.bboxmin, self.bboxmax)
+        return {**stage_identity(self, "bboxmin", "bboxmax"), "bbox": box}

@@ -36,11 +36,7 @@ from gaussian_splatting.engine.training_views import without_uncovered
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
@@ -61,13 +57,7 @@ from sugar_utils.settings import flag, from_args, parser_of
 
 
 class RefineStage(Stage):
-    """Colour loss and normal consistency on mesh-bound Gaussians.
-
-    Args:
-        extent: Camera extent in world units.
-        export: Writes the refined Gaussians when the run ends; None writes nothing.
-        comparer: Compares views with their neighbours; None where that is not wanted.
-    """
+    """Colour loss and normal consistency on mesh-bound Gaussians."""
 
     name = "refine"
 
@@ -83,12 +73,9 @@ class RefineStage(Stage):
     ) -> None:
         self.extent = extent
         self.exposures = exposures
+        scale = config.vertex_rate_scale(extent)
         self.model = TrainableBoundCloud(
-            cloud,
-            config.rates,
-            config.vertex_rate_scale(extent),
-            config.optimizer,
-            config.random_seed,
+            cloud, config.rates, scale, config.optimizer, config.random_seed
         )
         self.memory_plan = MemoryPlan(config.split)
         self._config = config
@@ -185,12 +172,7 @@ _alone = partial(flag, group="only train_refined.py")
 
 @dataclass(frozen=True, kw_only=True)
 class RefineOptions(CaptureOptions):
-    """A refinement run; of the checkpoint only cameras and exposures are used.
-
-    Attributes:
-        ply_dir: Folder of the refined PLY; None for ``output_dir``, or without that
-            ``output/refined_ply/<scene>``.
-    """
+    """A refinement run; of the checkpoint only cameras and exposures are used."""
 
     mesh_path: Path = _alone(
         MISSING, "coarse mesh (PLY with vertex colours); needed", short="-m", parse=Path,
@@ -199,7 +181,7 @@ class RefineOptions(CaptureOptions):
     output_dir: Path | None = _alone(
         None, "parent of the run's folder; unset: output/refined/<scene>", short="-o", parse=Path
     )
-    ply_dir: Path | None = None
+    ply_dir: Path | None = None  # None for output_dir, or without that output/refined_ply/<scene>
     config: RefineConfig = field(default_factory=RefineConfig)
     checkpoint_interval: int = checkpoint_interval("only train_refined.py")
     preset: Preset = preset("only train_refined.py")
@@ -211,11 +193,8 @@ class RefineOptions(CaptureOptions):
     @property
     def name(self) -> str:
         """Name that all files of the refined model share."""
-        return refined_name(
-            self.mesh_path,
-            self.config.normal_consistency_factor,
-            self.config.gaussians_per_triangle,
-        )
+        weight = self.config.normal_consistency_factor
+        return refined_name(self.mesh_path, weight, self.config.gaussians_per_triangle)
 
     @property
     def directory(self) -> Path:
@@ -262,7 +241,7 @@ class RefineOptions(CaptureOptions):
 
         def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
             def export(refined: BoundCloud) -> None:
-                write_refined_ply(self.ply_path, refined)
+                write_gaussian_ply(self.ply_path, refined.freed())
                 console.info(f"refined Gaussians: {self.ply_path}")
 
             planned = plan_strips(cloud, config, self.memory, scene, store, console)
@@ -291,39 +270,18 @@ def refine_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def refine_config(args: argparse.Namespace, **given: Any) -> RefineConfig:
-    """Settings of the optimisation, the schedule scaled.
-
-    Args:
-        args: What was parsed.
-        given: Fields that follow from something else.
-
-    Raises:
-        UserError: Half a box is given.
-    """
+    """Settings of the optimisation, the schedule scaled."""
     config = from_args(RefineConfig, args, optimizer=optimizer_config(args), **given)
     return config.with_schedule(args.schedule_scale)
 
 
 def refine_options(args: argparse.Namespace) -> RefineOptions:
-    """The run that was asked for.
-
-    Raises:
-        UserError: An input is missing, or what was asked for cannot be had.
-    """
+    """The run that was asked for."""
     options = from_args(RefineOptions, args, config=refine_config(args))
     if not options.mesh_path.is_file():
         raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
     messages = (*options.memory.messages, *options.size.messages)
     return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
-
-
-def write_refined_ply(path: Path, cloud: BoundCloud) -> None:
-    """Write mesh-bound Gaussians as a free 3DGS cloud that any viewer reads.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    write_gaussian_ply(path, cloud.freed())
 
 
 def _start(options: RefineOptions, extent: float, messages: Messages) -> BoundCloud:
@@ -342,11 +300,9 @@ def _loop(options: RefineOptions) -> LoopConfig:
     config = options.config
     test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
     return LoopConfig(
-        first=1,
-        last=config.refinement_iterations,
-        seed=config.random_seed,
+        first=1, last=config.refinement_iterations, seed=config.random_seed,
         log_interval=config.log_interval,
         checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
         keep_checkpoints=options.run.keep_checkpoints,
         test_iterations=tuple(range(test_interval, config.refinement_iterations, test_interval)),
-    )
+    )  # fmt: skip

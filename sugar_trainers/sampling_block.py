@@ -42,36 +42,25 @@ class CameraAxes:
 
 @dataclass(frozen=True)
 class SampleChunk:
-    """What a term sees of a chunk of the samples.
+    """What a term sees of a chunk of the samples."""
 
-    Attributes:
-        fields: The fields at its samples; gradients reach the Gaussians through them.
-        total: Number of samples of all chunks, the divisor of their mean.
-        total_in_front: How many of these lie before the camera, at least 1; None without a depth
-            map, or where these are all. () on the device
-        depth: Leaf with the rendered depth, if a term at samples reads it. (H, W) world units
-        extent: Camera extent in world units.
-    """
-
-    fields: FieldSamples
-    total: int
+    fields: FieldSamples  # gradients reach the Gaussians through them
+    total: int  # samples of all chunks
+    # Those before the camera, at least 1; None without a depth map, or for all. () on the device
     total_in_front: Tensor | None
     axes: CameraAxes
-    depth: Tensor | None
+    depth: Tensor | None  # leaf, if a term at samples reads it. (H, W) world units
     extent: float
 
 
 def sampling_mask(
     gaussians: Gaussians, camera: Camera, visible: Tensor, depth: Tensor | None
 ) -> Tensor:
-    """Gaussians to sample: the visible ones, in sdf mode those near the depth map.
+    """Gaussians to sample: the visible ones, in sdf mode those near the depth map. (N,) bool
 
     Args:
-        visible: Gaussians that the view shows. (N,) bool
-        depth: Rendered depth in sdf mode, else None. (H, W) world units
-
-    Returns:
-        (N,) bool
+        visible: (N,) bool
+        depth: In sdf mode, else None. (H, W) world units
     """
     if depth is None:
         return visible
@@ -83,11 +72,7 @@ def sampling_mask(
 
 
 class SurfaceSampler:
-    """Backpropagates what is found at samples.
-
-    Args:
-        extent: Camera extent in world units.
-    """
+    """Backpropagates what is found at samples."""
 
     def __init__(self, config: CoarseConfig, extent: float) -> None:
         self._config = config
@@ -110,13 +95,10 @@ class SurfaceSampler:
         mean over all. The terms share the fields, so they are backpropagated together.
 
         Args:
-            terms: Those that act, at least one.
-            leaves: Activated Gaussians that collect gradients.
-            neighbors: Neighbours of each Gaussian. (N, K) int32
+            neighbors: (N, K) int32
             indices: Gaussian of each sample, sorted. (S,)
-            noise: Standard normal draws. (S, 3)
+            noise: (S, 3)
             depth: Leaf with the rendered depth, if a term reads it. (H, W) world units
-            n_candidates: At most so many Gaussians have samples.
 
         Returns:
             Unweighted values by name; none without samples.
@@ -132,16 +114,9 @@ class SurfaceSampler:
         for start in range(0, total, config.sample_chunk):
             part = slice(start, start + config.sample_chunk)
             fields = evaluate_fields(
-                leaves.means,
-                leaves.quats,
-                leaves.scales,
-                leaves.opacities,
-                neighbors,
-                indices[part],
-                noise[part],
-                config.density_factor,
-                n_owners=n_candidates,
-            )
+                leaves.means, leaves.quats, leaves.scales, leaves.opacities, neighbors,
+                indices[part], noise[part], config.density_factor, n_owners=n_candidates,
+            )  # fmt: skip
             chunk = SampleChunk(fields, total, in_front, axes, depth, self._extent)
             values = {term.name: term.value(chunk) for term in terms}
             backpropagate_weighted(list(values.values()), [term.weight for term in terms])

@@ -140,10 +140,7 @@ def plan_strips(
 
 
 def predict_coarse(
-    cloud: GaussianCloud | BoundCloud,
-    config: StageSettings,
-    options: MemoryOptions,
-    scene: Scene,
+    cloud: GaussianCloud | BoundCloud, config: StageSettings, options: MemoryOptions, scene: Scene
 ) -> MemoryChoice | None:
     """The plan of a run and what it needs; None where the system does not say what is free."""
     device = cloud.opacity_logits.device

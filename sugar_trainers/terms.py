@@ -39,17 +39,11 @@ from sugar_trainers.sampling_block import SampleChunk, depth_gap
 
 @dataclass(frozen=True)
 class VisibleGaussians:
-    """What a term sees of the model.
-
-    Attributes:
-        gaussians: N activated Gaussians; gradients reach them.
-        visible: Those that the view shows. (N,) bool
-        n_visible: How many; None where the host does not know.
-    """
+    """What a term sees of the model."""
 
     gaussians: Gaussians
-    visible: Tensor
-    n_visible: int | None = None
+    visible: Tensor  # (N,) bool
+    n_visible: int | None = None  # None where the host does not know
 
 
 def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
@@ -82,15 +76,9 @@ def _entropy(seen: VisibleGaussians) -> Tensor | None:
 def _depth_normals(strip: ImageStrip) -> Tensor:
     maps, camera = strip.maps, strip.camera
     return fused_depth_normal_consistency(
-        maps.depth,
-        maps.normal_xy,
-        camera.fx,
-        camera.fy,
-        camera.cx,
-        camera.cy - maps.shown.start,
-        rows=maps.counted,
-        **_divisor(strip),
-    )
+        maps.depth, maps.normal_xy, camera.fx, camera.fy, camera.cx, camera.cy - maps.shown.start,
+        rows=maps.counted, **_divisor(strip),
+    )  # fmt: skip
 
 
 def _divisor(strip: ImageStrip) -> dict[str, Any]:
@@ -126,20 +114,13 @@ PLANE = "plane"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a view is compared with.
-
-    Attributes:
-        gray: Grey values of the view, see :func:`gray_values`. (H, W)
-        neighbor_gray: Of the neighbour. (H', W')
-        neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
-        pixels: Columns and rows that are compared, in the order of rows. (n, 2) int32
-    """
+    """What a view is compared with."""
 
     pair: ViewPair
-    gray: Tensor
-    neighbor_gray: Tensor
-    neighbor_depth: Tensor
-    pixels: Tensor
+    gray: Tensor  # see gray_values; (H, W)
+    neighbor_gray: Tensor  # (H', W')
+    neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
+    pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
 
     def cycle(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Errors and weights; see :func:`cycle_of`."""
@@ -152,15 +133,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class SurfaceView:
-    """What the terms know of a view besides its render.
+    """What the terms know of a view besides its render."""
 
-    Attributes:
-        edges: See :func:`edge_weights`. (H, W)
-        comparison: With a neighbour; None where the view has none.
-    """
-
-    edges: Tensor
-    comparison: Comparison | None
+    edges: Tensor  # see edge_weights; (H, W)
+    comparison: Comparison | None  # None where the view has no neighbour
 
 
 def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, ...]:
@@ -207,14 +183,10 @@ def all_pixels(camera: Camera, device: torch.device) -> Tensor:
 
 
 def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) -> Tensor:
-    """Pixels drawn one from each of ``n`` equally long runs of the candidates, so no two are equal.
+    """Columns and rows of at most ``n`` of the candidates, ascending by row. (n, 2) int32
 
-    Args:
-        candidates: Pixels that count. (H, W) bool
-        n: How many; fewer where there are not so many candidates.
-
-    Returns:
-        Columns and rows, ascending by row. (n, 2) int32
+    One is drawn from each of n equally long runs of the candidates, (H, W) bool, so no two are
+    equal.
     """
     places = candidates.reshape(-1).nonzero()[:, 0]
     total = places.shape[0]
@@ -231,17 +203,9 @@ def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) 
 
 @torch.no_grad()
 def planes_depth_map(
-    gaussians: Gaussians,
-    camera: Camera,
-    reach: float,
-    split: ImageSplit,
-    rasterizer: Rasterizer,
+    gaussians: Gaussians, camera: Camera, reach: float, split: ImageSplit, rasterizer: Rasterizer
 ) -> Tensor:
-    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units
-
-    Args:
-        reach: See ``plane_reach`` of :func:`project`.
-    """
+    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units"""
     projection = project(gaussians, camera, rgb=False, plane_reach=reach)
     tiles = rasterizer.build_tile_lists(projection)
     behind = channel_background(projection)
@@ -256,15 +220,11 @@ def planes_depth_map(
 
 def _normals(strip: ImageStrip) -> Tensor:
     shown, counted = strip.maps.shown, strip.counted
+    edges = strip.beside.edges[shown.start : shown.stop]
     n_pixels = strip.maps.height * strip.camera.width
-    return plane_normal_loss(
-        strip.maps.plane,
-        strip.camera,
-        shown.start,
-        strip.beside.edges[shown.start : shown.stop],
-        rows=strip.maps.counted,
-        total=n_pixels if counted is None else counted.sum().clamp_min(1),
-    )
+    total = n_pixels if counted is None else counted.sum().clamp_min(1)
+    plane, rows = strip.maps.plane, strip.maps.counted
+    return plane_normal_loss(plane, strip.camera, shown.start, edges, rows=rows, total=total)
 
 
 def _photometric(strip: ImageStrip) -> Tensor:

@@ -30,10 +30,6 @@ from sugar_utils.random import draw_labels, generator
 class ViewComparer:
     """Finds for each view of a step the neighbour and the pixels that it is compared by.
 
-    Args:
-        extent: Camera extent in world units.
-        pixels: Pixels of a view that are compared; 0 compares none.
-
     Attributes:
         reach: Gaussians up to this depth are planes. World units
     """
@@ -66,10 +62,8 @@ class ViewComparer:
         """What terms see beside a render.
 
         Args:
-            gaussians: All of them; their gradients are left alone.
-            photograph: As the image store gives it. (H, W, 3), or with a mask (H, W, 4), uint8
-            split: How the memory of the neighbour's depth is saved.
-            iteration: Absolute iteration; neighbour and pixels follow from it, the seed and ...
+            photograph: (H, W, 3), or with a mask (H, W, 4), uint8
+            iteration: Absolute; neighbour and pixels follow from it, the seed and ...
             view_index: ... the number of the view in its step.
         """
         gray, neighbor = gray_of(photograph), None
@@ -78,12 +72,9 @@ class ViewComparer:
         if neighbor is None:
             return surface_view(gray, None)
         counted = is_counted(photograph)
-        pixels = spread_pixels(
-            torch.ones_like(gray, dtype=torch.bool) if counted is None else counted,
-            camera.width,
-            self._pixels,
-            generator(self._seed, "compared pixels", *draw_labels(iteration, view_index)),
-        )
+        counted = torch.ones_like(gray, dtype=torch.bool) if counted is None else counted
+        rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
+        pixels = spread_pixels(counted, camera.width, self._pixels, rng)
         return surface_view(gray, self._compared(gaussians, camera, gray, neighbor, pixels, split))
 
     @torch.no_grad()

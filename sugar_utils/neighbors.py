@@ -26,7 +26,7 @@ from torch import Tensor
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import NO_VECTORISER, launch
 
-BATCH = 100_000  # queries of a launch where nobody asks for another number
+BATCH = 100_000  # default number of queries per launch
 LEAF_SIZE = 16  # points per leaf. From 4 to 32 the time on a CPU differs by less than a tenth.
 _MORTON_BITS = 21
 _MAX_DEPTH = 32

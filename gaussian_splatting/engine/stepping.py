@@ -42,7 +42,7 @@ class StepSum:
     """What the views of a step said together."""
 
     terms: dict[str, Tensor]
-    visible: Tensor | None  # Gaussians that a view showed; None where nobody asks, (N,) bool
+    visible: Tensor | None  # Gaussians that a view showed; None where not needed, (N,) bool
     showing: int = 0
     stop: str | None = None  # signal that asked a process to stop; None if none did
 

@@ -23,26 +23,15 @@ from gaussian_splatting.optim.moments import (
     MomentFormat,
     moment_format,
 )
-from gaussian_splatting.optim.optimizer_config import (
-    DEFAULT_OPTIMIZER,
-    OptimizerConfig,
-    StateFormat,
-)
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from sugar_utils.random import derive_seed
 
+# What torch.optim.Adam writes of each group, so that it can read our files.
 _GROUP_SETTINGS = {
-    "betas": ADAM_BETAS,
-    "eps": ADAM_EPS,
-    "weight_decay": 0,
-    "amsgrad": False,
-    "maximize": False,
-    "foreach": None,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
+    "betas": ADAM_BETAS, "eps": ADAM_EPS, "weight_decay": 0, "amsgrad": False, "maximize": False,
+    "foreach": None, "capturable": False, "differentiable": False, "fused": None,
     "decoupled_weight_decay": False,
-}
-"""What torch.optim.Adam writes of each group, so that it can read our files."""
+}  # fmt: skip
 
 
 @dataclass
@@ -59,8 +48,7 @@ class _Group:
 class GroupedAdam:
     """One Adam parameter group per named tensor, betas (0.9, 0.999), eps 1e-15.
 
-    Attributes:
-        parameters: Current leaf tensors by name, in checkpoint order; float32 or bfloat16.
+    ``parameters`` are the leaf tensors in the order of checkpoints, float32 or bfloat16.
     """
 
     def __init__(
@@ -76,10 +64,10 @@ class GroupedAdam:
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
             for name, value in tensors.items()
         }
-        self._groups = {
-            name: _Group(learning_rates[name], moment_format(self._state_format(name)))
-            for name in self.parameters
-        }
+        self._groups = {}
+        for name, value in self.parameters.items():
+            state_format = config.state_format(name, math.prod(value.shape[1:]))
+            self._groups[name] = _Group(learning_rates[name], moment_format(state_format))
         self._seed = seed
         self._visible: dict[str, Tensor] | None = None
         self._unused: set[str] = set()
@@ -108,8 +96,7 @@ class GroupedAdam:
     def step(self) -> None:
         """Update every parameter that has a gradient or is unused, then drop the gradients.
 
-        Raises:
-            ValueError: Steps are sparse and :meth:`mark_visible` was not called since the last one.
+        Sparse steps need a call of :meth:`mark_visible` each.
         """
         if self.config.sparse_adam and self._visible is None:
             raise ValueError("a sparse step needs to be told which rows were seen")
@@ -176,11 +163,8 @@ class GroupedAdam:
         """Add rows with zero moments to every parameter."""
         for name, new in rows.items():
             old, n = self.parameters[name].detach(), new.shape[0]
-            self._swap(
-                name,
-                torch.cat([old, new.to(old.dtype)]),
-                lambda m, n=n: torch.cat([m, m.new_zeros(n, *m.shape[1:])]),
-            )
+            values = torch.cat([old, new.to(old.dtype)])
+            self._swap(name, values, lambda m, n=n: torch.cat([m, m.new_zeros(n, *m.shape[1:])]))
 
     def replace(self, name: str, values: Tensor) -> None:
         """Give one parameter new values and zero moments."""
@@ -198,14 +182,7 @@ class GroupedAdam:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore a state saved by :meth:`state_dict` (or by torch's Adam).
-
-        Moments may have been saved in another format than this optimiser's.
-
-        Raises:
-            ValueError: If the groups are not the ones of this optimiser, or moments do not have
-                the shape of their parameter.
-        """
+        """Restore a state saved by :meth:`state_dict` (or by torch's Adam), in any format."""
         names = [group.get("name") for group in state["param_groups"]]
         if names != list(self.parameters):
             raise ValueError(f"optimiser groups {names}, expected {list(self.parameters)}")
@@ -223,9 +200,6 @@ class GroupedAdam:
             if found != expected:
                 raise ValueError(f"{moment} of {name} has shape {found}, expected {expected}")
         return self._groups[name].format.from_file(saved, parameter.detach())
-
-    def _state_format(self, name: str) -> StateFormat:
-        return self.config.state_format(name, math.prod(self.parameters[name].shape[1:]))
 
     def _swap(self, name: str, values: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         group = self._groups[name]

@@ -98,12 +98,7 @@ class DensificationStats:
 
     @classmethod
     def of(cls, d_means2d: Tensor, visible: Tensor, camera: Camera) -> DensificationStats:
-        """What one view says.
-
-        Args:
-            d_means2d: Gradient with respect to the projected centres. (N, 2) per pixel
-            visible: Gaussians that were not culled. (N,) bool
-        """
+        """What one view says: gradients of projected centres, (N, 2) per pixel, of visible ones."""
         half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
         norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
         seen = visible.to(norm.dtype)
@@ -184,7 +179,6 @@ def densify_and_prune(
     cleared by the clone step just before it is read, so it never acts.
 
     Args:
-        extent: Camera extent in world units.
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
         unused: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
         allowed: Says how many Gaussians there may be, from how many this round would add, besides
@@ -385,11 +379,7 @@ class PruningScores:
         return (views > 0) & (wrong >= enough * views)
 
     def unused(self, opacities: Tensor, iteration: int, interval: int, until: int) -> Tensor | None:
-        """Faint Gaussians that show next to nothing, in the rounds that remove them. (N,) bool
-
-        Args:
-            opacities: (N,)
-        """
+        """Faint Gaussians that show next to nothing, in the rounds that remove them. (N,) bool"""
         if self._config is None:
             return None
         times = (share * until for share in self._config.removals)

@@ -23,8 +23,7 @@ from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
 MAX_RATE = 0.05  # of the shortest runs, which show each photograph some ten times
-KEY, STEPS = "exposure of ", "exposure steps"
-"""Names in checkpoints: one entry per photograph, and one for all."""
+KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photograph, for all
 
 
 @dataclass(frozen=True)
@@ -178,21 +177,13 @@ _EPSILON = 1e-15
 
 
 def rate_at(rate: float, final_share: float, start: int, last: int, iteration: int) -> float:
-    """Learning rate of an iteration: log-linear from ``rate`` at ``start`` to its share at the end.
-
-    Args:
-        final_share: Share of it that is left at ``last``.
-    """
+    """Learning rate of an iteration: log-linear to ``final_share`` of ``rate`` at ``last``."""
     progress = (iteration - start) / max(1, last - start)
     return rate * final_share ** min(max(progress, 0.0), 1.0)
 
 
 class VisitedAdam:
-    """Moments and counts of V rows of any shape, and the gradient of the step to come.
-
-    Args:
-        shape: (V, ...)
-    """
+    """Moments and counts of V rows of any shape (V, ...), and the gradient of the step to come."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         def zeros(*size: int) -> Tensor:
@@ -219,8 +210,7 @@ class VisitedAdam:
         return torch.where(seen, first / (1 - BETAS[0] ** n) / unbiased, 0.0)
 
 
-MIN_VARIANCE = 1e-6
-"""A channel of a render that varies less has no gain to be fitted: it gets an offset only."""
+MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only an offset
 
 
 class _Exposed(torch.autograd.Function):
@@ -247,9 +237,8 @@ def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None
     """The image as a photograph of this exposure shows it: exp(a) I + b.
 
     Args:
-        image: Colours of the model, differentiable. (H, W, 3)
-        exposure: Logarithms of gains, then offsets, per channel, differentiable. (2, 3); None
-            leaves the image as it is, bit for bit.
+        image: (H, W, 3)
+        exposure: Logarithms of gains, then offsets, per channel. (2, 3); None changes nothing.
         inside: Pixels that say what the exposure is; None for all. What lies behind a masked
             object is made up and must not. (H, W) bool
     """
@@ -267,15 +256,7 @@ def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
 
 
 def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Gain and offset per channel that bring an image closest to another, by least squares.
-
-    Args:
-        image: (H, W, 3), floats
-        target: (H, W, 3), floats
-
-    Returns:
-        Gains and offsets, in float64. (3,) each
-    """
+    """Gains and offsets, (3,) float64 each, that bring one (H, W, 3) image closest to another."""
     mean_x, mean_y = _mean_of_pixels(image), _mean_of_pixels(target)
     x, y = image.double() - mean_x, target.double() - mean_y
     variance, covariance = _mean_of_pixels(x * x), _mean_of_pixels(x * y)

@@ -48,11 +48,7 @@ class AdamStep:
 
 
 class PlainMoments:
-    """Moments as numbers of one type.
-
-    Args:
-        dtype: float32 or bfloat16.
-    """
+    """Moments as numbers of one type. dtype: float32 or bfloat16"""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -102,12 +98,9 @@ class BlockMoments:
         """bfloat16 moments and the scales, on the CPU: the device needs no extra memory."""
         codes, scales = ([moments[n].cpu() for n in names] for names in (MOMENTS, SCALES))
         plain = [torch.empty(c.shape, dtype=torch.bfloat16, device="cpu") for c in codes]
-        launch(
-            decode_rows,
-            plain[0].numel(),
-            [_width(plain[0]), *_interleaved(codes, scales), *(p.view(-1) for p in plain)],
-            min_items=_MIN_ELEMENTS,
-        )
+        lists = [*_interleaved(codes, scales), *(p.view(-1) for p in plain)]
+        arguments = [_width(plain[0]), *lists]
+        launch(decode_rows, plain[0].numel(), arguments, min_items=_MIN_ELEMENTS)
         return dict(zip((*MOMENTS, *SCALES), (*plain, *scales), strict=True))
 
     def from_file(self, saved: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
@@ -166,17 +159,10 @@ def _launch_step(
     seen = step.seen
     if seen is None:
         seen = torch.empty(0, dtype=torch.bool, device=value.device)
-    launch(
-        kernel,
-        n_items,
-        [
-            _settings(step, _width(value)),
-            seen.contiguous().view(torch.uint8),
-            *(t.detach().contiguous().view(-1) for t in (grad, value)),
-            *(m.view(-1) for m in moments.values()),
-        ],
-        min_items=min_items,
-    )
+    lists = [t.detach().contiguous().view(-1) for t in (grad, value)]
+    lists += [m.view(-1) for m in moments.values()]
+    arguments = [_settings(step, _width(value)), seen.contiguous().view(torch.uint8), *lists]
+    launch(kernel, n_items, arguments, min_items=min_items)
 
 
 def corrections(step: AdamStep) -> tuple[float, float]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,8 +22,7 @@ BFLOAT16_VALUES = frozenset({"sh_rest"})
 """Parameters that stand 8 bits of mantissa: an error of 0.4 % in a colour's dependence on the
 direction. Positions, sizes, rotations, opacities and base colours do not."""
 
-MIN_BLOCK = 16
-"""Least number of values that share a scale; with fewer the scale costs what 8 bits save."""
+MIN_BLOCK = 16  # fewest values that share a scale: below, it costs what 8 bits save
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,7 @@ class OptimizerConfig:
         return torch.bfloat16 if self._is_half(name) else torch.float32
 
     def state_format(self, name: str, width: int) -> StateFormat:
-        """Format of a parameter's moments.
-
-        Args:
-            name: The parameter.
-            width: Values per row.
-        """
+        """Format of a parameter's moments. width: values per row"""
         if self.optimizer_state == "8bit" and width < MIN_BLOCK:
             return "bf16"
         if self.optimizer_state == "fp32" and self._is_half(name):
@@ -88,12 +82,19 @@ class OptimizerConfig:
 DEFAULT_OPTIMIZER = OptimizerConfig()
 
 
-def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
-    """The settings that were parsed, for the processes that torchrun started.
+def fields_without(config: Any, *names: str) -> dict[str, Any]:
+    """All fields of a dataclass but these, as JSON values."""
+    return {name: value for name, value in asdict(config).items() if name not in names}
 
-    Raises:
-        UserError: The processes cannot share the views evenly.
-    """
+
+def stage_identity(config: Any, *without: str) -> dict[str, Any]:
+    """The settings of a stage that decide its result, as JSON values."""
+    values = fields_without(config, "split", "optimizer", "exposure", *without)
+    return {**values, **config.exposure.identity(), **config.optimizer.identity()}
+
+
+def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
+    """The settings that were parsed, for the processes that torchrun started."""
     size = Launch.read().size
     views = args.views_per_step or size
     if views % size != 0:

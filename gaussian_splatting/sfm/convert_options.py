@@ -72,11 +72,7 @@ class InertConvertFlags:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What ``convert.py`` is asked for.
-
-    Attributes:
-        messages: Lines to print at the start.
-    """
+    """What ``convert.py`` is asked for."""
 
     source_path: Path = _convert(
         MISSING, "folder with photographs in input/, images/ or the folder itself, or a video; the "
@@ -99,7 +95,7 @@ class ConvertOptions:
                                 parse=non_negative_int)  # fmt: skip
     sfm: SfmOptions = field(default_factory=SfmOptions)
     masks: MaskOptions = field(default_factory=MaskOptions)
-    messages: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()  # lines to print at the start
 
 
 def convert_parser(description: str | None) -> argparse.ArgumentParser:
@@ -113,11 +109,7 @@ def convert_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def convert_options(args: argparse.Namespace) -> ConvertOptions:
-    """What was asked for.
-
-    Raises:
-        UserError: A flag that is needed is missing.
-    """
+    """What was asked for."""
     messages = tuple(
         f"--{inert.name} has no effect: {inert.help}"
         for inert in flags_of(InertConvertFlags)

@@ -142,7 +142,7 @@ class FoundCameras:
     """What is gone on with."""
 
     models: Models
-    attempt: Attempt | None = None  # which one that is; None where the models are somebody else's
+    attempt: Attempt | None = None  # which one that is; None for models that were there before
 
 
 def attempts_of(
@@ -171,7 +171,8 @@ def find_cameras(attempts: Sequence[Attempt]) -> FoundCameras:
         say = first.work.console.info
         say(f"what the masks show places {placed} of {n} photographs: trying whole photographs")
         second = FoundCameras(attempts[1].run(), attempts[1])
-        if _n_placed(second.models) > placed and not _is_narrow(second.models):
+        # A narrow path: the cameras hardly moved, as where an object turned before a background.
+        if _n_placed(second.models) > placed and model_facts(second.models.largest)[1] >= NARROW:
             found = second
             now = _n_placed(found.models)
             say(f"whole photographs place {now} of {n}: taken; the masks count for the rest")
@@ -183,11 +184,6 @@ def find_cameras(attempts: Sequence[Attempt]) -> FoundCameras:
 
 def _n_placed(models: Models) -> int:
     return len(models.registered[0]) if models.registered else 0
-
-
-def _is_narrow(models: Models) -> bool:
-    """Whether the cameras hardly moved, as where an object turned before a background."""
-    return model_facts(models.largest)[1] < NARROW
 
 
 def _put_in_place(found: FoundCameras) -> None:
@@ -252,14 +248,8 @@ def _map(attempt: Attempt) -> Models:
         work.console.info(f"placing {n} photographs at once, which shows no progress")
     attempt.note(models=None)
     with work.step(f"registering photographs{attempt.where}", n) as advance:
-        models = map_photographs(
-            attempt.database,
-            [photograph.name for photograph in attempt.photographs],
-            attempt.models,
-            mapper,
-            work.options.random_seed,
-            advance,
-        )
+        names, seed = [p.name for p in attempt.photographs], work.options.random_seed
+        models = map_photographs(attempt.database, names, attempt.models, mapper, seed, advance)
     attempt.note(models=key)
     return models
 
@@ -331,10 +321,12 @@ def _convert(work: Work) -> Converted:
         )
     masks, moving = _masks_of(work, photographs)
     taken = source_digest(source, moving)
-    files, hidden = _contents(photographs, masks)
+    files = [[p.name, file_digest(p.path)] for p in photographs]
+    hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
     attempts = attempts_of(work, photographs, masks, files, hidden)
     ways = [attempt.keys()["models"] for attempt in attempts]
-    given = options.skip_matching and _model_digests(work)
+    model = sorted((work.models / "0").glob("*"))
+    given = options.skip_matching and [file_digest(path) for path in model if path.is_file()]
     key = digest(ways, hidden, options.resize, given)
     if work.noted("finished", key) and not work.flat.is_dir():
         result = _finished_before(source)
@@ -404,28 +396,10 @@ def _unposed(photograph: Photograph) -> Camera:
     """A photograph as a camera without a place, to look its mask up."""
     size = float(max(photograph.width, photograph.height))
     return Camera(
-        name=photograph.name,
-        width=photograph.width,
-        height=photograph.height,
-        fx=size,
-        fy=size,
-        cx=photograph.width / 2,
-        cy=photograph.height / 2,
-        rotation=np.eye(3),
-        translation=np.zeros(3),
-        image_path=photograph.path,
-    )
-
-
-def _contents(
-    photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
-) -> tuple[list[Any], list[Any]]:
-    files = [[p.name, file_digest(p.path)] for p in photographs]
-    return files, [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
-
-
-def _model_digests(work: Work) -> list[str]:
-    return [file_digest(path) for path in sorted((work.models / "0").glob("*")) if path.is_file()]
+        name=photograph.name, width=photograph.width, height=photograph.height, fx=size, fy=size,
+        cx=photograph.width / 2, cy=photograph.height / 2, rotation=np.eye(3),
+        translation=np.zeros(3), image_path=photograph.path,
+    )  # fmt: skip
 
 
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
@@ -465,7 +439,7 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
     n_features, matches, masked = [0] * len(names), {}, False
     if found.attempt is not None:
         path = found.attempt.database
-        # Whoever said nothing about it has had whole photographs tried as well.
+        # Unless masked features were asked for, whole photographs were tried as well.
         masked = bool(found.attempt.masks) and work.options.sfm.masked_features is True
         with database_errors(path):
             with load_pycolmap().Database.open(str(path)) as database:
@@ -483,14 +457,10 @@ def _evidence(work: Work, photographs: Sequence[Photograph], found: FoundCameras
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
     scale = min(1.0, work.options.sfm.extraction_size / longest)
     return replace(
-        evidence,
-        n_points=model.num_points3D(),
-        track_length=model.compute_mean_track_length(),
-        error=model.compute_mean_reprojection_error() * scale,
-        shared=shared,
-        spread=spread,
+        evidence, n_points=model.num_points3D(), track_length=model.compute_mean_track_length(),
+        error=model.compute_mean_reprojection_error() * scale, shared=shared, spread=spread,
         contradicting=contradicting,
-    )
+    )  # fmt: skip
 
 
 def _report(

@@ -16,8 +16,7 @@ from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
 
-MAX_INCREMENTAL = 500
-"""Photographs up to which one is added after the other; the time of that grows with the square."""
+MAX_INCREMENTAL = 500  # most photographs to add one by one: time grows with the square
 
 SMALLEST_MODEL = 3
 
@@ -66,8 +65,15 @@ def map_photographs(
     shutil.rmtree(fresh, ignore_errors=True)
     scratch = fresh / "scratch"
     scratch.mkdir(parents=True)
-    run = _incremental if mapper == "incremental" else _global
-    found = list(run(database, scratch, seed, advance).values())
+    if mapper == "incremental":
+        models = _incremental(database, scratch, seed, advance)
+    else:
+        pycolmap = load_pycolmap()
+        options = pycolmap.GlobalPipelineOptions()
+        options.random_seed, options.num_threads = seed, 1
+        options.min_model_size = SMALLEST_MODEL
+        models = pycolmap.global_mapping(str(database), str(scratch), str(scratch), options)
+    found = list(models.values())
     found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
     for model in found[:1]:
         refine_principal_points(model)
@@ -145,13 +151,3 @@ def _incremental(
         str(database), str(folder), str(folder), options,
         initial_image_pair_callback=two_more, next_image_callback=one_more,
     )  # fmt: skip
-
-
-def _global(
-    database: Path, folder: Path, seed: int, advance: Callable[[int], None]
-) -> dict[int, Any]:
-    pycolmap = load_pycolmap()
-    options = pycolmap.GlobalPipelineOptions()
-    options.random_seed, options.num_threads = seed, 1
-    options.min_model_size = SMALLEST_MODEL
-    return pycolmap.global_mapping(str(database), str(folder), str(folder), options)

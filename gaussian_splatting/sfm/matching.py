@@ -31,14 +31,9 @@ from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 
-SMALL_GROUP = 10
-"""Cameras with fewer photographs get one parameter of distortion: more would fit the noise."""
-
-FALLBACK_FOCAL = 1.2
-"""Focal length in longer sides, where EXIF tells none: 45 degrees, as COLMAP assumes."""
-
-_BYTES_PER_PIXEL = 256
-"""What a SIFT extractor holds at most per pixel, its first octave at twice the size included."""
+SMALL_GROUP = 10  # cameras with fewer photographs get one parameter of distortion
+FALLBACK_FOCAL = 1.2  # in longer sides, where EXIF tells none: 45 degrees, as in COLMAP
+_BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twice the size
 
 
 def database_name(index: int) -> str:
@@ -101,13 +96,9 @@ def create_database(
         for group in camera_groups(photographs):
             first = photographs[group[0]]
             fallback = "OPENCV" if len(group) >= SMALL_GROUP else "SIMPLE_RADIAL"
-            camera = pycolmap.Camera.create_from_model_name(
-                pycolmap.INVALID_CAMERA_ID,
-                camera_model or fallback,
-                first.focal or FALLBACK_FOCAL * max(first.width, first.height),
-                first.width,
-                first.height,
-            )
+            focal = first.focal or FALLBACK_FOCAL * max(first.width, first.height)
+            lens = camera_model or fallback, focal, first.width, first.height
+            camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, *lens)
             camera.has_prior_focal_length = first.focal is not None
             camera_id = database.write_camera(camera)
             rig = pycolmap.Rig()
@@ -217,9 +208,7 @@ def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) 
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
 
-MAX_EXHAUSTIVE = 150
-"""Photographs up to which all pairs are compared: their number grows with the square."""
-
+MAX_EXHAUSTIVE = 150  # photographs up to which all pairs are compared
 COMPARED_FEATURES = 256  # features of a photograph by which similar ones are found
 _PART = 64
 
@@ -267,7 +256,8 @@ def match_pairs(
     matching.use_gpu = False
     # With more than one, pycolmap finds a few other matches in one of some fifty runs.
     matching.num_threads = torch.get_num_threads()
-    waiting = _unmatched(path, pairs)
+    with pycolmap.Database.open(str(path)) as database:
+        waiting = [p for p in pairs if not database.exists_two_view_geometry(p[0] + 1, p[1] + 1)]
     done = len(pairs) - len(waiting)
     advance(done)
     with tempfile.TemporaryDirectory() as folder:
@@ -277,21 +267,11 @@ def match_pairs(
             part = waiting[first : first + _PART]
             text = "".join(f"{database_name(i)} {database_name(j)}\n" for i, j in part)
             Path(pairing.match_list_path).write_text(text, encoding="utf-8")
-            _match_listed(path, matching, pairing, verification)
+            pycolmap.match_image_pairs(
+                str(path), matching, pairing, verification, pycolmap.Device.cpu
+            )
             done += len(part)
             advance(done)
-
-
-def _match_listed(path: Path, matching: Any, pairing: Any, verification: Any) -> None:
-    pycolmap = load_pycolmap()
-    pycolmap.match_image_pairs(str(path), matching, pairing, verification, pycolmap.Device.cpu)
-
-
-def _unmatched(path: Path, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pairs of which the database does not say how they match, not even that they do not."""
-    pycolmap = load_pycolmap()
-    with pycolmap.Database.open(str(path)) as database:
-        return [(i, j) for i, j in pairs if not database.exists_two_view_geometry(i + 1, j + 1)]
 
 
 def _pair(key: int) -> tuple[int, int]:
@@ -307,8 +287,7 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     return {_pair(key): count for key, count in zip(keys, counts, strict=True) if count > 0}
 
 
-MAX_RATIO = 0.8
-"""A feature counts as found where the second best is so much further away (Lowe 2004)."""
+MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
 
 _BLOCK = 32
 
@@ -377,9 +356,7 @@ def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
     return clear.sum(axis=0)
 
 
-MAX_ERROR = 0.005
-"""Median epipolar distance from which a pair contradicts its poses, as a share of the longest side
-of the photographs."""
+MAX_ERROR = 0.005  # epipolar distance as a share of the longest side; above, the pair contradicts
 
 MIN_MATCHES, MIN_PAIRS = 30, 2
 CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose
@@ -390,7 +367,6 @@ def contradicting_pairs(
 ) -> dict[str, tuple[int, int]]:
     """Images most of whose pairs contradict their poses."""
     pycolmap = load_pycolmap()
-
     by_name = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
     tally = np.zeros((len(names), 2), dtype=int)
     rays: dict[int, np.ndarray] = {}

@@ -27,8 +27,7 @@ HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
 
-FILM_DIAGONAL = math.hypot(36, 24)
-"""Diagonal of 35 mm film, which focal lengths "in 35 mm" refer to (CIPA DCG-001), in mm."""
+FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
 
 _EXIF_BLOCK = 0x8769
 _MAKE, _MODEL, _ORIENTATION, _FOCAL_IN_FILM = 0x010F, 0x0110, 0x0112, 0xA405
@@ -143,16 +142,10 @@ def _described(path: Path, folder: Path) -> Photograph:
         width, height = height, width
     device = " ".join(str(exif.get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL)).strip()
     return Photograph(
-        name=path.relative_to(folder).as_posix(),
-        path=path,
-        width=width,
-        height=height,
-        focal=_focal_pixels(details, width, height),
-        device=device,
-        turned=orientation in _TURNS,
-        depth=depth,
-        transparent=transparent,
-    )
+        name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
+        focal=_focal_pixels(details, width, height), device=device, turned=orientation in _TURNS,
+        depth=depth, transparent=transparent,
+    )  # fmt: skip
 
 
 def _unusual_depth(image: Image.Image) -> str:
@@ -162,9 +155,9 @@ def _unusual_depth(image: Image.Image) -> str:
 
 
 def _focal_pixels(details: dict, width: int, height: int) -> float | None:
-    """Focal length in pixels, by the tag for 35 mm film or by the pitch of the sensor."""
-    film = _number(details.get(_FOCAL_IN_FILM))
-    focal = film / FILM_DIAGONAL * math.hypot(width, height)
+    """Focal length in pixels, by the 35 mm equivalent or by the pitch of the sensor."""
+    equivalent = _number(details.get(_FOCAL_IN_FILM))
+    focal = equivalent / FILM_DIAGONAL * math.hypot(width, height)
     if not focal:
         unit = _UNIT_MM.get(details.get(_PLANE_UNIT, 2), 0.0)
         pitch = _number(details.get(_PLANE_RESOLUTION))
@@ -263,9 +256,7 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
         yield name
 
 
-CHOICE_FILE = "frames.json"
-"""Which frames were chosen, beside them. Pictures without it were not made here."""
-
+CHOICE_FILE = "frames.json"  # which frames were chosen; written beside them
 MIN_FRAMES = 3  # fewer make no reconstruction
 _LOOKED_AT = 640
 _THUMBNAIL = 48

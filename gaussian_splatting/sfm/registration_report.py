@@ -25,11 +25,8 @@ FEW_FEATURES = 200
 FINE_SHARE, USABLE_SHARE = 0.95, 0.75
 FINE_ERROR = 1.5  # mean reprojection error in pixels of the size that features were looked for at
 LOOSE_POINTS = 60  # a photograph that shares fewer points with every other hangs by little
-SPLIT_SHARE = 0.2
-"""A second model with more of the photographs than this means two sets, not stragglers."""
-
-NARROW = 0.05
-"""Extent of the cameras' path, in distances to what they see, below which depth is a guess."""
+SPLIT_SHARE = 0.2  # a second model with more of the photographs means two sets
+NARROW = 0.05  # camera path extent / distance to the scene; below, depth is a guess
 
 
 _LESS_MASKED = (
@@ -332,11 +329,7 @@ def _add_photographs(page: Page, evidence: Evidence) -> None:
 
 
 def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
-    """Cameras and points of a reconstruction from above.
-
-    Returns:
-        (MAP_SIZE, MAP_SIZE, 3) uint8
-    """
+    """Cameras and points of a reconstruction from above. (MAP_SIZE, MAP_SIZE, 3) uint8"""
     images = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
     numbers = [number for number, name in enumerate(names, start=1) if name in images]
     ordered = [images[names[number - 1]] for number in numbers]

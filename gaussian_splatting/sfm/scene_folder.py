@@ -201,11 +201,7 @@ def _has_cameras(root: Path) -> bool:
 
 
 def original_masks(source: Source, asked: str | None) -> tuple[str | None, Path | None]:
-    """Where the masks of the photographs as they were taken are.
-
-    Args:
-        asked: ``--masks``.
-    """
+    """Where the masks of the photographs as they were taken are. asked: the flag ``--masks``"""
     if asked not in (None, *MASK_FOLDERS):
         return asked, None
     if (source.root / INPUT_MASKS).is_dir():

@@ -29,24 +29,16 @@ from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.vanilla.plane_agreement_cpu import MIN_WIDTH, agreement_on_planes
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 
-LONG_SIDE = 240
-"""Of the small copies, in pixels."""
-
-MAX_VIEWS = 64
-"""Photographs whose depth is found; of more, evenly spaced ones."""
+LONG_SIDE = 240  # pixels, of the small copies
+MAX_VIEWS = 64  # photographs whose depth is found; of more, evenly spaced ones
 
 SHARE, FEWEST, MOST = 1, 5_000, 50_000
 """Dense points for each point that is there already, and the least and largest number of them. They
 show where the surface is; how fine it has to be is for densification to find out."""
 
-MIN_SEEN = 10
-"""Sparse points in a view from which its range of depths is taken."""
-
-AGREEMENT, TOLERANCE, STRIDE = 0.6, 0.02, 2
-"""Least agreement, largest difference of depths as a share, and pixels between points."""
-
-N_NEIGHBORS, IDEAL_PARALLAX, LARGEST_PARALLAX = 4, 12.0, 55.0
-"""Neighbours of a view, and the angles in degrees at which they should and may look."""
+MIN_SEEN = 10  # sparse points in a view from which its range of depths is taken
+AGREEMENT, TOLERANCE, STRIDE = 0.6, 0.02, 2  # least, share of the depth, pixels between points
+N_NEIGHBORS, IDEAL_PARALLAX, LARGEST_PARALLAX = 4, 12.0, 55.0  # angles in degrees
 
 
 @dataclass(frozen=True)
@@ -71,9 +63,7 @@ def with_dense_points(
     Sizes are of the gaps between all.
 
     Args:
-        cloud: Gaussians to start from, as of :func:`initial_cloud`.
-        scene: Training views, and the sparse points that say how deep to search.
-        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
         hull: What masks say of the object; nothing is added outside of it.
         limit: Most Gaussians that are allowed; None for any number.
     """
@@ -92,8 +82,7 @@ def with_dense_points(
         return cloud
     own = (sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1) * 255).round().to(torch.uint8)
     start = initial_cloud(
-        torch.cat([cloud.means, points.to(cloud.means)]),
-        torch.cat([own, colors.to(own.device)]),
+        torch.cat([cloud.means, points.to(cloud.means)]), torch.cat([own, colors.to(own.device)])
     )
     added = start.opacity_logits[len(cloud) :]
     return replace(start, opacity_logits=torch.cat([cloud.opacity_logits, added]))
@@ -102,14 +91,13 @@ def with_dense_points(
 def dense_points(
     scene: Scene, load_image: Callable[[Camera], Tensor], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Points that at least two photographs agree on.
+    """Points that at least two photographs agree on, on the CPU, in the order of the views.
 
     Args:
-        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
 
     Returns:
-        Points, (P, 3) float32 world units, and their colours, (P, 3) uint8, on the CPU, in the
-        order of the views.
+        Points, (P, 3) float32 world units, and their colours, (P, 3) uint8.
     """
     cameras, ranges = _with_ranges(evenly_chosen(scene.train_cameras), scene.points)
     smaller = [small_copy(camera, load_image(camera), device) for camera in cameras]
@@ -193,57 +181,31 @@ def _points_of(one: _Swept, swept: Sequence[_Swept]) -> tuple[Tensor, Tensor]:
     return world_points(one.view.camera, one.depth)[kept], one.colors[kept]
 
 
-N_DEPTHS = 96
-"""Depths that are told apart."""
-
-REFINED = 4
-"""Depths on either side of the coarse answer that are tried at full size."""
-
-SMALLEST = 100
-"""Shorter side in pixels below which a window would be a large part of half the image."""
-
-SMOOTHED = 5
-"""Side of the windows whose median the coarse answer becomes, in pixels of half size."""
-
-WINDOW = 7
-"""Side of the windows that are compared, in pixels."""
-
-MIN_DEVIATION = 0.01
-"""Standard deviation of grey values below which a window holds nothing to be recognised."""
-
-SEEN_THROUGH = 2.0
-"""Tolerances beyond a point from which another view that sees there contradicts it."""
-
-NOWHERE = -1.0
-"""Agreement of a pixel that no neighbour sees, or that is flat."""
+N_DEPTHS = 96  # depths that are told apart
+REFINED = 4  # depths on either side of the coarse answer that are tried at full size
+SMALLEST = 100  # pixels of the shorter side; smaller images are not halved
+SMOOTHED = 5  # pixels of half size, side of the median's windows
+WINDOW = 7  # side of the windows that are compared, in pixels
+MIN_DEVIATION = 0.01  # of grey values; a window with less shows nothing to recognise
+SEEN_THROUGH = 2.0  # tolerances beyond a point from which another view contradicts it
+NOWHERE = -1.0  # agreement of a pixel that no neighbour sees, or that is flat
 
 
 @dataclass(frozen=True)
 class GreyView:
-    """A posed photograph without colours.
-
-    Attributes:
-        grey: Values in [0, 1]. (H, W) float32
-    """
+    """A posed photograph without colours."""
 
     camera: Camera
-    grey: Tensor
+    grey: Tensor  # (H, W) float32 in [0, 1]
 
 
 def sweep(
     view: GreyView, neighbors: Sequence[GreyView], near: float, far: float
 ) -> tuple[Tensor, Tensor]:
-    """Depth of each pixel, and how well the neighbours agree that it is right.
+    """Depth of each pixel in world units, and agreement of the neighbours in [-1, 1]. (H, W) each
 
     Every second depth is tried on images of half the size. Around what agrees best there, every
     depth is tried on the images themselves. Small images are searched whole.
-
-    Args:
-        near: Least depth in world units.
-        far: Largest depth in world units.
-
-    Returns:
-        Depth along the view axis in world units, and agreement in [-1, 1]. (H, W) each
     """
     step = (1 / near - 1 / far) / (N_DEPTHS - 1)
     every = torch.arange(N_DEPTHS, dtype=torch.float64, device="cpu") * step + 1 / far
@@ -263,14 +225,10 @@ def sweep(
 def best_plane(
     view: GreyView, neighbors: Sequence[GreyView], inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The plane on which neighbours agree best, between those that were tried.
+    """1 / depth of the tried planes on which neighbours agree best, and agreement. (H, W) each
 
     Args:
-        inverse: 1 / depth of the planes, evenly spaced, for all pixels or for each. (D, 1, 1) or
-            (D, H, W)
-
-    Returns:
-        1 / depth, and agreement in [-1, 1]. (H, W) each
+        inverse: 1 / depth, evenly spaced. (D, 1, 1), or (D, H, W) for each pixel
     """
     mean, deviation = _moments(view.grey)
     agreement = _mean_of_two_best(
@@ -360,10 +318,7 @@ def _halved(view: GreyView) -> GreyView:
 
 
 def consistent(
-    view: GreyView,
-    depth: Tensor,
-    neighbors: Sequence[tuple[GreyView, Tensor]],
-    tolerance: float,
+    view: GreyView, depth: Tensor, neighbors: Sequence[tuple[GreyView, Tensor]], tolerance: float
 ) -> Tensor:
     """Pixels whose depth more neighbours have found as well than look through. (H, W) bool
 
@@ -371,7 +326,7 @@ def consistent(
     there.
 
     Args:
-        depth: Its depth. (H, W) world units
+        depth: (H, W) world units
         neighbors: Others, with their depth; infinite where it is not to be believed.
         tolerance: Largest difference, as a share of the depth.
     """

@@ -34,15 +34,9 @@ from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
 from gaussian_splatting.vanilla.object_masks import object_shares, render_mask
 from sugar_utils.files import atomic_path, write_json_atomic
 
-ITERATIONS = 700
-"""Iterations of the model of the whole scene at most."""
-
-MIN_IOU = 0.7
-"""Least median intersection over union of estimated and given masks. Below, the model could not
-separate the object, and the given masks stay."""
-
-MIN_MASKS = 6
-"""Fewer masks do not tell what the object is in other views."""
+ITERATIONS = 700  # iterations of the model of the whole scene at most
+MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
+MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
 
 _RECORD = "estimate.json"
 
@@ -59,28 +53,16 @@ def needs_masks(cameras: Sequence[Camera]) -> bool:
 
 @dataclass(frozen=True)
 class MaskEstimation:
-    """Where and with what masks are estimated.
+    """Where and with what masks are estimated."""
 
-    Attributes:
-        model_path: Checkpoint folder.
-        compute: Device and rendering backend.
-        settings: What else decides the training.
-        iterations: Length of the training on whole photographs.
-        train: Trains a scene into a folder for so many iterations, and returns the PLY.
-    """
-
-    model_path: Path
+    model_path: Path  # checkpoint folder
     compute: Compute
-    settings: dict[str, Any]
-    iterations: int
-    train: Train
+    settings: dict[str, Any]  # what else decides the training
+    iterations: int  # of the training on whole photographs
+    train: Train  # trains a scene into a folder for so many iterations, and returns the PLY
 
     def __call__(self, scene: Scene, notify: Notify) -> Scene:
-        """The scene with estimated masks, if it needs them and they agree with the given ones.
-
-        Raises:
-            UserError: A mask cannot be read, or nothing can be written.
-        """
+        """The scene with estimated masks, if it needs them and they agree with the given ones."""
         if not needs_masks(scene.train_cameras):
             return scene
         inputs = [scene_inputs(scene), points_digest(scene), self.settings, self.iterations]

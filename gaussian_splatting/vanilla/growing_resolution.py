@@ -21,30 +21,15 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
-LEVELS = 16
-"""Sizes, evenly spaced up to the full one."""
-
-BUDGET = "gaussian_budget"
-"""Name of the numbers in checkpoints."""
-
-MAX_SURVEYED = 16
-"""Photographs whose spectrum is taken; of more, evenly spaced ones."""
-
-FIRST_GUESS, MEMORY = 5.0, 0.98
-"""Gaussians at the end for each one at the start, and what is left of that after each round."""
+LEVELS = 16  # sizes, evenly spaced up to the full one
+BUDGET = "gaussian_budget"  # name of the numbers in checkpoints
+MAX_SURVEYED = 16  # photographs whose spectrum is taken; of more, evenly spaced ones
+FIRST_GUESS, MEMORY = 5.0, 0.98  # Gaussians at the end per one at the start; decay per round
 
 
 @dataclass(frozen=True)
 class GrowthConfig:
-    """Whether images grow.
-
-    Attributes:
-        until: Share of the densification after which large photographs have their full size.
-        small_until: The same for small ones. Between them it is proportional to the pixels: those
-            are what small images save, and small photographs have few of them to save.
-        large: Pixels from which a photograph is large.
-        smallest: First of the LEVELS.
-    """
+    """Whether images grow."""
 
     growing_resolution: bool | None = flag(
         None, "begin with small images, which grow to the full size while Gaussians are added, "
@@ -52,10 +37,10 @@ class GrowthConfig:
         "show an object", parse=boolean,
         nargs="?", const=True, group="vanilla stage", no_effect_when="with --gs_output_dir",
     )  # fmt: skip
-    until: float = 1.0
-    small_until: float = 0.5
-    large: int = 128_000
-    smallest: int = 6
+    until: float = 1.0  # share of the densification until large photographs have full size
+    small_until: float = 0.5  # for small ones; between, in proportion to the pixels
+    large: int = 128_000  # pixels
+    smallest: int = 6  # first of LEVELS
 
     def until_of(self, cameras: Sequence[Camera]) -> float:
         """Share of the densification after which these photographs have their full size."""
@@ -65,23 +50,13 @@ class GrowthConfig:
 
 @dataclass(frozen=True)
 class ResolutionGrowth:
-    """When images have which size.
+    """When images have which size."""
 
-    Attributes:
-        ends: Last iteration of each size but the full one, from the smallest; never falling.
-    """
-
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  # last iteration of each size but the full one, ascending
 
     @classmethod
     def of(cls, shares: Sequence[float], until: int, smallest: int) -> ResolutionGrowth:
-        """The schedule that follows from a spectrum.
-
-        Args:
-            shares: What images of each size hold of it, as of :func:`spectrum_shares`.
-            until: Last iteration that may have smaller images than the full ones.
-            smallest: Level of the first size.
-        """
+        """The schedule of :func:`spectrum_shares`, which ends after ``until``, inclusive."""
         return cls(tuple(int(share * until) for share in shares[smallest - 1 : -1]))
 
     def scale(self, iteration: int) -> float:
@@ -94,15 +69,11 @@ class ResolutionGrowth:
 
 
 class GaussianBudget:
-    """How many Gaussians there may be while images grow.
+    """How many Gaussians there may be while images grow, from ``first`` to an expected ``last``.
 
     DashGaussian: P_i = P_first + (P_last - P_first) / r^(2 - i / S), where r is how many times
     smaller images are than the full ones, and S is when they have their full size. P_last is five
     times P_first to begin with, and follows what the rounds of densification ask for.
-
-    Attributes:
-        first: Gaussians at the start.
-        last: Gaussians that are expected at full size.
     """
 
     def __init__(self, growth: ResolutionGrowth, first: int) -> None:
@@ -110,11 +81,7 @@ class GaussianBudget:
         self.first, self.last = float(first), FIRST_GUESS * first
 
     def allowed(self, iteration: int, wanted: int) -> int:
-        """The most Gaussians after a round of densification.
-
-        Args:
-            wanted: Gaussians that the round would add.
-        """
+        """The most Gaussians after a round of densification that would add ``wanted``."""
         self.last = max(self.last, MEMORY * self.last + wanted)
         share = self._growth.scale(iteration) ** (2.0 - self._growth.passed(iteration))
         return math.floor(self.first + (self.last - self.first) * share)
@@ -130,13 +97,10 @@ class GaussianBudget:
 
 
 def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
-    """What images of each size hold of the sum of amplitudes of the photographs' spectrum.
+    """Mean shares of the spectrum's sum of amplitudes that images of each of LEVELS sizes hold.
 
     Args:
         photographs: Grey values. (H, W) each
-
-    Returns:
-        Means over the photographs, rising to 1, one for each of LEVELS sizes.
     """
     shares = np.zeros(LEVELS)
     for grey in photographs:
@@ -156,11 +120,7 @@ def measured_growth(
     config: GrowthConfig,
     densified: int,
 ) -> ResolutionGrowth:
-    """The schedule for some photographs.
-
-    Args:
-        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
-    """
+    """The schedule for some photographs. load_image: (H, W, 3), or (H, W, 4) uint8 with a mask"""
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]
     until = round(config.until_of(cameras) * densified)

@@ -34,15 +34,10 @@ _MIN_WEIGHT = 1e-6
 def object_shares(
     gaussians: Gaussians, views: Iterable[tuple[Camera, Tensor]], rasterizer: Rasterizer = WARP
 ) -> Tensor:
-    """Share of each Gaussian that lies inside of the masks.
+    """Share of each Gaussian that lies inside of the masks; 0 where no view shows it. (N,)
 
     Args:
-        gaussians: N activated Gaussians.
-        views: Cameras, and their masks at the size of the cameras. (H, W) in [0, 1] each
-        rasterizer: Rendering backend.
-
-    Returns:
-        In [0, 1]; 0 for Gaussians that no view shows. (N,)
+        views: Cameras, and masks of their size. (H, W) in [0, 1] each
     """
     sums = torch.zeros(len(gaussians.means), 2, device=gaussians.means.device)
     for camera, mask in views:
@@ -66,17 +61,11 @@ def render_mask(
     size: tuple[int, int] | None = None,
     rasterizer: Rasterizer = WARP,
 ) -> np.ndarray:
-    """The mask of the object in a view.
+    """The mask of the object in a view. 255 where the object is, else 0. (height, width) uint8
 
     Args:
-        gaussians: N activated Gaussians.
         shares: As of :func:`object_shares`. (N,)
-        camera: The view, at the size to render.
-        size: Width and height of the mask in pixels; those of the camera if None.
-        rasterizer: Rendering backend.
-
-    Returns:
-        255 where the object is, else 0. (height, width) uint8
+        size: Width and height in pixels; those of the camera if None.
     """
     blended = rasterize(
         gaussians, camera, rgb=False, features=shares[:, None], rasterizer=rasterizer

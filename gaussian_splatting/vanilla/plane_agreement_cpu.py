@@ -19,8 +19,7 @@ wp.set_module_options(
     }
 )
 
-MIN_WIDTH = 8
-"""Pixels in a row below which there is not one block of eight."""
+MIN_WIDTH = 8  # pixels; narrower images have not one block of eight
 
 _SOURCE = Path(__file__).parent / "native" / "plane_agreement.inc"
 
@@ -80,15 +79,14 @@ def agreement_on_planes(
 
     Args:
         grey: The view, at least ``MIN_WIDTH`` wide. (H, W) float32
-        mean: Of the window around each of its pixels. (H, W)
-        deviation: Standard deviation, likewise. (H, W)
+        mean, deviation: Of the window around each of its pixels. (H, W) each
         other: The neighbour. (h, w)
         rays: Those of the view's pixels in the neighbour's axes. (H, W, 3)
         shift: From the neighbour to the view, in its axes, world units.
         lens: Factors on x and y, and what is added: to coordinates from -1 to 1.
         inverse: 1 / depth of the planes. (D, 1, 1) or (D, H, W)
         window: Side of the windows in pixels, odd.
-        nowhere: What stands where the neighbour does not see the plane.
+        nowhere: The value where the neighbour does not see the plane.
 
     Returns:
         (D, H, W)

@@ -24,11 +24,8 @@ from sugar_utils.settings import flag
 
 SKY_GREY = 128
 
-SKY_OPACITY = 0.9
-"""From the start, and resets leave it: what shines through is explained by floaters before it."""
-
-SKY_SHARE = 0.1
-"""Of the Gaussians that are allowed, at most, to begin with."""
+SKY_OPACITY = 0.9  # resets leave it: what shines through the sky is explained by floaters
+SKY_SHARE = 0.1  # of the Gaussians that are allowed, at most, to begin with
 
 
 @dataclass(frozen=True)
@@ -66,10 +63,7 @@ def with_sky(
 ) -> tuple[Tensor, Tensor]:
     """Points to start from with grey ones evenly on a sphere around the cameras (Fibonacci).
 
-    Args:
-        points: (N, 3) world units
-        colors: (N, 3) uint8
-        extent: Camera extent in world units; without one there is no sky.
+    points: (N, 3) world units; colors: (N, 3) uint8; without a camera extent there is no sky.
     """
     n = config.sky_points if config.robust else 0
     if n == 0 or extent <= 0:
@@ -85,11 +79,7 @@ def with_sky(
 
 
 def opaque_sky(cloud: GaussianCloud, sky: SkySphere | None) -> GaussianCloud:
-    """The Gaussians, those of the sky opaque.
-
-    Args:
-        sky: As of :func:`sky_of`.
-    """
+    """The Gaussians, those of the sky opaque."""
     if sky is None:
         return cloud
     opaque = torch.full_like(cloud.opacity_logits, math.log(SKY_OPACITY / (1 - SKY_OPACITY)))

@@ -30,7 +30,7 @@ def with_sky_colors(
     """The Gaussians, those of the sky in the colours of their directions.
 
     Args:
-        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
     """
     rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
     colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)
@@ -50,7 +50,7 @@ def directional_colors(
 
     Args:
         points: Far away. (M, 3) float64 world units, on the CPU
-        load_image: Photograph of a camera. (H, W, 3), or (H, W, 4) uint8 with a mask
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
 
     Returns:
         (M, 3) uint8 on the CPU; None if no photograph shows any of them.

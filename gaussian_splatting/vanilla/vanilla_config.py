@@ -11,7 +11,11 @@ from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT
 from gaussian_splatting.optim.densification import Densification, DensificationConfig, ScoreConfig
 from gaussian_splatting.optim.learned_exposure import NO_EXPOSURE, ExposureConfig
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.optimizer_config import (
+    DEFAULT_OPTIMIZER,
+    OptimizerConfig,
+    fields_without,
+)
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
@@ -30,17 +34,7 @@ _flag = partial(flag, group="vanilla trainer")
 
 @dataclass(frozen=True)
 class VanillaConfig:
-    """Settings of the vanilla stage.
-
-    Attributes:
-        rates: Learning rates.
-        densification: Adaptive density control.
-        exposure: Whether and from when on exposures of photographs are learned.
-        robustness: What is done against floaters.
-        sh_interval: Iterations after which the spherical-harmonics degree grows by one.
-        optimizer: Storage of parameters and moments, and which Gaussians step.
-        split: How the memory of one view is saved; no part of the identity.
-    """
+    """Settings of the vanilla stage."""
 
     preset: Preset = preset("vanilla stage")
     iterations: int = _flag(
@@ -50,10 +44,10 @@ class VanillaConfig:
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     exposure: ExposureConfig = NO_EXPOSURE
-    robustness: RobustConfig = NOT_ROBUST
+    robustness: RobustConfig = NOT_ROBUST  # measures against floaters
     scoring: ScoreConfig = field(default_factory=ScoreConfig)
     growth: GrowthConfig = field(default_factory=GrowthConfig)
-    sh_interval: int = 1000
+    sh_interval: int = 1000  # iterations until the degree grows by one
     sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
         DSSIM_WEIGHT, "weight of 1 - SSIM in the colour loss; the rest is L1", parse=unit_float
@@ -109,18 +103,10 @@ class VanillaConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values, once they are settled."""
-        values = asdict(self)
-        for other in (
-            "preset",
-            "optimizer",
-            "split",
-            "exposure",
-            "robustness",
-            "scoring",
-            "growth",
-        ):
-            values.pop(other)
-        values.pop("init")
+        values = fields_without(
+            self, "preset", "optimizer", "split", "exposure", "robustness", "scoring", "growth",
+            "init",
+        )  # fmt: skip
         if self.starts_dense:
             values["init"] = "dense"
         chosen = {**self.exposure.identity(), **self.robustness.identity()}
@@ -132,19 +118,14 @@ class VanillaConfig:
 
     def with_schedule(self, scale: float) -> VanillaConfig:
         """The same settings with every milestone and interval but the length scaled."""
-        d = self.densification
+        steps = scaled(self.rates.position_lr_max_steps, scale)
+        names = ("densify_from_iter", "densify_until_iter", "densification_interval",
+                 "opacity_reset_interval")  # fmt: skip
+        milestones = {n: scaled(getattr(self.densification, n), scale) for n in names}
         return replace(
             self,
-            rates=replace(
-                self.rates, position_lr_max_steps=scaled(self.rates.position_lr_max_steps, scale)
-            ),
-            densification=replace(
-                d,
-                densify_from_iter=scaled(d.densify_from_iter, scale),
-                densify_until_iter=scaled(d.densify_until_iter, scale),
-                densification_interval=scaled(d.densification_interval, scale),
-                opacity_reset_interval=scaled(d.opacity_reset_interval, scale),
-            ),
+            rates=replace(self.rates, position_lr_max_steps=steps),
+            densification=replace(self.densification, **milestones),
             exposure=self.exposure.with_schedule(scale),
             sh_interval=scaled(self.sh_interval, scale),
         )

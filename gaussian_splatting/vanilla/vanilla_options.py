@@ -94,11 +94,7 @@ def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
 
 
 def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
-    """The run that was asked for.
-
-    Raises:
-        UserError: What was asked for cannot be had.
-    """
+    """The run that was asked for."""
     args = argparse.Namespace(**vars(args))
     if args.start_checkpoint is not None and args.resume == "auto":
         args.resume = str(args.start_checkpoint)

@@ -45,7 +45,7 @@ from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
-from gaussian_splatting.vanilla.growing_resolution import ResolutionGrowth, measured_growth
+from gaussian_splatting.vanilla.growing_resolution import measured_growth
 from gaussian_splatting.vanilla.robust import limited_sky, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.sky_colors import with_sky_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
@@ -57,19 +57,14 @@ from sugar_utils.settings import flag
 
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
-VIEW_CHECK_SHARE = 0.3
-"""Share of the iterations after which training views that contradict the rest are left out."""
+VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
 
 _flag = partial(flag, group="vanilla trainer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VanillaOptions:
-    """A vanilla run.
-
-    Attributes:
-        size: Size of the training images by another rule, which replaces ``resolution``.
-    """
+    """A vanilla run."""
 
     source_path: Path = _flag(MISSING, "scene folder", short="-s", parse=Path, required=True)
     model_path: Path = _flag(
@@ -82,7 +77,7 @@ class VanillaOptions:
     resolution: float = _flag(
         -1.0, "-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels", short="-r"
     )
-    size: SizeRule | None = None
+    size: SizeRule | None = None  # replaces resolution
     eval: bool = _flag(
         False, "hold out every 8th view, as train.py does by default", action="store_true"
     )
@@ -114,12 +109,7 @@ class VanillaOptions:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
         size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
-        return {
-            **size,
-            "images": self.images,
-            "eval": self.eval,
-            **self.config.identity(),
-        }
+        return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
         """Digests of what is read."""
@@ -136,25 +126,15 @@ class VanillaOptions:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
         scene = load_scene(
-            self.source_path,
-            size_rule=_size_rule(self),
-            images_dir=self.images,
-            eval_split=self.eval,
-            white_background=config.white_background,
-            seed=config.random_seed,
-            masks=self.mask_options,
-            view_options=self.view_options,
+            self.source_path, size_rule=self.size or VanillaSize(self.resolution),
+            images_dir=self.images, eval_split=self.eval, white_background=config.white_background,
+            seed=config.random_seed, masks=self.mask_options, view_options=self.view_options,
             notify=messages,
-        )
-        estimation = MaskEstimation(
-            self.model_path,
-            self.compute,
-            {"random_seed": config.random_seed, **config.optimizer.identity()},
-            min(ITERATIONS, 2 * config.iterations),
-            partial(_train_whole, self),
-        )
-        scene = estimation(scene, messages)
-        return _stage_run(scene, self, messages)
+        )  # fmt: skip
+        settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
+        iterations, train = min(ITERATIONS, 2 * config.iterations), partial(_train_whole, self)
+        estimation = MaskEstimation(self.model_path, self.compute, settings, iterations, train)
+        return _stage_run(estimation(scene, messages), self, messages)
 
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
@@ -163,9 +143,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     whole = VanillaConfig(
         preset="fast",
         iterations=iterations,
-        densification=replace(
-            DensificationConfig(), max_gaussians=config.densification.max_gaussians
-        ),
+        densification=DensificationConfig(max_gaussians=config.densification.max_gaussians),
         exposure=config.exposure,
         optimizer=config.optimizer,
         random_seed=config.random_seed,
@@ -187,13 +165,6 @@ def _stage_run(
     exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
     sky = sky_of(scene.train_cameras, scene.extent, config.robustness)
 
-    def growth_of(store: ImageStore) -> ResolutionGrowth | None:
-        if not config.growth.growing_resolution:
-            return None
-        return measured_growth(
-            scene.train_cameras, store.shown, config.growth, config.densifies_until
-        )
-
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
@@ -205,18 +176,16 @@ def _stage_run(
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
+        growth = None
+        if config.growth.growing_resolution:
+            growth = measured_growth(
+                scene.train_cameras, store.shown, config.growth, config.densifies_until
+            )
         return VanillaStage(
-            cloud,
-            replace(config, split=options.memory.split),
-            scene.extent,
-            export,
-            options.compute.rasterizer,
-            poses=poses,
-            hull=hull,
-            exposures=exposures,
-            sky=sky,
-            growth=growth_of(store),
-        )
+            cloud, replace(config, split=options.memory.split), scene.extent, export,
+            options.compute.rasterizer, poses=poses, hull=hull, exposures=exposures, sky=sky,
+            growth=growth,
+        )  # fmt: skip
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, sky, messages)
@@ -235,26 +204,18 @@ def _stage_run(
     return run, cloud
 
 
-def _size_rule(options: VanillaOptions) -> SizeRule:
-    return VanillaSize(options.resolution) if options.size is None else options.size
-
-
 def _loop(options: VanillaOptions) -> LoopConfig:
     last = options.config.iterations
     checks = round(VIEW_CHECK_SHARE * last), last
     return LoopConfig(
-        first=1,
-        last=last,
-        seed=options.config.random_seed,
-        log_interval=options.log_interval,
+        first=1, last=last, seed=options.config.random_seed, log_interval=options.log_interval,
         checkpoint_interval=options.checkpoint_interval,
         checkpoint_milestones=options.checkpoint_iterations,
-        keep_checkpoints=options.run.keep_checkpoints,
-        test_iterations=options.test_iterations,
+        keep_checkpoints=options.run.keep_checkpoints, test_iterations=options.test_iterations,
         export_iterations=options.save_iterations,
         view_check_iterations=() if options.view_options.keeps_all else checks,
         keep_views=options.view_options.keep_views,
-    )
+    )  # fmt: skip
 
 
 def _start(
@@ -288,10 +249,7 @@ def _start(
 
 
 def _init_from_images(
-    scene: Scene,
-    options: VanillaOptions,
-    hull: VisualHull | None,
-    sky: SkySphere | None,
+    scene: Scene, options: VanillaOptions, hull: VisualHull | None, sky: SkySphere | None
 ) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
     """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
     if options.init_ply is not None and holds_gaussians(options.init_ply):
@@ -339,11 +297,7 @@ def _thinned(n: int, limit: int | None, messages: Messages, n_besides: int = 0) 
 
 
 def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
-    """Poses to learn, if that is asked for; they wait until the Gaussians have found their place.
-
-    Raises:
-        UserError: The cameras do not span a scene.
-    """
+    """Poses to learn, if that is asked for; they wait until the Gaussians have settled."""
     if not config.refine_poses:
         return None
     if scene.extent <= 0:
@@ -367,13 +321,9 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         if model is not None:
             write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
     write_cfg_args(
-        options.model_path,
-        source_path=options.source_path.resolve(),
-        sh_degree=options.config.sh_degree,
-        images=options.images,
-        resolution=options.resolution,
-        white_background=options.config.white_background,
-        eval_split=options.eval,
-    )
+        options.model_path, source_path=options.source_path.resolve(),
+        sh_degree=options.config.sh_degree, images=options.images, resolution=options.resolution,
+        white_background=options.config.white_background, eval_split=options.eval,
+    )  # fmt: skip
     write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
     write_input_ply(options.model_path, scene.points, scene.points_rgb)

@@ -19,11 +19,7 @@ from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
-from gaussian_splatting.engine.training_views import (
-    Target,
-    color_terms_of,
-    exposed_strip,
-)
+from gaussian_splatting.engine.training_views import Target, color_terms_of, exposed_strip
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.densification import (
     DensificationStatistics,
@@ -32,19 +28,10 @@ from gaussian_splatting.optim.densification import (
     reset_opacity,
 )
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.rasterization import (
-    WARP,
-    Projection,
-    Rasterizer,
-    plain_background,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Projection, Rasterizer, plain_background, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.sky_sphere import SkySphere
-from gaussian_splatting.vanilla.growing_resolution import (
-    GaussianBudget,
-    ResolutionGrowth,
-)
+from gaussian_splatting.vanilla.growing_resolution import GaussianBudget, ResolutionGrowth
 from gaussian_splatting.vanilla.vanilla_config import SH_DEGREE, VanillaConfig
 from sugar_utils.errors import UserError
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
@@ -54,16 +41,9 @@ INITIAL_OPACITY = 0.1
 
 
 def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
-    """Gaussians from a sparse point cloud.
+    """Gaussians from points, (N, 3) in world units, and their colours, (N, 3) uint8.
 
     Isotropic, as large as the root mean squared distance to the three nearest other points.
-
-    Args:
-        points: Positions. (N, 3) world units
-        colors: RGB. (N, 3) uint8
-
-    Raises:
-        UserError: If there are no points, or points with non-finite coordinates.
     """
     n = points.shape[0]
     if n == 0:
@@ -91,11 +71,7 @@ class VanillaStage(Stage):
     """Colour loss, densification, pruning and opacity reset.
 
     Args:
-        cloud: Initial Gaussians, on the device to train on.
-        extent: Camera extent in world units.
         hull: Where Gaussians may be; None for anywhere.
-        sky: Says which Gaussians are of the sky; None without one.
-        growth: When images have which size; None for the full size always.
     """
 
     name = "vanilla"
@@ -156,12 +132,9 @@ class VanillaStage(Stage):
         )
         if probe is not None:
             terms.append(self._pruning_scores.term(seen))
+        projected, split = self._projected(iteration, camera, probe), self.memory_plan.split
         view = ViewPass(
-            self._projected(iteration, camera, probe),
-            seen.background,
-            self.memory_plan.split,
-            rasterizer=self._rasterizer,
-            pairs=self.pairs,
+            projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
         )
         found, d_means2d = view.backpropagate(terms)
 
@@ -211,14 +184,9 @@ class VanillaStage(Stage):
             return camera
         background = plain_background(self._config.white_background, self.model.device)
         return fitted_pose(
-            self.model.cloud.activate(),
-            camera,
-            photograph.to(background.device),
-            self.extent,
-            background,
-            exposed=self.exposures is not None,
-            rasterizer=self._rasterizer,
-        )
+            self.model.cloud.activate(), camera, photograph.to(background.device), self.extent,
+            background, exposed=self.exposures is not None, rasterizer=self._rasterizer,
+        )  # fmt: skip
 
     def extra_state(self) -> dict[str, Any]:
         """Densification statistics, exposures, poses, and the budget of growing images."""
@@ -242,6 +210,10 @@ class VanillaStage(Stage):
 
     def _densify(self, iteration: int) -> None:
         rules = self._config.densification
+        opacities = self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1)
+        unused = self._pruning_scores.unused(
+            opacities, iteration, rules.densification_interval, self._config.densifies_until
+        )
         self._watch.stats = densify_and_prune(
             self.model.optimizer,
             self._watch.stats,
@@ -252,24 +224,15 @@ class VanillaStage(Stage):
             generator=generator(self._config.random_seed, "split", iteration),
             sky=self._sky,
             may_grow=self._pruning_scores.may_grow(),
-            unused=self._pruning_scores.unused(
-                self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1),
-                iteration,
-                rules.densification_interval,
-                self._config.densifies_until,
-            ),
+            unused=unused,
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
-        self._carve()
-        self._pruning_scores.restart(len(self.model))
-        check_population(len(self.model), iteration, "densification")
-
-    def _carve(self) -> None:
-        """Drop Gaussians outside of the masks' hull."""
         if self._hull is not None:
             inside = self._hull.contains(self.model.cloud.means)
             self.model.optimizer.keep_rows(inside)
             self._watch.stats = self._watch.stats.keep(inside)
+        self._pruning_scores.restart(len(self.model))
+        check_population(len(self.model), iteration, "densification")
 
     def _color_term(self, seen: Target) -> ImageTerm:
         weight = self._config.lambda_dssim
@@ -285,7 +248,7 @@ class VanillaStage(Stage):
         self, iteration: int, camera: Camera, probe: Tensor | None
     ) -> Callable[[], Projection]:
         """Projects as an iteration does; three quarters of all values rest until colours turn."""
-        degree = self._degree(iteration)
+        degree = min(self._config.sh_degree, iteration // self._config.sh_interval)
         if degree == 0:
             self.model.optimizer.mark_unused("sh_rest")
 
@@ -295,9 +258,6 @@ class VanillaStage(Stage):
             return project(shown, camera, sh_degree=degree, features=probe)
 
         return made
-
-    def _degree(self, iteration: int) -> int:
-        return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """The plain colour, or a random one of each view."""

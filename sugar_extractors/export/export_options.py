@@ -52,11 +52,9 @@ class ExportOptions:
         missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
     )  # fmt: skip
     output: Path | None = _flag(
-        None,
-        "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT",
-        short="-o",
+        None, "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT", short="-o",
         parse=Path,
-    )
+    )  # fmt: skip
     max_triangles: int | None = _flag(
         None, "leave so many triangles of the mesh; the picture is made anew for them",
         parse=positive_int, no_effect_when="for Gaussians it is an error",
@@ -129,9 +127,5 @@ def export_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def export_options(args: argparse.Namespace) -> ExportOptions:
-    """What was asked for.
-
-    Raises:
-        UserError: A flag that is needed is missing, or flags contradict each other.
-    """
+    """What was asked for."""
     return from_args(ExportOptions, args)

@@ -70,13 +70,6 @@ class MeshOptions(CaptureOptions):
 
     Held-out views give no surface points. Of the vanilla checkpoint only the cameras are used,
     unless it is meshed itself.
-
-    Attributes:
-        mesh_extractor: ``poisson`` or ``tsdf``.
-        surface_levels: Densities of the level sets; one mesh for each. Unused by ``tsdf``.
-        decimation_targets: Triangles of the foreground and of the background; one mesh for each.
-        poisson: Constants of the reconstruction.
-        tsdf: Constants of the fusion.
     """
 
     coarse_model_path: Path | None = _alone(
@@ -86,7 +79,9 @@ class MeshOptions(CaptureOptions):
     mesh_output_dir: Path | None = _alone(
         None, "folder of the meshes; unset: output/coarse_mesh/<scene>", short="-o", parse=Path
     )
+    # Densities, one mesh for each; unused by tsdf.
     surface_levels: tuple[float, ...] = SURFACE_LEVELS
+    # Triangles of foreground and background; one mesh for each.
     decimation_targets: tuple[int, ...] = DECIMATION_TARGETS
     mesh_extractor: str = _flag(
         "poisson", "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
@@ -106,13 +101,9 @@ class MeshOptions(CaptureOptions):
         short="-b", parse=vector3, metavar="(X,Y,Z)", task="result",
     )  # fmt: skip
     bboxmax: Vector | None = _flag(
-        None,
-        "high corner of the foreground",
-        short="-B",
-        parse=vector3,
-        metavar="(X,Y,Z)",
+        None, "high corner of the foreground", short="-B", parse=vector3, metavar="(X,Y,Z)",
         task="result",
-    )
+    )  # fmt: skip
     center_bbox: bool | None = _flag(
         None, "move the foreground box by the mean camera centre; unset: only the default cube",
         parse=boolean,
@@ -217,18 +208,10 @@ class MeshOptions(CaptureOptions):
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
         skipped = {
-            "preset",
-            "scene_path",
-            "checkpoint_path",
-            "coarse_model_path",
-            "mesh_output_dir",
-            "compute",
-            "mask_options",
-            "view_options",
-            "overwrite",
-            "surface_levels",
+            "preset", "scene_path", "checkpoint_path", "coarse_model_path", "mesh_output_dir",
+            "compute", "mask_options", "view_options", "overwrite", "surface_levels",
             "decimation_targets",
-        }
+        }  # fmt: skip
         skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
@@ -244,11 +227,7 @@ class MeshOptions(CaptureOptions):
 
     @property
     def model(self) -> Path | None:
-        """The coarse ``.pt``; None where the vanilla Gaussians are meshed.
-
-        Raises:
-            UserError: There is none.
-        """
+        """The coarse ``.pt``; None where the vanilla Gaussians are meshed."""
         if self.use_vanilla_3dgs or self.coarse_model_path is None:
             return None
         return model_file(self.coarse_model_path, COARSE_FLAG)
@@ -262,11 +241,7 @@ class MeshOptions(CaptureOptions):
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:
     """File name of a coarse mesh.
 
-    Args:
-        model: Name of the coarse run's folder without ``sugarcoarse_``, or ``vanilla3dgs``.
-        level: Density of the surface; not part of the name where the variant has none.
-        target: Triangles of the foreground and of the background.
-        variant: How the mesh was made.
+    ``model`` is the coarse run's folder without ``sugarcoarse_``, or ``vanilla3dgs``.
     """
     kind = {
         "": f"_level{number_text(level)}",

@@ -40,11 +40,7 @@ class MeshScriptFlags:
 
     @property
     def choices(self) -> dict[str, object]:
-        """Fields of ``MeshOptions`` that follow from the flags above.
-
-        Raises:
-            UserError: One asks for an ablation of the paper.
-        """
+        """Fields of ``MeshOptions`` that follow from the flags above."""
         for name in ("use_centers_to_extract_mesh", "use_marching_cubes"):
             if getattr(self, name):
                 raise UserError(
@@ -65,11 +61,7 @@ def mesh_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def mesh_options(args: argparse.Namespace) -> MeshOptions:
-    """The extraction that was asked for.
-
-    Raises:
-        UserError: Flags contradict each other, or an input is missing.
-    """
+    """The extraction that was asked for."""
     chosen = from_args(MeshScriptFlags, args).choices
     args = _of_model(args)
     return replace(

@@ -39,7 +39,7 @@ REACH = 1.5
 """Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
 and samples of a texel lie within half of one."""
 
-MOST_PIXELS = 1_000  # pixels of a face's box above which nobody looks whether one of them shows it
+MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown without a search
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4

@@ -24,9 +24,5 @@ def texture_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def texture_options(args: argparse.Namespace) -> TextureOptions:
-    """The run that was asked for.
-
-    Raises:
-        UserError: An input is missing, or what was asked for cannot be had.
-    """
+    """The run that was asked for."""
     return replace(from_args(TextureOptions, args), compute=from_args(DeviceFlags, args).choose())

@@ -25,12 +25,7 @@ _flag = partial(flag, group="pictures")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What ``render.py`` is asked for.
-
-    Attributes:
-        size: Size of the pictures.
-        compute: Where to render.
-    """
+    """What ``render.py`` is asked for."""
 
     results: tuple[Path, ...] = _flag(
         MISSING, "what to show, several side by side: Gaussians (a .ply, a .pt of any stage, a "
@@ -58,11 +53,9 @@ class RenderOptions:
         parse=str, choices=SHOWS, nargs="+",
     )  # fmt: skip
     n_frames: int = _flag(
-        120,
-        "pictures on the way",
-        parse=positive_int,
+        120, "pictures on the way", parse=positive_int,
         no_effect_when="with --path test, train, all and NAME.json",
-    )
+    )  # fmt: skip
     every: int = _flag(
         1, "pass through every so manieth photograph only: calmer where they were taken in zigzag",
         parse=positive_int, no_effect_when="without --path between",
@@ -102,9 +95,5 @@ def render_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def render_options(args: argparse.Namespace) -> RenderOptions:
-    """What was asked for.
-
-    Raises:
-        UserError: A flag that is needed is missing, or a device cannot be had.
-    """
+    """What was asked for."""
     return replace(from_args(RenderOptions, args), compute=from_args(DeviceFlags, args).choose())

@@ -72,11 +72,7 @@ def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
 
 
 def looking(place: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """Rotation of a camera that looks from a place at a target and is not rolled.
-
-    Returns:
-        World to camera, x right, y down. (3, 3) float64
-    """
+    """World-to-camera rotation, x right, y down, of a look at a target without roll. (3, 3)"""
     ahead = (target - place) / np.linalg.norm(target - place)
     right = np.cross(ahead, up)
     if np.linalg.norm(right) < 1e-9:

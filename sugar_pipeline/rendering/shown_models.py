@@ -39,8 +39,7 @@ from sugar_scene.mesh_bound import face_normals
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 
-Result = GaussianCloud | TexturedMesh | TriangleMesh
-"""What a file of the stages holds that can be looked at."""
+Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
 
 SHOWS = ("image", "depth", "median_depth", "normal", "clay", "alpha")
 DEPTHS = ("depth", "median_depth")  # those that are drawn from black to white
@@ -157,15 +156,9 @@ def _of_surface(
 
 
 def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
-    """Depth and normals of the first surface that each pixel sees.
+    """Depth, (H, W), and normals in camera axes, (H, W, 3), of the first surface of each pixel.
 
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3)
-
-    Returns:
-        Depth, infinite where there is nothing (H, W); normals in camera axes, turned towards the
-        camera, zero there (H, W, 3).
+    Without a surface depth is infinite and the normal 0; normals are turned to the camera.
     """
     hits = rasterize_triangles(vertices, faces, camera)
     rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=vertices.device)
@@ -184,11 +177,7 @@ def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None
 
 
 def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
-    """A picture of a model.
-
-    Returns:
-        (H, W, 3) uint8
-    """
+    """A picture of a model. (H, W, 3) uint8"""
     if show == "image":
         return to_uint8(model.picture(camera)).cpu().numpy()
     if show == "clay":
@@ -280,11 +269,7 @@ def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.ndarray]) -> None:
-    """Write PNG files, each complete or not at all.
-
-    Args:
-        pictures: (H, W, 3) uint8 each, as many.
-    """
+    """Write PNG files, each complete or not at all. pictures: (H, W, 3) uint8 each, as many"""
     for name, picture in zip(names, pictures, strict=True):
         file = name.replace("/", "_").replace("\\", "_")
         with atomic_path(folder / f"{file}.png") as temporary:

@@ -21,11 +21,7 @@ _flag = partial(flag, group="viewer")
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What ``view.py`` is asked for.
-
-    Attributes:
-        compute: Where our own renderer works.
-    """
+    """What ``view.py`` is asked for."""
 
     results: tuple[Path, ...] = _flag(
         MISSING, "what to show: an output folder, the folder of a run, Gaussians (.ply, .pt, .spz, "
@@ -74,9 +70,5 @@ def view_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def view_options(args: argparse.Namespace) -> ViewOptions:
-    """What was asked for.
-
-    Raises:
-        UserError: Flags contradict each other, or a device cannot be had.
-    """
+    """What was asked for."""
     return replace(from_args(ViewOptions, args), compute=from_args(DeviceFlags, args).choose())

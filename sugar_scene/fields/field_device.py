@@ -60,16 +60,9 @@ def sign_of(x: float) -> float:
 def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
     """A^T = diag(1/s) R^T of a packed row."""
     return wp.mat33(
-        packed[row, 4],
-        packed[row, 5],
-        packed[row, 6],
-        packed[row, 7],
-        packed[row, 8],
-        packed[row, 9],
-        packed[row, 10],
-        packed[row, 11],
-        packed[row, 12],
-    )
+        packed[row, 4], packed[row, 5], packed[row, 6], packed[row, 7], packed[row, 8],
+        packed[row, 9], packed[row, 10], packed[row, 11], packed[row, 12],
+    )  # fmt: skip
 
 
 @wp.struct
@@ -309,18 +302,10 @@ def _add_up_pairs(
         j = neighbors[i, k]
         y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
             _sum_over_pair(
-                begin,
-                end,
-                vec3_of(packed, i),
-                spread,
-                j,
-                packed,
-                noise,
-                residual,
-                density_factor,
+                begin, end, vec3_of(packed, i), spread, j, packed, noise, residual, density_factor,
                 field_grads,
             )
-        )
+        )  # fmt: skip
         neighbor = neighbor_of(packed, j)
         axis = neighbor.axis
         x_grad = wp.vec3()
@@ -393,24 +378,10 @@ def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
         normal_grad += spread * plane_moment
 
         pairs = gradient_sums(
-            owner,
-            i,
-            begin,
-            end,
-            n_neighbors,
-            spread,
-            normal,
-            beta_grad / float(n_neighbors),
-            density_factor,
-            quats,
-            scales,
-            packed,
-            neighbors,
-            noise,
-            residual,
-            field_grads,
+            owner, i, begin, end, n_neighbors, spread, normal, beta_grad / float(n_neighbors),
+            density_factor, quats, scales, packed, neighbors, noise, residual, field_grads,
             gradient_rows,
-        )
+        )  # fmt: skip
         for c in range(3):
             mean_grad[c] += pairs[0, c]
             for r in range(3):

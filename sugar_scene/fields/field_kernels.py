@@ -56,18 +56,14 @@ def evaluate_fields(
     """Sample points from Gaussians and evaluate all fields that the losses need.
 
     Args:
-        means: (N, 3) float32 world units, CPU or CUDA.
+        means, scales: (N, 3) float32 world units, CPU or CUDA.
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        opacities: (N,)
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) int32
         indices: Gaussian of each sample, sorted: samples of one Gaussian must be adjacent to
             share work. Unsorted indices are slow, not wrong. (S,) integers
         noise: Standard normal draws. (S, 3)
-        n_owners: At most so many Gaussians have samples; on a GPU the host waits to count them if
-            None.
-        native: Whether to run the bodies for vector registers of the CPU instead of the kernels
-            of all devices; the device decides if None.
+        n_owners: Most Gaussians with samples; None makes the host count them on a GPU.
+        native: Whether to run the CPU's vector code; None: by the device.
     """
     if native is None:
         native = means.device.type == "cpu"
@@ -93,12 +89,8 @@ class _Fields(torch.autograd.Function):
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
         owners, starts = _runs(indices, n_owners)
         if native:
-            launch(
-                evaluate_owners,
-                owners.shape[0],
-                [owners, starts, *inputs],
-                min_items=_MIN_ITEMS // 8,
-            )
+            arguments = [owners, starts, *inputs]
+            launch(evaluate_owners, owners.shape[0], arguments, min_items=_MIN_ITEMS // 8)
         else:
             launch(evaluate_samples, n_samples, [indices, *inputs])
         ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
@@ -120,20 +112,13 @@ class _Fields(torch.autograd.Function):
         inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
         for first, gradient_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
             chunk = owners[first : first + gradient_rows.shape[0]]
-            launch(
-                add_up_samples_native if ctx.native else sample_gradients_kernel(),
-                chunk.shape[0],
-                [chunk, starts[first:], *inputs, gradient_rows],
-                min_items=_MIN_ITEMS // 8,
-            )
+            kernel = add_up_samples_native if ctx.native else sample_gradients_kernel()
+            arguments = [chunk, starts[first:], *inputs, gradient_rows]
+            launch(kernel, chunk.shape[0], arguments, min_items=_MIN_ITEMS // 8)
             targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
             targets, order = targets.sort(stable=True)
-            launch(
-                add_up_pairs,
-                targets.shape[0],
-                [targets, order, gradient_rows.view(-1, PAIR_SIZE), *grads],
-                min_items=_MIN_ITEMS,
-            )
+            arguments = [targets, order, gradient_rows.view(-1, PAIR_SIZE), *grads]
+            launch(add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
         return (*grads, *[None] * 6)
 
 

@@ -20,9 +20,7 @@ from sugar_utils.quaternions import rotation_matrices
 
 SAMPLE_SPREAD = 1.5  # samples are drawn from Gaussians this much wider than those they belong to
 MAX_SQ_MAHALANOBIS = 1e8  # squared Mahalanobis distances are clamped to this before the exponential
-MIN_NORMAL_SCALE = 1e-6
-"""Lower clamp of the smallest scale in the weights of neighbour normals. World units."""
-
+MIN_NORMAL_SCALE = 1e-6  # world units, in the weights of neighbour normals
 MIN_WEIGHT_SUM = 1e-6  # lower clamp of the sum of weights that neighbour normals are averaged with
 _MIN_DENSITY = 1e-16
 _SINGULAR_SQUARE = 1e-6
@@ -43,17 +41,12 @@ class FieldSamples(NamedTuple):
 def sample_points(
     means: Tensor, quats: Tensor, scales: Tensor, indices: Tensor, noise: Tensor
 ) -> Tensor:
-    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable.
+    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable. (S, 3) world units
 
     Args:
-        means: (N, 3) world units.
+        means, scales: (N, 3) world units.
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        indices: Gaussian of each sample. (S,) int64
-        noise: Standard normal draws. (S, 3)
-
-    Returns:
-        (S, 3) world units.
+        indices, noise: Gaussian and standard normal draw of each sample. (S,) int64, (S, 3)
     """
     local = SAMPLE_SPREAD * scales[indices] * noise
     return means[indices] + (rotation_matrices(quats[indices]) @ local[..., None]).squeeze(-1)
@@ -68,18 +61,12 @@ def neighbor_opacities(
     opacities: Tensor,
     density_factor: float = 1.0,
 ) -> Tensor:
-    """Opacity o_j(x) = f a_j exp(-m / 2) of each neighbour, m its squared Mahalanobis distance.
+    """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
 
     Args:
-        points: (S, 3) world units.
-        neighbor_rows: Gaussians to evaluate at each point. (S, K) integers
-        means: (N, 3) world units.
+        points, means, scales: (S, 3), (N, 3), (N, 3) world units
+        neighbor_rows: Gaussians to evaluate at each point. (S, K)
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        opacities: (N,)
-
-    Returns:
-        (S, K)
     """
     rows = neighbor_rows.long()
     offset = points[:, None] - means[rows]  # (S, K, 3)
@@ -146,13 +133,10 @@ def evaluate_fields_reference(
     orientation and is left out (the sign of 0 is 0), which is finite in value and gradient.
 
     Args:
-        means: (N, 3) world units.
+        means, scales: (N, 3) world units.
         quats: Unit quaternions, wxyz. (N, 4)
-        scales: (N, 3) world units.
-        opacities: (N,)
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) integers
         indices: Gaussian of each sample. (S,) int64
-        noise: Standard normal draws. (S, 3)
     """
     rows = neighbors[indices].long()  # (S, K)
     normals = smallest_axis_normals(quats, scales)

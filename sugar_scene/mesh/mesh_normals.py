@@ -23,16 +23,10 @@ COSINE_EPS = 1e-8
 
 
 def adjacent_face_pairs(faces: Tensor) -> Tensor:
-    """Corners of every pair of faces that share an edge; depends on the topology alone.
+    """Corners of every pair of faces that share an edge, by the topology alone. (P, 4) int64
 
-    An edge with k faces gives k (k - 1) / 2 pairs.
-
-    Args:
-        faces: Vertex indices. (F, 3) integers
-
-    Returns:
-        Rows (first end of the edge, second end, opposite corner of one face, of the other).
-        (P, 4) int64, sorted by edge
+    Rows (first end of the edge, second end, opposite corner of one face, of the other), sorted by
+    edge. An edge with k faces gives k (k - 1) / 2 pairs.
     """
     faces = faces.long()
     corners = torch.stack([faces, faces.roll(-1, 1), faces.roll(-2, 1)], dim=-1).reshape(-1, 3)
@@ -115,8 +109,7 @@ def add_up_corners(
 class CornerSums:
     """Adds up what corners say to their vertices: no atomics, the same bits every time.
 
-    Args:
-        index: Vertex of each corner, any shape of M values. int64
+    index: vertex of each corner, any shape of M values, int64
     """
 
     def __init__(self, index: Tensor, n_vertices: int) -> None:
@@ -153,22 +146,14 @@ class _Bending(torch.autograd.Function):
 
 
 class PairsOfTriangles:
-    """Pairs of triangles that share an edge, prepared for :meth:`normal_consistency`.
-
-    Args:
-        pairs: As :func:`adjacent_face_pairs` returns them. (P, 4) int64
-    """
+    """Triangles that share an edge, as of :func:`adjacent_face_pairs`, for their consistency."""
 
     def __init__(self, pairs: Tensor, n_vertices: int) -> None:
         self._pairs = pairs.int()
         self._sums = CornerSums(pairs, n_vertices)
 
     def normal_consistency(self, vertices: Tensor) -> Tensor:
-        """Mean of 1 - cos of the angle between the normals of adjacent triangles.
-
-        Args:
-            vertices: (V, 3) float32, world units; gradients reach them.
-        """
+        """Mean of 1 - cos of the angle between adjacent normals. vertices: (V, 3) float32"""
         return _Bending.apply(vertices, self)
 
     def errors_and_pull(self, vertices: Tensor) -> tuple[Tensor, Tensor]:

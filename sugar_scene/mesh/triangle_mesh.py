@@ -49,16 +49,14 @@ def doubled_area_normals(mesh: TriangleMesh) -> np.ndarray:
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
     weighted = doubled_area_normals(mesh)
-    total = np.stack(
-        [
-            sum(
-                np.bincount(mesh.faces[:, k], weights=weighted[:, axis], minlength=mesh.n_vertices)
-                for k in range(3)
-            )
-            for axis in range(3)
-        ],
-        axis=1,
-    )
+
+    def added_up(axis: int) -> np.ndarray:
+        sums = (
+            np.bincount(corners, weighted[:, axis], mesh.n_vertices) for corners in mesh.faces.T
+        )
+        return sum(sums)
+
+    total = np.stack([added_up(axis) for axis in range(3)], axis=1)
     length = np.linalg.norm(total, axis=1, keepdims=True)
     normals = np.where(length > 0, total / np.where(length > 0, length, 1), (0.0, 0.0, 1.0))
     return replace(mesh, normals=normals)
@@ -68,12 +66,8 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
     """Remove vertices and all faces that use them. keep: (V,) bool"""
     new_rows = np.cumsum(keep) - 1
     faces = mesh.faces[keep[mesh.faces].all(axis=1)]
-    return TriangleMesh(
-        mesh.vertices[keep],
-        new_rows[faces],
-        mesh.colors[keep],
-        None if mesh.normals is None else mesh.normals[keep],
-    )
+    normals = None if mesh.normals is None else mesh.normals[keep]
+    return TriangleMesh(mesh.vertices[keep], new_rows[faces], mesh.colors[keep], normals)
 
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
@@ -96,8 +90,9 @@ def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
 def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
     """Merge equal vertices; drop degenerate and repeated faces, then those at crowded edges."""
     mesh = _without_duplicated_vertices(mesh)
-    mesh = replace(mesh, faces=_without_degenerate(mesh.faces))
-    mesh = replace(mesh, faces=_without_repeated(mesh.faces))
+    a, b, c = mesh.faces.T
+    faces = mesh.faces[(a != b) & (b != c) & (c != a)]
+    mesh = replace(mesh, faces=_without_repeated(faces))
     return _without_crowded_edges(mesh)
 
 
@@ -188,11 +183,6 @@ def _without_duplicated_vertices(mesh: TriangleMesh) -> TriangleMesh:
     return keep_vertices(replace(mesh, faces=representative[mesh.faces]), keep)
 
 
-def _without_degenerate(faces: np.ndarray) -> np.ndarray:
-    a, b, c = faces.T
-    return faces[(a != b) & (b != c) & (c != a)]
-
-
 def _without_repeated(faces: np.ndarray) -> np.ndarray:
     """Keep the first of faces with the same corners in the same sense of rotation."""
     if len(faces) == 0:
@@ -252,11 +242,7 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
 
 
 def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> TriangleMesh:
-    """The mesh with each hole covered by triangles between its border and its middle.
-
-    Args:
-        longest: Holes with more edges stay open; None fills all.
-    """
+    """Cover each hole of at most ``longest`` edges (None: each) by triangles around its middle."""
     most = mesh.n_faces * 3 if longest is None else longest
     loops = [loop for loop in border_loops(mesh) if 3 <= len(loop) <= most]
     if not loops:

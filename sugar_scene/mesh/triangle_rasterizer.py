@@ -26,8 +26,7 @@ from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
 
-MAX_PAIRS = 1 << 24
-"""(tile, face) pairs sorted at a time; more are worked off in turns, which bounds the memory."""
+MAX_PAIRS = 1 << 24  # (tile, face) pairs sorted at a time, which bounds the memory
 
 _CPU_CELL = TILE
 _GPU_CELL = 2
@@ -225,12 +224,7 @@ def weigh_corners(
 def rasterize_triangles(
     vertices: Tensor, faces: Tensor, camera: Camera, *, near: float = 0.0
 ) -> TriangleHits:
-    """Find the first triangle on the ray of every pixel.
-
-    Args:
-        vertices: (V, 3) float32 world units, CPU or CUDA.
-        faces: Rows of the vertices. (F, 3) integers
-    """
+    """Find the first triangle on every pixel's ray. vertices: (V, 3) world units; faces: (F, 3)"""
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera, near=near)
 
 
@@ -238,12 +232,8 @@ def to_camera(points: Tensor, camera: Camera) -> Tensor:
     """World to camera coordinates, bit-identical for any number of threads. (N, 3) -> (N, 3)"""
     points = points.detach().float().contiguous()
     moved = torch.empty_like(points)
-    launch(
-        move_to_camera,
-        points.shape[0],
-        [make_view(camera), as_array(points, wp.vec3), as_array(moved, wp.vec3)],
-        min_items=_MIN_ITEMS,
-    )
+    arguments = [make_view(camera), as_array(points, wp.vec3), as_array(moved, wp.vec3)]
+    launch(move_to_camera, points.shape[0], arguments, min_items=_MIN_ITEMS)
     return moved
 
 
@@ -270,11 +260,8 @@ def rasterize_camera_triangles(
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
     for chunk in _face_chunks(counts):
         offsets, ids = _tile_lists(view, chunk, counts, rects, across * down)
-        launch(
-            hit_faces,
-            across * down * (TILE // cell) ** 2,
-            [view, near, cell, offsets, ids, *mesh, rect_array, hits, depths],
-        )
+        arguments = [view, near, cell, offsets, ids, *mesh, rect_array, hits, depths]
+        launch(hit_faces, across * down * (TILE // cell) ** 2, arguments)
     launch(
         weigh_corners, camera.height, [view, *mesh, hits, as_array(weights, wp.vec3)], min_items=16
     )
@@ -304,12 +291,8 @@ def _tile_lists(
     starts = torch.repeat_interleave(ends - sizes, sizes, output_size=n_pairs)
     numbers = (torch.arange(n_pairs, device=device) - starts).int()
     tiles = torch.empty(n_pairs, dtype=torch.int32, device=device)
-    launch(
-        tiles_of_pairs,
-        n_pairs,
-        [view, faces, numbers, as_array(rects, wp.vec4i), tiles],
-        min_items=_MIN_ITEMS,
-    )
+    arguments = [view, faces, numbers, as_array(rects, wp.vec4i), tiles]
+    launch(tiles_of_pairs, n_pairs, arguments, min_items=_MIN_ITEMS)
     tiles, order = tiles.sort()
     edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)
     return torch.searchsorted(tiles, edges, out_int32=True), faces[order]

@@ -30,8 +30,7 @@ from gaussian_splatting.data.observations import Observations
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.warp_launch import as_array, launch
 
-MAX_CYCLE = 1.0
-"""Points that miss their pixel by more are not the same ones, or not known well enough. Pixels"""
+MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
 
 _MIN_SQUARE = 1e-12
 
@@ -124,8 +123,7 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
     return torch.where(known & (error < MAX_CYCLE), (-error).exp(), 0.0)
 
 
-MIN_FACING = 0.05
-"""Least -N . r of a pixel with a depth: less is nearly transparent, or seen at a grazing angle."""
+MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
 
 REACH = 10.0
 """Gaussians farther from a camera, in camera extents, are sky and background that no two views see
@@ -162,16 +160,10 @@ _BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bi
 
 
 def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Read a map at points of the image, bilinearly, clamped at the border.
+    """Read a map, (H, W), bilinearly at columns and rows, clamped at the border. (S,)
 
-    Args:
-        values: (H, W) float
-        u: Columns in pixels, 0.5 in the middle of the first one. (S,)
-        v: Rows likewise. (S,)
-
-    Returns:
-        (S,). Gradients reach the map, with the same bits in every run on every device, and the
-        points, where they are not clamped.
+    0.5 is the middle of the first pixel. Gradients reach the map, with the same bits in every run
+    on every device, and the points, where they are not clamped.
     """
     height, width = values.shape
     x = (u - 0.5).clamp(0, width - 1)
@@ -203,16 +195,10 @@ class _Gather(torch.autograd.Function):
 
 
 def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
-    """Add values to places, with the same bits for any order of additions.
+    """Add M <= 2^26 values to places, (M,) int64, with the same bits for any order of additions.
 
     They are added as integers, multiples of 2^-36 of the power of two above the largest of them.
-
-    Args:
-        values: (M,) float, M at most 2^26
-        index: Place of each. (M,) int64
-
-    Returns:
-        (P,) of the values' type; NaN if any value is not finite.
+    All sums are NaN if any value is not finite.
     """
     if values.numel() == 0:
         return values.new_zeros(n_places)
@@ -268,8 +254,7 @@ class NeighborViews:
     def among(self, camera: Camera, common: np.ndarray | None = None) -> tuple[Camera, ...]:
         """Training views that are neighbours of any view, the best first.
 
-        Args:
-            common: Points that it has in common with each training view; None if unknown.
+        ``common`` counts the points that it shares with each training view; None if unknown.
         """
         rule, extent = self._rule, self._extent
         cosine = np.clip(self._directions @ camera.rotation[2], -1.0, 1.0)
@@ -318,12 +303,9 @@ class _SharedPoints:
 wp.set_module_options({"enable_backward": False})
 
 PATCH_RADIUS = 3  # patches have 7 x 7 pixels
-MIN_VARIANCE = 4e-5
-"""Patches of the reference whose grey values, in [0, 1], vary less have nothing to match."""
-
+MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
 EPSILON = 1e-6  # added to both variances
-UNCOUNTED = -1.0
-"""Grey value of pixels that a mask leaves out; a patch that touches one does not count."""
+UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not count
 
 _MIN_ITEMS = 64
 _RADIUS = wp.constant(PATCH_RADIUS)
@@ -461,16 +443,10 @@ class _Matched(torch.autograd.Function):
         correlation = torch.zeros(n, device=device)
         gradient = torch.zeros(n, 3, device=device)
         counts = torch.zeros(n, dtype=torch.uint8, device=device)
-        launch(
-            match_patches,
-            n,
-            [
-                _pair_argument(pair), as_array(pixels, wp.vec2i),
-                as_array(planes.detach().contiguous(), wp.vec3), gray, gray2, correlation,
-                as_array(gradient, wp.vec3), counts,
-            ],
-            min_items=_MIN_ITEMS,
-        )  # fmt: skip
+        rows = as_array(planes.detach().contiguous(), wp.vec3)
+        outputs = [correlation, as_array(gradient, wp.vec3), counts]
+        arguments = [_pair_argument(pair), as_array(pixels, wp.vec2i), rows, gray, gray2, *outputs]
+        launch(match_patches, n, arguments, min_items=_MIN_ITEMS)
         counted = counts.bool()
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(counted)
@@ -491,9 +467,7 @@ def patch_correlation(
         planes: m of the planes m . X = 1 in the reference's camera axes, differentiable. (n, 3)
             per world unit
         pixels: Column and row of the patches' middles. (n, 2) int32
-        gray: Grey values of the reference in [0, 1], ``UNCOUNTED`` where a mask leaves them out.
-            (H, W) float32
-        neighbor_gray: The same of the neighbour. (H', W') float32
+        gray, neighbor_gray: In [0, 1], ``UNCOUNTED`` outside of masks. (H, W) float32
 
     Returns:
         Correlations in [-1, 1], 0 where there is none, and where there is one: the patch lies in

@@ -21,27 +21,17 @@ from gaussian_splatting.data.images import colors_of, image_size, open_image
 from gaussian_splatting.data.observations import Observations
 from sugar_utils.files import file_digest
 
-LONGEST_SIDE = 640
-"""Size in pixels at which images are compared."""
+LONGEST_SIDE = 640  # pixels, at which images are compared
 
 MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
 """An image is inconsistent below the first, if it also lies so far below the median image, and so
 many standard deviations."""
 
-MIN_MEDIAN_CORRELATION = 0.6
-"""If the median image is below, the colours of the points tell nothing."""
-
-MAX_STOPS, STOPS_SPREAD = 1.25, 5.0
-"""Largest exposure offset, in stops and in standard deviations of the images."""
-
-MIN_SHARPNESS = 0.5
-"""Least sharpness, as a share of that of the median image."""
-
-MIN_MEDIAN_SHARPNESS = 0.25
-"""If the median image is below, the capture shows too little detail to tell."""
-
-MAX_SHARE = 0.25
-"""If a check fails for more of the images, it is the check that does not apply."""
+MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, the colours of the points tell nothing
+MAX_STOPS, STOPS_SPREAD = 1.25, 5.0  # of the exposure: stops, standard deviations
+MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
+MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
+MAX_SHARE = 0.25  # if a check fails for more of the images, it is the check that does not apply
 
 _BLUR_WIDTH = 9
 _MIN_POINTS = 20
@@ -51,30 +41,19 @@ _GAMMA = 2.2
 
 @dataclass(frozen=True)
 class ImageStatistics:
-    """What is measured of one image; nan where it cannot be.
+    """What is measured of one image; nan where it cannot be."""
 
-    Attributes:
-        correlation: Of its brightness with that of the points that it observes.
-        stops: Exposure relative to the points.
-        sharpness: As of :func:`sharpness`.
-    """
-
-    correlation: float
-    stops: float
+    correlation: float  # of the brightness with that of the observed points
+    stops: float  # exposure relative to the points
     sharpness: float
 
 
 def sharpness(grey: np.ndarray) -> float:
-    """How much of the detail between neighbouring pixels a further blur takes away.
+    """How much of the detail between neighbouring pixels a further blur takes away. (H, W) uint8
 
     A picture that is blurred already loses little by it (Crété-Roffet et al. 2007, "The blur
-    effect"), whatever it shows, so two photographs of different places can be compared.
-
-    Args:
-        grey: (H, W) uint8
-
-    Returns:
-        0 for a picture without any detail, towards 1 for a sharp one.
+    effect"), whatever it shows, so two photographs of different places can be compared. 0 for a
+    picture without any detail, towards 1 for a sharp one.
     """
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import uniform_filter1d
@@ -118,9 +97,6 @@ def inconsistent_images(
     Args:
         cameras: At the size of their images. Those without an image are passed over.
         observations: Coloured points; None leaves only the sharpness and copies to be checked.
-
-    Raises:
-        UserError: An image cannot be read.
     """
     cameras = [camera for camera in cameras if camera.image_path is not None]
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:

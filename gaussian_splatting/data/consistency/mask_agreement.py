@@ -21,27 +21,17 @@ from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.data.images import COUNTS, dilated, eroded
 from gaussian_splatting.data.masks import overview
 
-SIDE = 256
-"""Longest side in pixels of the masks that are compared."""
-
-N_VOXELS = 56
-"""Voxels along the longest side of the object."""
-
-OUTSIDE_SHARE = 0.15
-"""Share of the views that may show a voxel outside of their masks."""
+SIDE = 256  # longest side in pixels of the masks that are compared
+N_VOXELS = 56  # voxels along the longest side of the object
+OUTSIDE_SHARE = 0.15  # share of the views that may show a voxel outside of their masks
 
 EXACT, ERROR_FACTOR = 0.1, 2.5
 """How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
 distance their outlines are off, because most errors stay within the hull."""
 
-IOU_GAP, IOU_SPREAD = 0.12, 6.0
-"""How far below the median the IoU of a view may lie, and the same in standard deviations."""
-
-MAX_SHARE = 0.34
-"""If more views disagree, there is no majority to compare with."""
-
-MIN_VIEWS = 6
-"""Fewer masks are not compared."""
+IOU_GAP, IOU_SPREAD = 0.12, 6.0  # most below the median: IoU, standard deviations
+MAX_SHARE = 0.34  # if more views disagree, there is no majority to compare with
+MIN_VIEWS = 6  # fewer masks are not compared
 
 _INSIDE_SHARE, _MIN_POINTS = 0.7, 30
 _MARGIN = 0.15
@@ -50,29 +40,18 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class MaskAgreement:
-    """How the masks of a capture agree.
+    """How the masks of a capture agree."""
 
-    Attributes:
-        iou: Intersection over union of each mask with the hull of the other views, by view.
-        inconsistent: Views that disagree, by name, with the reason.
-        outline_error: Mean error of the outlines of the masks, as a share of the longest side of
-            the images; 0 if it is below the resolution of the comparison.
-    """
-
-    iou: dict[str, float]
-    inconsistent: dict[str, str]
-    outline_error: float
+    iou: dict[str, float]  # of each mask with the hull of the other views
+    inconsistent: dict[str, str]  # reasons by view
+    outline_error: float  # mean, as a share of the longest side; 0 below the resolution
 
 
 def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreement | None:
-    """Compare each mask with the visual hull of the others.
+    """Compare masks, at the size of their images, with the visual hull of the others.
 
-    Args:
-        cameras: Views with an object mask, at the size of their images.
-        points: Points of the reconstruction, which tell where the object is. (P, 3) world units
-
-    Returns:
-        The agreement; None if there are too few masks, or too few points inside of them.
+    Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there
+    are too few masks, or too few points inside of them.
     """
     views = [_View(camera) for camera in cameras]
     if len(views) < MIN_VIEWS or len(points) < _MIN_POINTS:

@@ -15,11 +15,8 @@ import numpy as np
 
 from sugar_utils.libraries import load_pycolmap
 
-WORSE, WORST_PIXELS = 3.0, 2.0
-"""Median reprojection errors of an image that are too large: in medians of all, and in pixels."""
-
-POINT_WORSE, POINT_PIXELS = 10.0, 8.0
-"""The same for the median error of a point over its track."""
+WORSE, WORST_PIXELS = 3.0, 2.0  # median reprojection error of an image: times the median, pixels
+POINT_WORSE, POINT_PIXELS = 10.0, 8.0  # the same for the median error of a point over its track
 
 _MIN_INLIERS, _MIN_INLIER_SHARE = 12, 0.5
 _MIN_TRACK = 3

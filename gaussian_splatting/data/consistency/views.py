@@ -21,12 +21,7 @@ from gaussian_splatting.data.consistency.image_content import inconsistent_image
 from gaussian_splatting.data.consistency.mask_agreement import MaskAgreement, mask_agreement
 from gaussian_splatting.data.images import fit_to_file
 from gaussian_splatting.data.masks import MaskOptions, is_all_black, with_masks, with_object_masks
-from gaussian_splatting.data.observations import (
-    ALL_VIEWS,
-    Observations,
-    ViewOptions,
-    hardly_known,
-)
+from gaussian_splatting.data.observations import ALL_VIEWS, Observations, ViewOptions, hardly_known
 from sugar_utils.errors import UserError
 
 _NAMED = 5
@@ -37,16 +32,10 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CheckedViews:
-    """Views of a capture after the checks.
+    """Views of a capture after the checks."""
 
-    Attributes:
-        cameras: All that can be used, at the size of their images and with their masks, in the
-            given order.
-        dropped: Views to leave out, by name, with the reason. Those whose image cannot be used
-            with their camera are not among the cameras.
-    """
-
-    cameras: list[Camera]
+    cameras: list[Camera]  # at the size of their images, with masks, in the given order
+    # Reasons by name; those whose image does not fit are not in cameras.
     dropped: dict[str, str] = field(default_factory=dict)
 
 
@@ -66,17 +55,9 @@ def checked_views(
 
     Args:
         cameras: At their calibrated size.
-        root: Scene folder.
-        points: Points of the reconstruction. (P, 3) world units
-        observations: Which points the images observe.
-        masks: Which masks to use.
-        options: Which views to keep in any case.
-        notify: Is told about masks and about views that are left out.
+        points: (P, 3) world units
         known: Views that an earlier stage left out; None looks for some.
         estimated: Folder of masks that an earlier stage estimated, which replace the given ones.
-
-    Raises:
-        UserError: Images or masks cannot be used, or a name in ``--keep_views`` is unknown.
     """
     _check_names(cameras, options)
     if options.keeps_all:
