@@ -62,7 +62,7 @@ from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.random import generator
-from sugar_utils.settings import add_flags, from_args, parser_of
+from sugar_utils.settings import add_flags, flags_of, from_args, parser_of
 
 SEEN_PIXELS = 0.5  # sum of blending weights from which a view sees a Gaussian
 MAX_TRIM_VIEWS = 200  # views that count who sees a Gaussian, evenly spread over all
@@ -295,7 +295,7 @@ def multiview_options(
 
 def _ineffective(args: argparse.Namespace) -> list[str]:
     """One line if flags of the other modes were given."""
-    names = ("sdf_samples", "knn_batch_size", "full_res_normals")
+    names = [flag.name for flag in flags_of(CoarseConfig, "coarse stage")]
     usual = {name: (None, getattr(CoarseConfig, name)) for name in names}
     given = [f"--{n}" for n, values in usual.items() if getattr(args, n, None) not in values]
     return [f"{', '.join(given)}: no effect with multiview"] if given else []

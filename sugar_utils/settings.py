@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings declared once: a dataclass field is a flag, its documentation and its value.
 
-``sdf_samples: int = flag(1_000_000, "points drawn per iteration", group="coarse stage")`` is
-``--sdf_samples`` on the command line, ``settings.sdf_samples`` in the code, and a row of the tables
-in DOCS/TRAINING.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
+``sh_degree: int = flag(3, "highest degree of the colour", group="vanilla stage")`` is
+``--sh_degree`` on the command line, ``settings.sh_degree`` in the code, and a row of the tables in
+DOCS/TRAINING.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
 a parser; :func:`from_args` makes the dataclass of what was parsed.
 """
 
