@@ -10,8 +10,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and write."""
-    from sugar_extractors.export.export_options import export_options, export_parser
-    from sugar_extractors.export.export_run import export
+    from sugar_extractors.export.export_run import export, export_options, export_parser
 
     export(export_options(export_parser(__doc__).parse_args()))
 

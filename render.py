@@ -10,8 +10,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and render."""
-    from sugar_pipeline.rendering.render_options import render_options, render_parser
-    from sugar_pipeline.rendering.render_run import render_results
+    from sugar_pipeline.rendering.render_run import render_options, render_parser, render_results
 
     render_results(render_options(render_parser(__doc__).parse_args()))
 

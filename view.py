@@ -10,8 +10,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and serve the page until Ctrl-C."""
-    from sugar_pipeline.viewing.view_options import view_options, view_parser
-    from sugar_pipeline.viewing.view_run import view
+    from sugar_pipeline.viewing.view_run import view, view_options, view_parser
 
     view(view_options(view_parser(__doc__).parse_args()))
 

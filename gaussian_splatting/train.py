@@ -14,7 +14,7 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and train."""
     from gaussian_splatting.engine.runner import run_stage
-    from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
+    from gaussian_splatting.vanilla.vanilla_run import vanilla_options, vanilla_parser
 
     run_stage(vanilla_options(vanilla_parser(__doc__).parse_args()))
 

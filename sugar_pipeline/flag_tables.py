@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gaussian_splatting.sfm.convert_options import convert_parser
-from gaussian_splatting.vanilla.vanilla_options import vanilla_parser
-from sugar_extractors.export.export_options import export_parser
-from sugar_extractors.mesh.mesh_options import mesh_parser
-from sugar_extractors.texture.texture_options import texture_parser
+from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
+from sugar_extractors.export.export_run import export_parser
+from sugar_extractors.mesh.mesh_config import mesh_parser
+from sugar_extractors.texture.texturing import texture_parser
 from sugar_pipeline.metrics_options import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.rendering.render_options import render_parser
-from sugar_pipeline.viewing.view_options import view_parser
+from sugar_pipeline.rendering.render_run import render_parser
+from sugar_pipeline.viewing.view_run import view_parser
 from sugar_trainers.coarse_stage import coarse_parser
 from sugar_trainers.multiview_stage import multiview_parser
 from sugar_trainers.refine_stage import refine_parser

@@ -17,8 +17,11 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_options import budget_messages
-from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER, VanillaOptions
+from gaussian_splatting.vanilla.vanilla_run import (
+    CHECKPOINT_FOLDER,
+    VanillaOptions,
+    budget_messages,
+)
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions

@@ -16,8 +16,7 @@ import torch
 import extract_mesh
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
-from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.mesh_options import mesh_options, mesh_parser
+from sugar_extractors.mesh.mesh_config import MeshOptions, mesh_options, mesh_parser
 from sugar_extractors.mesh.meshing_backends import (
     PoissonConfig,
     PycolmapBackend,

@@ -28,7 +28,7 @@ from gaussian_splatting.rasterization import (
     rasterizers,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
+from gaussian_splatting.vanilla.vanilla_run import vanilla_options, vanilla_parser
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh

@@ -18,9 +18,8 @@ import extract_refined_mesh_with_texture as script
 from gaussian_splatting.data.reference_layout import point_cloud_path, write_exposures
 from gaussian_splatting.engine.checkpoint import save_payload
 from sugar_extractors.texture import textured_mesh_io
-from sugar_extractors.texture.texture_options import texture_options, texture_parser
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
-from sugar_extractors.texture.texturing import TextureOptions
+from sugar_extractors.texture.texturing import TextureOptions, texture_options, texture_parser
 from sugar_scene.mesh_bound import FACES, STATE_NAMES
 from sugar_utils.flags import Parser
 from sugar_utils.settings import add_flags

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from gaussian_splatting.data.reference_layout import read_cameras_json
-from sugar_pipeline.viewing.view_options import view_options, view_parser
-from sugar_pipeline.viewing.view_run import TEXTURED, VANILLA
+from sugar_pipeline.viewing.view_run import TEXTURED, VANILLA, view_options, view_parser
 from sugar_pipeline.viewing.view_run import view as serve
 from sugar_utils.console import Console
 from tests.support.tiny_scene import newest, start

@@ -38,7 +38,6 @@ from sugar_pipeline.viewing.tool_panels import (
     inside,
     length_text,
 )
-from sugar_pipeline.viewing.view_options import view_options, view_parser
 from sugar_pipeline.viewing.view_page import ViewPage, splat_values, textured_glb
 from sugar_pipeline.viewing.view_run import (
     COARSE,
@@ -51,6 +50,8 @@ from sugar_pipeline.viewing.view_run import (
     first_view,
     layer_of,
     scene_context,
+    view_options,
+    view_parser,
 )
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh.triangle_mesh import write_mesh_ply

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, equal
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.runner import run_stage
-from gaussian_splatting.vanilla.vanilla_options import vanilla_options, vanilla_parser
+from gaussian_splatting.vanilla.vanilla_run import vanilla_options, vanilla_parser
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import train_parser

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from gaussian_splatting.compute import DeviceFlags
+from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.shared_flags import Preset, preset
 from sugar_extractors.mesh.level_sets import (
     CANDIDATES_PER_POINT,
@@ -22,18 +24,21 @@ from sugar_extractors.mesh.meshing_backends import BACKENDS, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
+from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     AUTO,
     Automatic,
     boolean,
     integer,
+    non_negative_float,
     positive_float,
     positive_int,
     positive_or_auto,
     share,
     vector3,
 )
-from sugar_utils.settings import flag
+from sugar_utils.schemas import RunRecord, read_checked
+from sugar_utils.settings import flag, from_args, parser_of
 
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
 """How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
@@ -251,3 +256,67 @@ def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") 
         "marchingcubes": f"marchingcubes_level{number_text(level)}",
     }[variant]
     return f"sugarmesh_{model}{kind}_decim{target}.ply"
+
+
+@dataclass(frozen=True)
+class MeshScriptFlags:
+    """Which meshes ``extract_mesh.py`` makes; the pipelines make one."""
+
+    surface_level: float | None = _alone(
+        None, f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each", short="-l",
+        parse=non_negative_float, no_effect_when="with --mesh_extractor tsdf",
+    )  # fmt: skip
+    decimation_target: int | None = _alone(
+        None, f"triangles of the foreground and of the background; unset: {DECIMATION_TARGETS}, a "
+        "mesh each", short="-d", parse=positive_int,
+    )  # fmt: skip
+    use_centers_to_extract_mesh: bool = _alone(
+        False, "ablation of the paper, not offered: True is an error"
+    )
+    use_marching_cubes: bool = _alone(
+        False, "ablation of the paper, not offered: True is an error; --mesh_extractor tsdf gives "
+        "a surface without Poisson",
+    )  # fmt: skip
+
+    @property
+    def choices(self) -> dict[str, object]:
+        """Fields of ``MeshOptions`` that follow from the flags above."""
+        for name in ("use_centers_to_extract_mesh", "use_marching_cubes"):
+            if getattr(self, name):
+                raise UserError(
+                    f"--{name}: this ablation of the paper is not offered, its surfaces are worse; "
+                    "leave it out, or pass --mesh_extractor tsdf for a surface without Poisson"
+                )
+        chosen: dict[str, object] = {}
+        if self.surface_level is not None:
+            chosen["surface_levels"] = (self.surface_level,)
+        if self.decimation_target is not None:
+            chosen["decimation_targets"] = (self.decimation_target,)
+        return chosen
+
+
+def mesh_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of ``extract_mesh.py``."""
+    return parser_of(description, MeshOptions, MeshScriptFlags, DeviceFlags)
+
+
+def mesh_options(args: argparse.Namespace) -> MeshOptions:
+    """The extraction that was asked for."""
+    chosen = from_args(MeshScriptFlags, args).choices
+    args = _of_model(args)
+    return replace(
+        from_args(MeshOptions, args, **chosen), compute=from_args(DeviceFlags, args).choose()
+    )
+
+
+def _of_model(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags with the mode that the coarse model was trained in."""
+    resolved = argparse.Namespace(**vars(args))
+    if args.coarse_model_path is None or args.use_vanilla_3dgs:
+        return resolved
+    path = args.coarse_model_path
+    record = (path if path.is_dir() else path.parent) / RUN_FILE
+    if record.is_file():
+        settings = read_checked(record, RunRecord).get("settings", {})
+        resolved.regularization_type = settings.get("regularization_type")
+    return resolved
