@@ -10,8 +10,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and measure."""
-    from sugar_pipeline.metrics_options import metrics_options, metrics_parser
-    from sugar_pipeline.model_metrics import measure
+    from sugar_pipeline.model_metrics import measure, metrics_options, metrics_parser
 
     measure(metrics_options(metrics_parser(__doc__).parse_args()))
 

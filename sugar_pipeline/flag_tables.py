@@ -18,7 +18,7 @@ from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
 from sugar_extractors.export.export_run import export_parser
 from sugar_extractors.mesh.mesh_config import mesh_parser
 from sugar_extractors.texture.texturing import texture_parser
-from sugar_pipeline.metrics_options import metrics_parser
+from sugar_pipeline.model_metrics import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.rendering.render_run import render_parser
 from sugar_pipeline.viewing.view_run import view_parser

@@ -8,19 +8,23 @@ published ones. LPIPS gets colours in [0, 1], as in 3DGS and SuGaR, although its
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.compute import Compute
+from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
@@ -30,8 +34,9 @@ from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.export.export_run import read_bound_gaussians
-from sugar_extractors.mesh.mesh_config import MeshVariant, mesh_name
+from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
+from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_config import MODES, MULTIVIEW
@@ -47,9 +52,10 @@ from sugar_trainers.naming import (
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
-from sugar_utils.files import remove_stale_temporaries, write_json_atomic
+from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import boolean, non_negative_float, positive_int
-from sugar_utils.settings import flag
+from sugar_utils.schemas import FileName, conform
+from sugar_utils.settings import flag, from_args, parser_of
 
 SH_DEGREE = 3
 PAPER_ITERATION = 30_000
@@ -294,3 +300,78 @@ def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
         return float(network(*pair))
 
     return distance
+
+
+_SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class MetricsFlags:
+    """What ``metrics.py`` asks beside the options of a measurement."""
+
+    scene_config: str | None = _flag(
+        None, "JSON file, or text, that maps each scene folder to its vanilla checkpoint folder"
+    )
+    mesh_extractor: str | None = _flag(
+        None, "how the mesh was made: poisson or tsdf; unset: tsdf with -r multiview, else poisson",
+        choices=EXTRACTORS,
+    )  # fmt: skip
+    use_poisson_center: bool = _flag(False, "the mesh was made of Gaussian centres")
+    use_marching_cubes: bool = _flag(False, "the mesh was made by marching cubes")
+
+
+def metrics_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of ``metrics.py``."""
+    return parser_of(description, MetricsFlags, MetricsOptions, PresetFlags, DeviceFlags)
+
+
+def metrics_options(args: argparse.Namespace) -> MetricsOptions:
+    """Typed form of the flags above."""
+    args = apply_presets(args)
+    if args.regularization_type is None:
+        raise UserError(f"-r/--regularization_type is missing; choose one of {', '.join(MODES)}")
+    if args.use_poisson_center and args.use_marching_cubes:
+        raise UserError("--use_poisson_center and --use_marching_cubes exclude each other")
+    if args.use_uv_texture and args.use_diffuse_color_only:
+        raise UserError(
+            "--use_uv_texture and --use_diffuse_color_only exclude each other: a texture has no "
+            "other colours"
+        )
+    if args.mesh_extractor == "tsdf" and (args.use_poisson_center or args.use_marching_cubes):
+        raise UserError(
+            f"--mesh_extractor {args.mesh_extractor} excludes --use_poisson_center and "
+            "--use_marching_cubes: a mesh was made in one way"
+        )
+    return from_args(
+        MetricsOptions,
+        args,
+        scenes=read_scene_config(args.scene_config),
+        variant=_variant(args),
+        compute=from_args(DeviceFlags, args).choose(),
+    )
+
+
+def _variant(args: argparse.Namespace) -> MeshVariant:
+    if args.use_marching_cubes:
+        return "marchingcubes"
+    if args.use_poisson_center:
+        return "poissoncenters"
+    usual = "tsdf" if args.regularization_type == MULTIVIEW else "poisson"
+    return "tsdf" if (args.mesh_extractor or usual) == "tsdf" else ""
+
+
+def read_scene_config(text: str | None) -> dict[Path, Path]:
+    """Scene folders and their checkpoint folders, from a JSON file or the JSON itself."""
+    advice = 'write {"scene folder": "vanilla checkpoint folder", ...}'
+    if not text:
+        raise UserError(f"--scene_config is missing; {advice}")
+    if text.lstrip().startswith("{"):
+        try:
+            config = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"--scene_config is not JSON ({error}); {advice}") from error
+        text = "the given JSON"
+    else:
+        config = read_json(Path(text))
+    pairs = conform(config, _SceneConfig, f"--scene_config {text}", advice)
+    return {Path(scene): Path(checkpoint) for scene, checkpoint in pairs.items()}

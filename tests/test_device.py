@@ -214,7 +214,7 @@ def test_scripts_without_training_have_no_choice_of_rasterizer():
 
 
 def metrics_args():
-    from sugar_pipeline.metrics_options import metrics_parser
+    from sugar_pipeline.model_metrics import metrics_parser
 
     return metrics_parser(None).parse_args(["--device", "cpu"])
 

@@ -38,7 +38,6 @@ RUNNERS = {
     "sugar_pipeline.rendering.render_run",
     "sugar_pipeline.pipeline_flags",
     "sugar_pipeline.model_metrics",
-    "sugar_pipeline.metrics_options",
     "sugar_pipeline.viewing.view_run",
     "sugar_trainers.coarse_stage",
     "sugar_trainers.multiview_stage",

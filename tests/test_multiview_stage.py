@@ -22,7 +22,7 @@ from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.densification import FINEST_ANGLE
 from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
 from gaussian_splatting.sky_sphere import SKY_RADIUS
-from sugar_pipeline.metrics_options import metrics_options, metrics_parser
+from sugar_pipeline.model_metrics import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import train_plan
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply

@@ -20,7 +20,7 @@ from gaussian_splatting.data.reference_layout import (
     write_cameras_json,
 )
 from gaussian_splatting.data.scene import load_scene_for_checkpoint
-from sugar_pipeline.metrics_options import read_scene_config
+from sugar_pipeline.model_metrics import read_scene_config
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic
