@@ -135,7 +135,7 @@ class CoarseStage(Stage):
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """
         on = acting(self.terms, iteration)
-        gaussians = self.model.cloud.activate()
+        gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
         seen = self.target(target, camera, iteration, view_index)
         view = self._view(leaves, camera, seen.background, on["image"] + on["samples"])

@@ -121,7 +121,7 @@ class MultiviewStage(Stage):
     ) -> StepResult:
         """Backpropagate every term; see :mod:`gaussian_splatting.engine.strips`."""
         on = acting(self.terms, iteration)
-        gaussians = self.model.cloud.activate()
+        gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
         beside = self._comparer.surface_view(
             leaves, camera, target, self.memory_plan.split, iteration, view_index

@@ -108,7 +108,7 @@ class RefineStage(Stage):
                 # Outside of an object there is nothing, and that is known everywhere.
                 target = without_uncovered(target, self._covered(camera))
             with torch.no_grad():
-                gaussians = self._placement.activate(self.model.cloud)
+                gaussians = self.gaussians()
             split, reach = self.memory_plan.split, self._comparer.reach
             beside = self._comparer.surface_view(
                 gaussians, camera, target, split, iteration, view_index
@@ -116,7 +116,7 @@ class RefineStage(Stage):
         seen = self.target(target, camera, iteration, view_index)
         view = ViewPass(
             lambda: project(
-                self._placement.activate(self.model.cloud),
+                self.gaussians(),
                 camera,
                 plane_reach=reach,
                 sh_degree=self._config.sh_degree(iteration),

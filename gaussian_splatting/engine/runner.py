@@ -136,10 +136,10 @@ class RunOptions:
 class Messages:
     """Keeps what is noticed before there is a console, and passes it on afterwards."""
 
-    messages: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def __call__(self, message: str) -> None:
-        self.messages.append(message)
+        self.lines.append(message)
 
 
 @contextmanager
@@ -155,14 +155,14 @@ def open_session(
         try:
             plan = _agreed_plan(directory, options, run.loop.last, messages, group)
         except UserError:
-            for message in messages.messages if group.is_first else ():
+            for message in messages.lines if group.is_first else ():
                 print(printable(message))
             raise
         console = Console(directory.log) if group.is_first else Console.silent()
         stack.enter_context(console)
         identity = directory.identity
         console.table(run.title, flat_items({**identity.sources, **identity.settings}))
-        for message in messages.messages:
+        for message in messages.lines:
             console.info(message)
         yield console, plan
 

@@ -184,7 +184,7 @@ class VanillaStage(Stage):
             return camera
         background = plain_background(self._config.white_background, self.model.device)
         return fitted_pose(
-            self.model.cloud.activate(), camera, photograph.to(background.device), self.extent,
+            self.gaussians(), camera, photograph.to(background.device), self.extent,
             background, exposed=self.exposures is not None, rasterizer=self._rasterizer,
         )  # fmt: skip
 
@@ -253,7 +253,7 @@ class VanillaStage(Stage):
             self.model.optimizer.mark_unused("sh_rest")
 
         def made() -> Projection:
-            gaussians = self.model.cloud.activate()
+            gaussians = self.gaussians()
             shown = gaussians if degree > 0 else gaussians.without_bands()
             return project(shown, camera, sh_degree=degree, features=probe)
 

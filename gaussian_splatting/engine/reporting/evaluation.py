@@ -276,7 +276,7 @@ def contradicting_views(
     contradicting = {}
     for row in suspects:
         view, image = views[row]
-        gaussians = stage.model.cloud.activate()
+        gaussians = stage.gaussians()
         background = plain_background(white_background, stage.model.device)
         moved = fitted_pose(gaussians, view, image, stage.extent, background, exposed=True)
         gained = _decibels(stage, moved, image) - found[row]

@@ -38,7 +38,7 @@ LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
 
 SOLID = 0.5  # opacity from which a pixel is covered
-MANY_FLOATERS = 0.02  # share of held-out pixels; with a shell it is well below
+MANY_FLOATERS = 0.02  # share of held-out pixels; with a sky sphere it is well below
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ class Findings:
         gap = self.gap
         if gap is None or gap < LARGE_GAP:
             return None
-        shell = "--robust in the vanilla stage, " if (self.floaters or 0.0) > MANY_FLOATERS else ""
+        robust = "--robust in the vanilla stage, " if (self.floaters or 0.0) > MANY_FLOATERS else ""
         return (
             f"training views are {gap:.1f} dB better than held-out ones: the model explains each "
-            f"photograph by itself; {shell}more photographs, --masks, --exposure_compensation or "
+            f"photograph by itself; {robust}more photographs, --masks, --exposure_compensation or "
             "better poses help"
         )
 
