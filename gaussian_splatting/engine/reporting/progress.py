@@ -122,7 +122,7 @@ class Reporter:
                 scene.observations,
                 scene.dropped_test_cameras,
             )
-            self._logger.scalars(found.curves(), iteration)
+            self._logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
             for line in found.lines(self._held_out_note):
                 self._console.info(f"iteration {iteration}: {line}")
             advice = found.advice()
@@ -169,12 +169,9 @@ class Reporter:
         self._worst.clear()
         for score in found.worst():
             camera = cameras[score.name]
-            pair = (
-                outlined(images.shown(camera)).cpu(),
-                to_uint8(self._stage.render(camera, geometry=False).image),
-            )
-            names = ("photograph", "render")
-            self._worst.append({n: thumbnail(p.cpu()) for n, p in zip(names, pair, strict=True)})
+            render = to_uint8(self._stage.render(camera, geometry=False).image)
+            pair = {"photograph": outlined(images.shown(camera)), "render": render}
+            self._worst.append({name: thumbnail(p.cpu()) for name, p in pair.items()})
 
     def _leave_phase(self) -> None:
         if self._phase is None:
