@@ -25,11 +25,7 @@ class SkySphere:
 
     @classmethod
     def around(cls, cameras: Sequence[Camera], extent: float) -> SkySphere | None:
-        """Beyond half the radius of a sky; None without an extent.
-
-        Args:
-            extent: Camera extent in world units.
-        """
+        """Beyond half the radius of a sky around cameras of this extent; None without an extent."""
         return cls(middle_of(cameras), 0.5 * SKY_RADIUS * extent) if extent > 0 else None
 
     def distance(self, means: Tensor) -> Tensor:
@@ -38,12 +34,7 @@ class SkySphere:
         return torch.where(away > self.nearest, away, 0.0)
 
     def returned(self, means: Tensor, distance: Tensor) -> Tensor:
-        """Centres on their rays from the middle, as far as they should be.
-
-        Args:
-            means: (N, 3) world units.
-            distance: As of :meth:`distance`; those with 0 stay. (N,)
-        """
+        """Centres, (N, 3), on their rays from the middle, as far as ``distance``, (N,), says."""
         middle = means.new_tensor(self.middle)
         direction = torch.nn.functional.normalize(means - middle, dim=-1)
         return torch.where(distance[:, None] > 0, middle + direction * distance[:, None], means)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """COLMAP models, read through ``pycolmap``, and written again with other poses.
 
-Models without lens distortion are taken as they are, with their principal point. Photographs of
-any other camera model are undistorted once, into a cache beside the originals.
+Photographs with lens distortion are undistorted once, into a cache beside the originals.
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ _CACHE_VERSION = 2
 
 @dataclass(frozen=True)
 class ColmapModel:
-    """What a COLMAP model says."""
-
     cameras: list[Camera]
     points: np.ndarray  # points, ordered by their COLMAP number, (P, 3) float32 world units
     points_rgb: np.ndarray  # their colours, (P, 3) uint8
@@ -67,10 +64,7 @@ class ColmapModel:
 
 
 def find_model(root: Path) -> Path | None:
-    """Folder of the COLMAP model of a scene: ``sparse/0``, ``sparse`` or below ``colmap/``.
-
-    Where ``sparse`` holds numbered models but no ``0``, the lowest number is taken.
-    """
+    """Folder of the COLMAP model of a scene; of numbered models without a ``0`` the lowest one."""
     for name in _MODEL_FOLDERS:
         if _format_of(root / name):
             return root / name
@@ -101,8 +95,7 @@ def read_colmap(
     """Read a COLMAP model and find its photographs.
 
     Args:
-        cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
-            None uses the folder that holds the photographs' folder.
+        cache_root: Scene folder that keeps undistorted photographs; None: that of the image folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
     """
     reconstruction, poses = _checked(folder)
@@ -131,7 +124,6 @@ def read_colmap(
 
 
 def read_reconstruction(folder: Path) -> Any:
-    """pycolmap's reconstruction of a folder."""
     return _checked(folder)[0]
 
 
@@ -377,10 +369,9 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
 
 
 def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
-    """Copy a COLMAP model with the poses of some of its images replaced.
+    """Copy a COLMAP model with the poses of the images that the cameras are named after replaced.
 
-    Points stay where they are, and so do images that none of the cameras is named after. Of
-    cameras that are mounted together the first one of each mount decides.
+    Of cameras that are mounted together the first one of each mount decides.
     """
     pycolmap = load_pycolmap()
     try:
@@ -431,9 +422,6 @@ def check_binary(path: Path, part: str) -> None:
 
     pycolmap does not message the end of a file: it makes cameras of what was in memory before, or
     never comes back. So the records are walked here first, which reads only their lengths.
-
-    Args:
-        part: ``cameras``, ``images``, ``points3D``, ``rigs`` or ``frames``.
     """
     if not path.is_file():
         return

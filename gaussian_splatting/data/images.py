@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Photographs: where they lie, under which names, freed of a lens's distortion, kept decoded.
 
-Images stay 8-bit until the device needs them. They are decoded once, at the size of their camera,
-and the next one is decoded on a background thread while the current one is trained on.
+Images stay 8-bit until the device needs them; the next one is decoded on a background thread.
 """
 
 from __future__ import annotations
@@ -36,14 +35,11 @@ _ROWS = 64
 
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
-    """The object of a photograph on a plain background, rounded to 8 bits.
+    """The object of a photograph on a plain background, rounded to 8 bits. (H, W, 3) uint8
 
     Args:
         photograph: Colours and mask. (H, W, 4) uint8
         color: The background. (3,) uint8
-
-    Returns:
-        (H, W, 3) uint8
     """
     result = torch.empty_like(photograph[..., :3])
     # Some rows at a time: wider numbers of the whole image would take four times its bytes.
@@ -69,14 +65,7 @@ def eroded(mask: Tensor, pixels: int) -> Tensor:
 
 
 def outlined(photograph: Tensor) -> Tensor:
-    """A photograph for people: the outline of its mask, if it has one, drawn into it.
-
-    Args:
-        photograph: (H, W, 3) or (H, W, 4) uint8
-
-    Returns:
-        (H, W, 3) uint8
-    """
+    """A photograph with the outline of its mask drawn in. (H, W, 3 or 4) -> (H, W, 3) uint8"""
     if photograph.shape[-1] == 3:
         return photograph
     counted = photograph[..., 3] >= COUNTS
@@ -94,7 +83,6 @@ _FALLBACK_BUDGET = 2 << 30
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image file, from its header."""
     with open_image(path) as image:
         return image.size
 
@@ -128,7 +116,6 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 
 def has_alpha(image: Image.Image) -> bool:
-    """Whether something may be transparent."""
     return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
 
 
@@ -144,13 +131,10 @@ def _flatten(image: Image.Image, white_background: bool) -> Image.Image:
 
 
 def decode_image(path: Path, width: int, height: int, white_background: bool = False) -> np.ndarray:
-    """Decode an image file at a given size.
+    """Decode an image file at a given size. (height, width, 3) uint8
 
     Alpha is composited over black or white and truncated to 8 bits before the bicubic resize. The
     EXIF orientation is not applied, because COLMAP does not apply it either.
-
-    Returns:
-        Colours. (height, width, 3) uint8
     """
     with open_image(path) as image:
         flat = _flatten(image, white_background)
@@ -160,12 +144,9 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
 
 
 def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) -> np.ndarray:
-    """Decode a mask at a given size, each pixel the mean of what it covers.
+    """Decode a mask, each pixel the mean of what it covers. (height, width) uint8, 255 counts
 
     Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
-
-    Returns:
-        255 where a pixel counts, 0 where it does not. (height, width) uint8
     """
     with open_image(mask.path) as image:
         pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
@@ -185,11 +166,9 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
 
 
 def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
-    """The photograph of a camera at the camera's size, and its mask.
+    """The photograph of a camera at its size, with its mask. (H, W, 3) or (H, W, 4) uint8
 
-    Returns:
-        Colours, and the mask as a fourth byte if there is one; colours of transparent photographs
-        that are masked by their transparency are not composited. (H, W, 3) or (H, W, 4) uint8
+    Colours of photographs that are masked by their transparency are not composited.
     """
     if camera.image_path is None:
         raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
@@ -337,7 +316,6 @@ class ImageStore:
 
     Args:
         budget_bytes: Bytes of decoded images to keep; None allows a quarter of the free memory.
-            The image being prefetched is held besides.
     """
 
     def __init__(
@@ -361,10 +339,9 @@ class ImageStore:
         self._device = device
 
     def get(self, camera: Camera) -> Tensor:
-        """The photograph of a camera at the camera's size; it is shared, do not write to it.
+        """The photograph of a camera at its size, on the CPU; it is shared, do not write to it.
 
-        Returns:
-            Colours on the CPU, and the mask if the camera has one. (H, W, 3) or (H, W, 4) uint8
+        (H, W, 3), or (H, W, 4) with a mask, uint8
         """
         key = _store_key(camera)
         if key in self._images:
@@ -395,11 +372,9 @@ class ImageStore:
         return copy
 
     def has_scaled(self, camera: Camera, scale: float) -> bool:
-        """Whether there is a copy of this scale."""
         return _store_key(camera, scale) in self._images
 
     def drop_scaled(self, scale: float) -> None:
-        """Let go of all copies of a scale."""
         for key in [key for key in self._images if key[-1] == scale]:
             self.n_bytes -= held_bytes(self._images.pop(key))
 
@@ -479,7 +454,6 @@ def _store_key(camera: Camera, scale: float = 1.0) -> tuple:
 
 
 def lens_text(lens: Any) -> str:
-    """Model, size and parameters of a pycolmap camera."""
     return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
 
 
@@ -498,11 +472,7 @@ def lens_of(text: str, width: int, height: int) -> Any:
 
 
 def undistort_plane(plane: np.ndarray, lens: Any) -> np.ndarray:
-    """A picture as a lens without distortion would have taken it.
-
-    Args:
-        plane: (H, W) or (H, W, 3) uint8
-    """
+    """A picture as a lens without distortion would have taken it. (H, W) or (H, W, 3) uint8"""
     pycolmap = load_pycolmap()
     options = pycolmap.UndistortCameraOptions()
     bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(plane))
@@ -510,8 +480,6 @@ def undistort_plane(plane: np.ndarray, lens: Any) -> np.ndarray:
 
 
 class CamerasByName:
-    """Finds the camera of a stored name."""
-
     def __init__(self, train: Sequence[Camera], test: Sequence[Camera]) -> None:
         self._exact = {camera.name: camera for camera in (*train, *test)}
         self._loose: dict[str, list[Camera]] = {}

@@ -62,8 +62,6 @@ _flag = partial(flag, group="masks")
 
 @dataclass(frozen=True)
 class MaskOptions:
-    """Which masks to use, and what they mean."""
-
     masks: str | None = _flag(
         None, "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
         "the photographs; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
@@ -82,7 +80,6 @@ NO_MASKS = MaskOptions(masks=NONE)
 def with_masks(
     cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Callable[[str], None]
 ) -> list[Camera]:
-    """The cameras with their masks, found and checked."""
     found = _find(cameras, root, options)
     if found is None:
         return list(cameras)
@@ -120,11 +117,7 @@ def is_all_black(camera: Camera) -> bool:
 
 
 def overview(camera: Camera) -> np.ndarray:
-    """The mask of a camera, small.
-
-    Returns:
-        At most ``OVERVIEW_SIDE`` pixels long; more than 0 where any of it counts. (H, W) uint8
-    """
+    """The mask of a camera, ``OVERVIEW_SIDE`` long; above 0 where any of it counts. (H, W) uint8"""
     small = camera.reduced(OVERVIEW_SIDE)
     try:
         status = camera.mask.path.stat()
@@ -142,7 +135,6 @@ def _overview(mask: ViewMask, width: int, height: int, version: Any) -> np.ndarr
 
 
 def object_mask_path(folder: Path, name: str) -> Path:
-    """File of the estimated mask of a view."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return folder.joinpath(*(part for part in parts if part not in ("/", ".."))).with_name(
         f"{PurePosixPath(parts[-1]).name}.png"
@@ -280,13 +272,11 @@ def votes_outside(
     """Votes of the views that points lie outside of the object.
 
     A vote grows from 0 at ``tolerance`` to the weight of the view at twice that distance, at least
-    one pixel later. A view that does not show a point, because the point is behind the camera or
-    beside the image, has no vote.
+    one pixel later. A view that does not show a point has no vote.
 
     Args:
         points: (N, 3) world units
-        distances: Distance of each pixel from the mask, as of :func:`distance_outside`, on the
-            device of the points. (H, W) uint8 each
+        distances: Of each pixel, as of :func:`distance_outside`. (H, W) uint8 each
         weights: Of the views; None for 1.
 
     Returns:
@@ -322,14 +312,7 @@ def is_outside(votes: Tensor, shown_by: Tensor) -> Tensor:
 
 
 def distance_outside(mask: Tensor) -> Tensor:
-    """Distance of each pixel from a mask, in quarters of a pixel; 0 inside, at most 255.
-
-    Args:
-        mask: (H, W) bool
-
-    Returns:
-        (H, W) uint8, on the device of the mask
-    """
+    """Distance of each pixel from a mask, (H, W) bool, in quarters of a pixel. (H, W) uint8"""
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import distance_transform_edt
 
@@ -341,8 +324,6 @@ def distance_outside(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VisualHull:
-    """Masks of training views, small."""
-
     cameras: tuple[Camera, ...]
     # Distances from the masks, as of :func:`distance_outside`, (H, W) uint8 each.
     distances: tuple[Tensor, ...]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which points of a reconstruction a photograph shows: known depth at some hundred pixels each.
 
-They also say how well the reconstruction knows where a photograph was taken. One with a handful of
-points is often posed wrongly, and every stage would learn from it what is not there.
+A photograph with a handful of points is often posed wrongly.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ ALL_VIEWS = "all"
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Which views of a capture to leave out, and which to keep in any case."""
-
     min_observations: int = flag(
         20, "leave out photographs that observe fewer points of the reconstruction than this, or "
         "that fit it much worse than the others do (3 times the median reprojection error and 2 "
@@ -46,7 +43,6 @@ class ViewOptions:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no view is checked."""
         return ALL_VIEWS in self.keep_views
 
 
@@ -55,8 +51,6 @@ KEEP_ALL = ViewOptions(0, (ALL_VIEWS,))
 
 @dataclass(frozen=True)
 class ViewFit:
-    """How well a reconstruction knows a photograph."""
-
     n_points: int
     error: float
 
@@ -76,7 +70,6 @@ class Observations:
     rgb: np.ndarray | None = None
 
     def only(self, names: Iterable[str]) -> Observations:
-        """Those of some photographs."""
         names = list(names)
         rows = {n: self.rows[n] for n in names if n in self.rows}
         return replace(self, rows=rows, fits={n: self.fits[n] for n in names if n in self.fits})
@@ -101,8 +94,6 @@ class Observations:
 
 @dataclass(frozen=True)
 class SeenPoints:
-    """Observed points in a view."""
-
     pixels: np.ndarray  # where they are, (n, 2) pixels
     depths: np.ndarray  # along the view axis, (n,) world units
     errors: np.ndarray  # mean reprojection errors, (n,) pixels of the photographs as calibrated
@@ -112,16 +103,11 @@ class SeenPoints:
 
     @property
     def nearest(self) -> float:
-        """Depth of the nearest one in world units."""
         return float(self.depths.min())
 
 
 def hardly_known(observations: Observations | None, options: ViewOptions) -> dict[str, str]:
-    """Views that the reconstruction knows too little about, by name, with the reason.
-
-    Args:
-        observations: What is known; None, or a view without a fit, names nothing.
-    """
+    """Views that the reconstruction knows too little about, by name, with the reason."""
     return _weak({} if observations is None else observations.fits, options.min_observations)
 
 

@@ -68,16 +68,13 @@ def holds_gaussians(path: Path) -> bool:
 
 
 def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> GaussianCloud:
-    """Read a Gaussian cloud written by any 3DGS program.
+    """Read a Gaussian cloud written by any 3DGS program: on the CPU, float32, degree 3.
 
     Properties are found by name. Spherical harmonics below degree 3 are padded with zeros, other
     properties and the normals are ignored. Rows with numbers that are not finite are dropped, and
     quaternions of length zero become the identity. The smoothing filter of a Mip-Splatting cloud
     (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2 and opacities
     shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
-
-    Returns:
-        The cloud on the CPU, float32, degree 3.
     """
     vertices = _read_vertices(path)
     rest = _numbered(vertices, "f_rest")
@@ -212,12 +209,7 @@ def _fuse_filter(
 
 
 def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
-    """Write coloured points as 3DGS does (x y z, zero normals, red green blue), atomically.
-
-    Args:
-        points: (N, 3) world units
-        colors: (N, 3) uint8
-    """
+    """Write coloured points as 3DGS does. points: (N, 3) world units; colors: (N, 3) uint8"""
     fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
     fields += [(name, "u1") for name in ("red", "green", "blue")]
     vertices = np.zeros(len(points), dtype=fields)
@@ -231,11 +223,7 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
 def read_point_ply(
     path: Path, notify: Callable[[str], None] = print
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read coloured points, for example to start training from.
-
-    Returns:
-        Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.
-    """
+    """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none."""
     vertices = _read_vertices(path)
     names = vertices.dtype.names
     missing = [name for name in ("x", "y", "z") if name not in names]

@@ -7,10 +7,7 @@
     cameras.json                                  test cameras first, then training cameras
     input.ply                                     the points training started from
     point_cloud/iteration_N/point_cloud.ply       the Gaussians
-
-The name of each photograph and a 3 x 4 matrix, which takes colours of the model (with a 1 below) to
-those of the photograph. Of this program it holds gains on the diagonal and offsets in the last
-column.
+    exposure.json                                 a 3 x 4 matrix for each photograph: gains, offsets
 """
 
 from __future__ import annotations
@@ -58,8 +55,6 @@ _Row = tuple[_Entry, _Entry, _Entry]
 
 @dataclass(frozen=True)
 class StoredCamera:
-    """One entry of ``cameras.json``."""
-
     camera: Camera
     # Whether ``cx`` and ``cy`` were stored. Other programs leave them out; the principal point is
     # then assumed at the image centre.
@@ -68,8 +63,6 @@ class StoredCamera:
 
 @dataclass(frozen=True)
 class ReferenceCheckpoint:
-    """A trained 3DGS model on disk."""
-
     root: Path
     ply_path: Path
     iteration: int | None
@@ -88,12 +81,10 @@ class ReferenceCheckpoint:
         return self.settings.get("images", "images")
 
     def read_cloud(self, notify: Callable[[str], None] = print) -> GaussianCloud:
-        """Read the Gaussians."""
         return read_gaussian_ply(self.ply_path, notify)
 
 
 def point_cloud_path(root: Path, iteration: int) -> Path:
-    """Where the Gaussians of an iteration lie in a checkpoint folder."""
     return root / "point_cloud" / f"iteration_{iteration}" / _CLOUD_NAME
 
 
@@ -150,7 +141,6 @@ def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
 
 
 def write_input_ply(root: Path, points: np.ndarray, points_rgb: np.ndarray) -> None:
-    """Write ``input.ply``. points: (P, 3) world units; points_rgb: (P, 3) uint8"""
     write_point_ply(root / "input.ply", points, points_rgb)
 
 
@@ -251,7 +241,6 @@ class _CameraEntry(msgspec.Struct):
 
 
 def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
-    """Read all entries of a ``cameras.json``."""
     entries = read_json(path)
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{path}: holds no list of cameras; write it again")

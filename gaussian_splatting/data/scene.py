@@ -34,8 +34,6 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything a stage needs to know about a capture."""
-
     root: Path
     train_cameras: list[Camera]
     test_cameras: list[Camera]
@@ -143,9 +141,9 @@ def load_scene_for_checkpoint(
     """Read a scene in the world in which the Gaussians of a checkpoint live.
 
     Poses come from the checkpoint's ``cameras.json``. Its intrinsics count if it stores principal
-    points; otherwise the scene's own model supplies them for every camera that it poses alike
-    (within 1e-3 of the extent and 1e-3 in the rotation), because other programs drop the principal
-    point. Without ``cameras.json`` this is ``load_scene``.
+    points; otherwise the scene's own model supplies them for every camera that it poses alike,
+    because other programs drop the principal point. Without ``cameras.json`` this is
+    ``load_scene``.
     """
     root = _checked_root(root)
     if checkpoint.cameras is None:
@@ -194,7 +192,6 @@ def load_scene_for_checkpoint(
 
 
 def split_cameras(cameras: Sequence[Camera], eval_split: bool) -> tuple[list[Camera], list[Camera]]:
-    """Training and test cameras: every 8th of the list, from the first, is held out."""
     train = [c for i, c in enumerate(cameras) if not eval_split or i % TEST_INTERVAL]
     test = [c for i, c in enumerate(cameras) if eval_split and not i % TEST_INTERVAL]
     return train, test
@@ -415,8 +412,6 @@ _MAX_SIDE = 1 << 16
 
 
 class SizeRule(Protocol):
-    """Chooses the size at which an image is trained on."""
-
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels for a file of the given size."""
         ...
@@ -446,7 +441,6 @@ class VanillaSize:
             )
 
     def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels for a file of the given size."""
         if self.resolution in DIVISORS:
             return whole_pixels(width / self.resolution, height / self.resolution)
         wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)

@@ -63,16 +63,12 @@ class _Frame(_Lens, kw_only=True):
 
 
 class _Transforms(_Lens, kw_only=True):
-    """A ``transforms*.json``."""
-
     frames: Annotated[list[_Frame], msgspec.Meta(min_length=1)]
     ply_file_path: FileName | None = None
 
 
 @dataclass(frozen=True)
 class TransformsModel:
-    """What the JSON files of a scene say."""
-
     train_cameras: list[Camera]
     test_cameras: list[Camera]
     points: np.ndarray  # initial points, (P, 3) float32 world units
@@ -92,7 +88,7 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Points to start from where a capture has none: uniform in a cube, in random colours.
 
     Returns:
-        Points (100000, 3) float32 in [-1.3, 1.3] world units and colours (100000, 3) uint8.
+        (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8.
     """
     draw = generator(seed, "init points")
     cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1
@@ -105,7 +101,6 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
 def read_transforms(
     root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Callable[[str], None] = print
 ) -> TransformsModel:
-    """Read the cameras of a scene from its JSON files."""
     paths = find_transforms(root)
     if not paths:
         raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")
@@ -198,7 +193,6 @@ class _Values:
     content: _Transforms
 
     def get(self, key: str) -> Any:
-        """The value of a key; None where there is none."""
         own = getattr(self.frame, key)
         return getattr(self.content, key) if own is None else own
 

@@ -4,12 +4,8 @@
 A checkpoint is ``{iteration}.pt``, a ``torch.save`` of a dictionary with the five keys that SuGaR's
 own files have (``state_dict``, ``train_losses``, ``epoch``, ``iteration``,
 ``optimizer_state_dict``) and ``resume``, which holds what continuing bit for bit needs on top.
-Tools that read SuGaR's files ignore the extra key. Everything inside is a tensor or a primitive,
-so loading never executes code.
-
-Checksums show that a file is complete, not that its contents are valid. The files of free
-Gaussians and of mesh-bound ones are told apart by the faces of the mesh. What is not known by name
-is let through: tools may keep more in a file than training needs.
+Everything inside is a tensor or a primitive, so loading never executes code. What is not known by
+name is let through: tools may keep more in a file than training needs.
 """
 
 from __future__ import annotations
@@ -48,9 +44,7 @@ _FILE_NAME = re.compile(r"^(\d+)\.pt$")
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder.
-
-    Temporaries that killed processes left in the folder are removed at construction.
+    """The checkpoints of one run in one folder; temporaries of killed processes are removed.
 
     Args:
         keep: How many interval checkpoints to keep; None keeps all.
@@ -82,16 +76,7 @@ class CheckpointStore:
         return sorted(int(match.group(1)) for match in matches if match)
 
     def save(self, iteration: int, payload: Mapping[str, Any]) -> Path:
-        """Write a checkpoint: after the call it is on the disk, complete.
-
-        Tensors are copied to the CPU one at a time, so the device needs no extra memory.
-
-        Args:
-            payload: ``PAYLOAD_KEYS`` and ``"resume"``; tensors, primitives and containers of them.
-
-        Raises:
-            TypeError: The payload holds something that loading would have to execute.
-        """
+        """Write a checkpoint, as :func:`save_payload` does."""
         path = self.path(iteration)
         save_payload(path, payload)
         self._last_saved = iteration
@@ -99,11 +84,7 @@ class CheckpointStore:
         return path
 
     def latest_valid(self, notify: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that a run can continue from.
-
-        Returns:
-            File and payload; None if there is none.
-        """
+        """File and contents of the newest checkpoint to continue from; None without one."""
         for iteration in reversed(self.iterations()):
             path = self.path(iteration)
             try:
@@ -149,7 +130,6 @@ class CheckpointStore:
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
-    """File of an iteration's checkpoint in a run's folder."""
     return directory / f"{iteration}.pt"
 
 
@@ -170,10 +150,7 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def load_payload(path: Path) -> dict[str, Any]:
-    """Read a checkpoint after verifying the checksum of every part of it.
-
-    Files of other programs, which have no ``"resume"``, are read as well.
-    """
+    """Read a checkpoint of any program after verifying the checksum of every part of it."""
     path = require_regular_file(path, missing_ok=True)
     _verify_archive(path)
     try:
@@ -216,12 +193,10 @@ def load_numbered(path: Path) -> dict[str, Any]:
 def to_portable(value: Any, place: str = "payload") -> Any:
     """Copy nested containers with every tensor detached, on the CPU and owning just its memory.
 
-    Args:
-        value: Tensors, ``None``, booleans, numbers, strings, bytes, and dictionaries, lists and
-            tuples of them. Subclasses (enumerations, numpy floats) become the plain type.
+    Subclasses of numbers and strings (enumerations, numpy floats) become the plain type.
 
     Raises:
-        TypeError: Something else was found.
+        TypeError: Something other than tensors, primitives and containers of them was found.
     """
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
@@ -332,7 +307,6 @@ class _Optimizer(msgspec.Struct):
 
 
 def check_payload(path: Path, payload: Any) -> None:
-    """Check that a checkpoint makes sense."""
     try:
         found = msgspec.convert(payload, _Payload)
         _check_model(found.state_dict)

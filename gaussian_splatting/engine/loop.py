@@ -63,21 +63,15 @@ class LoopConfig:
     keep_views: tuple[str, ...] = ()
 
     def checkpoint_due(self, iteration: int) -> bool:
-        """Whether a checkpoint follows this iteration."""
         on_interval = self.checkpoint_interval and iteration % self.checkpoint_interval == 0
         return bool(on_interval) or iteration in self.checkpoint_milestones
 
     def log_due(self, iteration: int) -> bool:
-        """Whether this iteration is logged."""
         return iteration % self.log_interval == 0 or iteration == self.first
 
 
 class Trainer:
-    """Runs a stage from its first iteration (or a checkpoint) to its last.
-
-    Args:
-        live: Shows the model while it trains; None for no viewer.
-    """
+    """Runs a stage from its first iteration (or a checkpoint) to its last."""
 
     def __init__(
         self,

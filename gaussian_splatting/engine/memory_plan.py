@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing how to save memory: the least slowdown that fits a budget, before training begins.
 
-:func:`predict` estimates the peak of a step from what grows with Gaussians, pixels, tile
-intersections and samples; a step that needs more all the same is repeated with :func:`cheaper`.
-All phases of a stage share one plan; what is left of the budget goes to images.
+:func:`predict` estimates the peak of a step; a step that needs more all the same is repeated with
+:func:`cheaper`. All phases of a stage share one plan; what is left of the budget goes to images.
 """
 
 from __future__ import annotations
@@ -57,8 +56,6 @@ _SAMPLING_BYTES = {"none": 260, "full": 300, "half": 260, "depth": 260, "planes"
 
 @dataclass(frozen=True)
 class ViewLoad:
-    """What a view costs."""
-
     width: int
     height: int
     visible: int
@@ -67,7 +64,6 @@ class ViewLoad:
 
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
-        """Of a projection."""
         camera = projection.camera
         return cls(
             camera.width,
@@ -108,8 +104,6 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What the step of a phase works on."""
-
     n: int
     model: ModelLoad
     view: ViewLoad
@@ -132,8 +126,7 @@ class MemoryPlan:
 def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     """Estimated bytes of tensors at the peak of a step, by what they are for.
 
-    A step is at its peak while it evaluates samples or while it goes backward through an image;
-    images besides that of the view are not counted.
+    The peak is while samples are evaluated, or while it goes backward through an image.
     """
     n, view, geometry = load.n, load.view, load.geometry
     channels, recompute = _CHANNELS[geometry], plan.split.recompute
@@ -178,7 +171,6 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
 
 
 def predicted_bytes(load: StepLoad, plan: MemoryPlan) -> int:
-    """Sum of :func:`predict`."""
     return sum(predict(load, plan).values())
 
 
@@ -221,7 +213,6 @@ class MemoryOptions:
 
     @property
     def split(self) -> ImageSplit:
-        """The strips that the flags ask for."""
         strips = (self.accumulation_steps or STRIPS) if self.gradient_accumulation else 1
         return ImageSplit(strips, bool(self.use_gradient_checkpointing))
 
@@ -232,7 +223,6 @@ class MemoryOptions:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for a flag that was given and cannot act."""
         if self.accumulation_steps is None or self.gradient_accumulation:
             return ()
         return ("--accumulation_steps has no effect without --gradient_accumulation True",)
@@ -240,8 +230,6 @@ class MemoryOptions:
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """A plan that fits."""
-
     plan: MemoryPlan
     phases: dict[str, dict[str, int]]
     budget: int
@@ -249,11 +237,9 @@ class MemoryChoice:
 
     @property
     def peak(self) -> int:
-        """Bytes of the phase that needs most."""
         return max(sum(parts.values()) for parts in self.phases.values())
 
     def lines(self) -> list[str]:
-        """The plan and its breakdown for people."""
         images = (
             f"{format_bytes(self.image_bytes)} of it for photographs"
             if self.image_bytes
@@ -272,7 +258,6 @@ class MemoryChoice:
 
 
 def describe(plan: MemoryPlan) -> str:
-    """A plan for people."""
     strips = plan.split.strips
     words = ["whole images" if strips == 1 else f"images in {strips} strips"]
     if plan.sample_chunk is not None:
@@ -283,10 +268,7 @@ def describe(plan: MemoryPlan) -> str:
 
 
 def cheaper(plan: MemoryPlan) -> MemoryPlan | None:
-    """The next plan that needs less memory: smaller pieces, then computing again; None at the end.
-
-    For steps whose memory was misjudged, so all that can become smaller does so at once.
-    """
+    """The next plan that needs less memory, all that can be smaller at once; None at the end."""
     strips = min(2 * plan.split.strips, max(MAX_STRIPS, plan.split.strips))
     chunk = plan.sample_chunk
     if chunk is not None and chunk > MIN_CHUNK:
@@ -306,13 +288,11 @@ def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
 
 
 def survey(gaussians: Gaussians, cameras: Sequence[Camera]) -> list[ViewLoad]:
-    """What views of activated Gaussians cost."""
     with torch.no_grad():
         return [ViewLoad.of(project(gaussians, camera)) for camera in cameras]
 
 
 def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:
-    """A step on the view that needs most."""
     loads = [replace(load, view=view) for view in views]
     return max(loads, key=lambda one: predicted_bytes(one, MemoryPlan()))
 
@@ -337,7 +317,6 @@ def choose(
     budget: int,
     image_sizes: Sequence[int],
 ) -> MemoryChoice:
-    """The plan with the least slowdown that fits."""
     loads = loads_of(optimizer)
     plans = _plans(first, options)
     least = MIN_IMAGES * max(image_sizes, default=0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder: who it belongs to, and whether to start, continue, skip or refuse.
 
-``run.json`` names what decides the result: settings, and digests of what was read. A folder of
-another run is never written to unless the user says so, and then that run stays until the new one
-has a checkpoint: until then the new one keeps its log and its curves in a folder of its own.
+``run.json`` names what decides the result: settings, and digests of what was read. Where the user
+wants another run replaced, that stays until the new one, which keeps its log apart, has a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Identity:
             object.__setattr__(self, name, json_values(getattr(self, name)))
 
     def record(self) -> dict[str, Any]:
-        """What files keep of it."""
         return {"settings": self.settings, "inputs": self.inputs, "sources": self.sources}
 
     def differences(self, recorded: Mapping[str, Any]) -> list[str]:
@@ -68,11 +67,7 @@ class Identity:
 
 
 def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same.
-
-    Nested dictionaries are compared by dotted name; a tuple equals the list that a file keeps of
-    it.
-    """
+    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same."""
     new = dict(flat_items(json_values(current)))
     old = dict(flat_items(json_values(saved)))
     names = [*new, *(name for name in old if name not in new)]
@@ -139,7 +134,6 @@ def _tracks_digest(observations: Observations) -> str:
 
 
 def points_digest(scene: Scene) -> str:
-    """Digest of the points that a scene starts from."""
     return hashlib.sha256(scene.points.tobytes() + scene.points_rgb.tobytes()).hexdigest()[:16]
 
 
@@ -179,16 +173,12 @@ _OBSOLETE = "obsolete"
 
 @dataclass
 class ResumePlan:
-    """What to do with a run's folder."""
-
     payload: dict[str, Any] | None = None  # checkpoint to continue from; None to start anew
     source: Path | None = None
     finished: bool = False
 
 
 class RunDirectory:
-    """The folder of one training run."""
-
     def __init__(
         self,
         path: Path,
@@ -204,7 +194,6 @@ class RunDirectory:
 
     @property
     def tensorboard(self) -> Path:
-        """Event files."""
         return self._own / _EVENTS
 
     @property
@@ -214,7 +203,6 @@ class RunDirectory:
 
     @property
     def log(self) -> Path:
-        """Plain-text log."""
         return self._own / _LOG
 
     @property
@@ -255,10 +243,7 @@ class RunDirectory:
         return self._latest(final, notify)
 
     def record(self, status: str, **extra: Any) -> None:
-        """Write ``run.json``: what decides the result, and how far the run is.
-
-        While another run is to be replaced, its own ``run.json`` stays.
-        """
+        """Write ``run.json``; while another run is to be replaced, its own stays."""
         if not self.replaces:
             record = {"status": status, **self.identity.record(), **extra}
             write_json_atomic(self.path / RUN_FILE, record)

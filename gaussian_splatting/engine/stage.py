@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training stage is: what is optimised, and the table of its loss terms.
 
-A stage never owns a loop; :class:`gaussian_splatting.engine.loop.Trainer` does.
-
-All there is to say about a term is its entry. Gradients and the weighted sum are made from the
-table; the console, TensorBoard and the checks show what it reports, by its names. Each term is
-differentiated as soon as it is known, so that the peak of memory is the largest term's.
+All there is to say about a term is its entry: gradients, weighted sum, console, TensorBoard and
+checks are made from it. Each term is differentiated as soon as it is known, which saves memory.
 """
 
 from __future__ import annotations
@@ -63,8 +60,6 @@ class StepResult:
 
 
 class StageConfig(Protocol):
-    """What the settings of every stage have."""
-
     white_background: bool
     random_seed: int
 
@@ -113,18 +108,12 @@ class Stage(ABC):
         """
 
     def collect_exposure(self, photograph: str, leaf: Tensor | None) -> None:
-        """Add the gradient of a photograph's exposure to the step's, where exposures are learned.
-
-        Part of ``StepResult.commit``; ``leaf`` is what the view's terms read.
-        """
+        """Add the gradient of a photograph's exposure; part of ``StepResult.commit``."""
         if self.exposures is not None:
             self.exposures.collect(photograph, leaf)
 
     def step_statistics(self) -> Sequence[Tensor]:
-        """What the views of this step added up besides gradients, and :meth:`apply` reads.
-
-        Where processes share the views, each tensor becomes its sum over them, in place.
-        """
+        """Sums over the views of this step besides gradients; processes add them up in place."""
         return () if self.exposures is None else self.exposures.step_statistics()
 
     def apply(self, iteration: int) -> None:
@@ -134,11 +123,9 @@ class Stage(ABC):
             self.exposures.step(iteration)
 
     def gaussians(self) -> Gaussians:
-        """The Gaussians of the model, activated."""
         return self.model.cloud.activate()
 
     def rendered_degree(self) -> int:
-        """Degree of the colours of evaluated views."""
         return MAX_DEGREE
 
     def background(self, iteration: int, view_index: int) -> Tensor:
@@ -146,11 +133,7 @@ class Stage(ABC):
         return plain_background(self._config.white_background, self.model.device)
 
     def target(self, photograph: Tensor, camera: Camera, iteration: int, view_index: int) -> Target:
-        """What the loss terms of a view are given besides the rendered image.
-
-        Args:
-            photograph: As for :meth:`accumulate`.
-        """
+        """What the loss terms of a view are given besides the rendered image."""
         return target_of(
             photograph,
             self.background(iteration, view_index),
@@ -173,11 +156,7 @@ class Stage(ABC):
         )
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
-        """A held-out camera, moved to where its photograph fits best where poses are learned.
-
-        Args:
-            photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
-        """
+        """A held-out camera, moved to where its photograph fits best where poses are learned."""
         return camera
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
@@ -208,8 +187,6 @@ rendered view, strip by strip; or depth and normals of the view at half its size
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of the loss."""
-
     name: str
     weight: float
     at: Place

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image terms of one view, one horizontal strip after the other, and the cut of the graph.
 
-The Gaussians are projected and sorted into tiles once. Each strip is blended with a halo of
-neighbouring rows, its shares of all terms are backpropagated to its pixels and from there to the
-projected splats, and everything as large as its pixels is freed before the next strip begins. One
-backward pass through the projection follows the last one. Every share is divided by the size of
-the whole image, so shares and gradients add up to those of the unsplit image; only the rounding
-of the sums depends on the number of strips, and the order of the sums is always the same.
+Gaussians are projected and sorted into tiles once. Each strip is blended with a halo of rows, its
+shares of all terms are backpropagated to the projected splats, and everything as large as its
+pixels is freed; one backward pass through the projection follows. Shares are divided by the size
+of the whole image, so only the rounding of the sums depends on the number of strips.
 
-All terms share the expensive first half (activation, rasterizer). Each is differentiated down to
-the cut as soon as it is known and its own graph is freed; the gradients meet in the leaves at the
-cut, and the shared half runs backward once with their sum. The result is that of one backward
-pass over the sum of all terms, the peak memory that of the largest term.
+Each term is differentiated down to the cut as soon as it is known and its graph is freed; the
+gradients meet in the leaves at the cut, and the shared half runs backward once with their sum.
 """
 
 from __future__ import annotations
@@ -75,22 +71,16 @@ class StripMaps:
 
     @property
     def share(self) -> float:
-        """Share of the image's rows that count."""
         return (self.counted.stop - self.counted.start) / self.height
 
     def part_of(self, photograph: Tensor) -> Tensor:
-        """The shown rows of a photograph. (H, W, 3) bytes or floats -> (R, W, 3) floats in [0, 1]
-
-        Bytes are converted here and not before, so that no whole image of floats is alive.
-        """
+        """The shown rows of a photograph as floats in [0, 1]. (H, W, 3) -> (R, W, 3)"""
         rows = photograph[self.shown.start : self.shown.stop]
         return rows / 255.0 if rows.dtype == torch.uint8 else rows
 
 
 @dataclass(frozen=True)
 class ImageTerm:
-    """A loss term of pixels."""
-
     halo: int
     evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
     weight: float = 1.0
@@ -169,8 +159,7 @@ class ViewPass:
             d_depth: Further gradient of the depth map. (H, W)
 
         Returns:
-            What the terms report, of the whole image and without gradients, and the gradient of
-            the projected centres, (N, 2) per pixel.
+            What the terms report of the whole image, and the gradient of the centres. (N, 2)
         """
         projection = self._prepare()
         gradients = SplatGradients.zeros(projection)
@@ -309,19 +298,13 @@ def cut(tensor: Tensor) -> Tensor:
 
 
 def backpropagate_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Backpropagate the weighted sum of scalars, which is not needed itself.
-
-    The weights are the gradients to begin with: no sum is formed, and none differentiated.
-    """
+    """Backpropagate the weighted sum of scalars; the sum itself is never formed."""
     chosen = constants(tuple(map(float, weights)), values[0].device)
     torch.autograd.backward(list(values), [w.to(v) for v, w in zip(values, chosen, strict=True)])
 
 
 def backward_through(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Send the gradients collected by ``leaves`` on through the tensors they were cut from.
-
-    A tensor that is its own leaf has its gradient already.
-    """
+    """Send the gradients collected by ``leaves`` on through the tensors they were cut from."""
     pairs = [
         (tensor, leaf.grad)
         for tensor, leaf in zip(tensors, leaves, strict=True)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """L1 and SSIM between a render and a photograph, fused: the colour loss of 3DGS.
 
-The Gaussian window is separable and both images stay interleaved, so that one pass over the rows
-gives L1, SSIM and everything the backward pass needs: in native code on the CPU, in kernels for any
-device on a GPU. :mod:`.losses.ssim_reference` says the same in a few lines of torch; it is the twin
-in tests and the path of other types than float32.
+One pass over the rows gives L1, SSIM and everything the backward pass needs: in native code on the
+CPU, in kernels for any device on a GPU. :mod:`.losses.ssim_reference` is the twin in tests and the
+path of other types than float32.
 """
 
 from __future__ import annotations
@@ -35,15 +34,11 @@ def color_terms(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Colour loss, mean absolute error and mean SSIM of an RGB image.
 
-    SSIM as in 3DGS: 11 x 11 Gaussian window with sigma 1.5, per channel, zero padding,
-    C1 = 1e-4, C2 = 9e-4, averaged over all pixels and channels.
-
     Args:
         image: Render. (H, W, 3), differentiable
         target: Photograph, without gradient. (H, W, 3), values 0 to 1
         weight: Of 1 - SSIM; the rest is that of L1.
-        rows: Rows that count; the others are only neighbours of those. For a strip of an image
-            with a halo of ``SSIM_HALO`` rows on each side that continues.
+        rows: Rows that count; the others are the halo of a strip, at most ``SSIM_HALO`` each side.
         total_rows: Rows of the whole image, to divide by; those that count when None.
 
     Returns:

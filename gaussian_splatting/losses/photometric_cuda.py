@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The colour loss in Warp kernels for any device, written for GPUs.
 
-A thread walks down one column of one colour, ``RUN`` rows at a time. In each row it blurs across,
-from memory that its neighbours read as well, and keeps the last eleven results in registers to blur
-them down. Nothing between the images and the result is stored; a run starts five rows early. Sums
+A thread walks down one column of one colour, ``RUN`` rows at a time, blurs each row across, and
+keeps the last eleven results in registers to blur them down. A run starts five rows early. Sums
 are one number per run, added up by torch in float64: no atomics, the same bits every time.
 """
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Adam step of several float32 parameters in one launch, for GPUs.
-
-There a launch costs the host more than a small parameter costs the device. The CPU steps one
-parameter after the other in torch's vectorised code, which is faster than this kernel.
-"""
+"""One Adam step of several float32 parameters in one launch, for GPUs, where launches cost most."""
 
 from __future__ import annotations
 
@@ -88,7 +84,6 @@ def step_parameters(
 
 
 def in_one_launch(device: torch.device) -> bool:
-    """Whether parameters on a device are stepped together."""
     return device.type != "cpu"
 
 

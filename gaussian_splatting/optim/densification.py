@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive density control of 3DGS (Kerbl et al. 2023, section 5), and what Gaussians show.
 
-Gaussians with a large screen-space position gradient are cloned where small and split where large;
-faint and oversized ones are removed. All tensor surgery goes through the optimiser, so that
-moments stay with their rows.
-
-After FastGS (2025), which adds Gaussians only where several views agree that pixels are wrong, and
-removes them by the same score. A feature that is zero on all Gaussians changes no picture, but its
+After FastGS (2025), Gaussians are added only where several views agree that pixels are wrong, and
+removed by the same score. A feature that is zero on all Gaussians changes no picture, but its
 gradient is a sum over pixels: of the Gaussian's blending weight times what the pixel sends back.
-Sent back are ones, and ones where the picture is wrong. So the views that are trained on say it
-beside their gradients, by the kernels that are there and in the same order of sums.
+Sent back are ones, and ones where the picture is wrong.
 """
 
 from __future__ import annotations
@@ -52,8 +47,7 @@ class DensificationConfig:
     """When and how the number of Gaussians changes.
 
     Gradients are mean norms of the screen-space gradient, positions in units of half the image
-    size. Once ``opacity_reset_interval`` has passed, Gaussians larger than a tenth of the extent
-    are removed as well.
+    size.
     """
 
     densify_from_iter: int = _iterations(500, "densify after this iteration")
@@ -76,12 +70,10 @@ class DensificationConfig:
     max_gaussians: int | None = max_gaussians()
 
     def due(self, iteration: int) -> bool:
-        """Whether a round follows this iteration."""
         within = self.densify_from_iter < iteration < self.densify_until_iter
         return within and iteration % self.densification_interval == 0
 
     def reset_due(self, iteration: int) -> bool:
-        """Whether opacities are reset after this iteration."""
         return iteration < self.densify_until_iter and iteration % self.opacity_reset_interval == 0
 
 
@@ -121,8 +113,7 @@ class DensificationStats:
 class DensificationStatistics:
     """Watches the views of a stage between two rounds of densification.
 
-    The views of a step have a sum of their own first, so that the total does not depend on which
-    process saw them.
+    The views of a step have a sum of their own first: the total depends on no order of processes.
     """
 
     def __init__(self, n: int, device: torch.device) -> None:
@@ -148,7 +139,6 @@ class DensificationStatistics:
             self._step = None
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         return {"gradient_sum": self.stats.gradient_sum, "views": self.stats.views}
 
     def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
@@ -181,8 +171,7 @@ def densify_and_prune(
     Args:
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
         unused: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
-        allowed: Says how many Gaussians there may be, from how many this round would add, besides
-            the limit of ``config``; None for any number.
+        allowed: Says how many Gaussians there may be, from how many this round would add.
     """
     gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
@@ -213,10 +202,7 @@ def densify_and_prune(
 
 
 def reset_opacity(optimizer: GroupedAdam, sky: SkySphere | None = None) -> None:
-    """Lower all opacities to at most 0.01 and clear their moments.
-
-    Those of a sky stay: nothing else is behind what is to fade (see :func:`densify_and_prune`).
-    """
+    """Lower all opacities, but for those of a sky, to at most 0.01 and clear their moments."""
     logits = optimizer.parameters["opacity_logits"].detach()
     lowered = logits.clamp_max(_logit(RESET_OPACITY))
     if sky is not None:
@@ -297,12 +283,6 @@ class ScoreConfig:
 class PruningScores:
     """Adds up what the last views before a round of densification say.
 
-    The views of a step have a sum of their own first, so that the total does not depend on which
-    process saw them.
-
-    Args:
-        config: The thresholds; None to collect nothing.
-
     Attributes:
         sums: Of each Gaussian: pixels in error, pixels, and views that saw it. (N, 3)
     """
@@ -315,10 +295,7 @@ class PruningScores:
     def probe(
         self, iteration: int, rules: DensificationConfig, views_per_step: int
     ) -> Tensor | None:
-        """The features to blend, a leaf; None where the views of an iteration are not asked. (N, 2)
-
-        Asked are the last ones before a round.
-        """
+        """The features to blend, a leaf; None but for the last views before a round. (N, 2)"""
         if self._config is None:
             return None
         steps, interval = -(-self._config.views // views_per_step), rules.densification_interval
@@ -349,13 +326,11 @@ class PruningScores:
         return () if self._step is None else (self._step,)
 
     def count_step(self) -> None:
-        """The step's views count from now on."""
         if self._step is not None:
             self.sums += self._step
             self._step = None
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         return {PRUNING_SCORES: self.sums} if self._config is not None else {}
 
     def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
@@ -365,11 +340,7 @@ class PruningScores:
             self.sums = state[PRUNING_SCORES].to(device)
 
     def may_grow(self) -> Tensor | None:
-        """Gaussians that show enough of what is wrong; None where nothing is scored. (N,) bool
-
-        Enough is measured by the others, not in pixels: those are coarse while images are small,
-        and small images hold fewer of them for each Gaussian.
-        """
+        """Gaussians that show more of what is wrong than others. (N,) bool; None: all"""
         if self._config is None:
             return None
         wrong, _, views = self.sums.unbind(dim=1)
@@ -390,7 +361,6 @@ class PruningScores:
         return hidden & (opacities < self._config.faint)
 
     def restart(self, n: int) -> None:
-        """Nothing is known of N Gaussians."""
         self.sums = self.sums.new_zeros(n, N_SCORES + 1)
 
 

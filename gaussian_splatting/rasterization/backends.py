@@ -46,12 +46,7 @@ class GraphRasterizer(Rasterizer, ABC):
     def render(
         self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
-        """Pixels (R, W, C) and transmittance (R, W), differentiable by the splats.
-
-        Args:
-            splats: At least one, as projected. (N, 9 + C) float32
-            background: Value behind everything. (C,)
-        """
+        """Pixels (R, W, C) and transmittance (R, W), differentiable by one splat or more."""
 
     def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> GraphRows:
         leaf = splats.detach().requires_grad_()
@@ -102,12 +97,10 @@ class RowedLists:
 
     @property
     def width(self) -> int:
-        """Image width in pixels."""
         return self.lists.width
 
     @property
     def height(self) -> int:
-        """Image height in pixels."""
         return self.lists.height
 
 
@@ -120,7 +113,6 @@ class GsplatRasterizer(GraphRasterizer):
         self._package = package
 
     def build_tile_lists(self, projection: Projection) -> RowedLists:
-        """Our lists, and where the rows of tiles begin in them."""
         lists = build_tile_lists(projection)
         # One read for all strips: a strip's list ends where the package is told that it does.
         return RowedLists(lists, tuple(lists.offsets[:: lists.across].tolist()))
@@ -147,7 +139,6 @@ class GsplatRasterizer(GraphRasterizer):
 
 
 def load_gsplat() -> GsplatRasterizer:
-    """The adapter on the installed package."""
     try:
         package = importlib.import_module("gsplat")
     except ImportError as error:
@@ -195,7 +186,6 @@ class InriaRasterizer(GraphRasterizer):
             )
 
     def build_tile_lists(self, projection: Projection) -> SplatList:
-        """Radii and depths of the view."""
         camera = projection.camera
         return SplatList(projection.radii, projection.depths, camera.width, camera.height)
 
@@ -235,14 +225,9 @@ class InriaRasterizer(GraphRasterizer):
 
 
 def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tensor, Tensor]:
-    """3D Gaussians that the trivial camera projects to given splats.
+    """3D Gaussians that the trivial camera projects to given splats, (N, 9 + C).
 
-    Args:
-        splats: As projected. (N, 9 + C)
-
-    Returns:
-        Centres (N, 3), and covariances (N, 6) as xx, xy, xz, yy, yz, zz; culled splats lie behind
-        the camera.
+    Centres (N, 3), and covariances (N, 6) as xx, xy, xz, yy, yz, zz; culled splats lie behind it.
     """
     width, n_rows = listed.width, rows.stop - rows.start
     # In float64: the determinant of a long and thin splat's conic cancels.
@@ -297,7 +282,6 @@ def _camera_settings(width: int, height: int, device: torch.device) -> dict[str,
 
 
 def load_inria() -> InriaRasterizer:
-    """The adapter on the installed package."""
     try:
         package = importlib.import_module("diff_gaussian_rasterization")
     except ImportError as error:
@@ -315,8 +299,7 @@ _LOADERS = {"gsplat": load_gsplat, "inria": load_inria}
 def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]:
     """The rasterizer of a run, and one line that names it with the reason.
 
-    ``auto`` is the built-in one on every device: it alone gives the same bits on every run, which
-    resuming relies on, and needs no other package.
+    ``auto`` is the built-in one: it alone gives the same bits on every run.
     """
     if name == "auto":
         return WARP, "rasterizer: warp, built in; it gives the same bits on every run"
@@ -352,11 +335,7 @@ A splat that one of the two just counts and the other just does not makes 1/255 
 
 @torch.no_grad()
 def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
-    """Compare with the built-in rasterizer.
-
-    Returns:
-        What is wrong, None if nothing is.
-    """
+    """Compare with the built-in rasterizer. What is wrong, None if nothing is."""
     expected = _render(WARP, device)
     try:
         found = _render(rasterizer, device)
@@ -379,11 +358,7 @@ def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
 
 @torch.no_grad()
 def reference_test(device: torch.device) -> str | None:
-    """Compare the built-in rasterizer with the dense float64 reference, forward only.
-
-    Returns:
-        What is wrong, None if nothing is.
-    """
+    """Compare the built-in rasterizer with the dense float64 reference, forward only."""
     scene, camera = _test_scene(device), _test_camera()
     found = rasterize(scene, camera, depth=True)
     doubles = Gaussians(*(tensor.double().cpu() for tensor in vars(scene).values()))

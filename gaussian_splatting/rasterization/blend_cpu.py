@@ -69,7 +69,6 @@ class TileKernels:
         self.sum_pairs = _sum_kernel(header + "typedef unsigned long long size;\n")
 
     def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Blend tiles."""
         launch(self.forward, n_tiles, inputs)
 
     def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:

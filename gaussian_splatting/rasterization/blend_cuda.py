@@ -3,17 +3,15 @@
 
 A warp blends a tile, each lane eight pixels, one of each block of 8 x 4. Blocks are numbered row by
 row, and so are lanes within a block. Splats come in batches of 32, of which a lane tests one: which
-blocks of pixels its box touches. What the warp then does with a splat is decided by these eight
-bits, which all lanes know, so blocks that it does not touch cost nothing. In the backward pass a
-lane first adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16
-exchanges and stores the sums at once, in the row of ``gradient_sums`` that the pair owns. Nothing
-is added atomically. The numerics are those of the bodies in ``native/``, but for the rounding of
-exponentials and reciprocals.
+blocks of pixels its box touches, eight bits that all lanes know. In the backward pass a lane first
+adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16 exchanges and
+stores the sums at once, in the row of ``gradient_sums`` that the pair owns. Nothing is added
+atomically. The numerics are those of ``native/``, but for the rounding of exponentials and
+reciprocals.
 
 A warp holds two batches in shared memory. Neighbouring lanes copy neighbouring parts of a row, 16
 bytes each where rows are whole multiples of that, straight into shared memory (``cp.async``, from
-compute capability 8.0 on): no lane waits for it and no register is taken. Rows begin at multiples
-of 16 bytes there, so that a lane reads four floats at once.
+compute capability 8.0 on). Rows begin at multiples of 16 bytes, so that a lane reads four floats.
 """
 
 import functools
@@ -69,7 +67,6 @@ Places = wp.types.vector(length=BLOCKS, dtype=wp.int32)
 
 @wp.func
 def tile_corner(tile: int, tiles_x: int) -> wp.vec2i:
-    """First pixel of a tile."""
     return wp.vec2i((tile % tiles_x) * _SIDE, (tile / tiles_x) * _SIDE)
 
 
@@ -298,7 +295,6 @@ class BlockKernels:
         self.sum_pairs = sum_kernel(n_channels)
 
     def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Blend tiles."""
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:]]
         _launch_on_tiles(self.forward, n_tiles, inputs, device)
 
@@ -335,8 +331,7 @@ def _row_type(width: int) -> Any:
 
 
 def _tiles_together(n_channels: int) -> int:
-    """Tiles in one block of a GPU: two where registers allow more warps than 16, the least number
-    of blocks that a multiprocessor holds."""
+    """Tiles in one block of a GPU: two where registers allow more than 16 warps."""
     return 2 if n_channels <= 4 else 1
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the gradient rows of a splat's pairs on GPUs, in an order that no launch changes.
 
-A pair of a tile and a splat owns a row: two columns for the centre, four for conic and opacity, one
-for each channel. A lane adds up the rows of one splat, one after the other. Splats of many pairs
-are taken by all lanes of a warp, each every 32nd row, and the 32 sums are added in a fixed tree.
+A row has two columns for the centre, four for conic and opacity, one for each channel. A lane adds
+up the rows of one splat; splats of many pairs are taken by all lanes of a warp, each every 32nd
+row, and the 32 sums are added in a fixed tree.
 """
 
 import functools

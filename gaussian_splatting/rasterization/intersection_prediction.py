@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many (tile, Gaussian) pairs a view will have: as many as at its last visit, or nearly so
+"""How many (tile, Gaussian) pairs a view will have: as many as at its last visit, or nearly so.
 
-On a GPU the number of pairs is the size of the tile lists, and to read it the host would wait for
-all that the device has still to do. Lists that are long enough need no number: what is left over
-belongs to no tile. Whether they were long enough is read with the checks of the step, and a view
-for which they were not is seen again.
+To read the number, the host of a GPU would wait for all that is still to do. Lists that are long
+enough need none; whether they were is read with the checks of the step, else the view is repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ MOST = 2**30  # forecasts end here, so that pairs may double and still be number
 
 
 def with_room(n_pairs: float) -> int:
-    """Length of lists for a view that had so many pairs."""
     return int(MARGIN * n_pairs) + SPARE
 
 
@@ -37,10 +34,7 @@ class IntersectionPrediction:
         self._seen: dict[tuple[str, int, int], tuple[int, int]] = {}
 
     def guess(self, camera: Camera, n_gaussians: int) -> PredictedIntersections | None:
-        """Room for the pairs of a view; None if it was not seen yet at this size, or had too many.
-
-        Pairs are taken to grow as Gaussians do.
-        """
+        """Room for a view; None if it was not seen yet at this size, or had too many."""
         last = self._seen.get(_key(camera))
         if last is None:
             return None
@@ -51,7 +45,6 @@ class IntersectionPrediction:
         return PredictedIntersections(self, camera, n_gaussians, capacity)
 
     def note(self, camera: Camera, n_gaussians: int, n_pairs: int) -> None:
-        """What a view has now."""
         self._seen[_key(camera)] = (n_pairs, n_gaussians)
 
 
@@ -66,11 +59,7 @@ class PredictedIntersections:
     excess: Tensor | None = None
 
     def commit(self, excess: float) -> None:
-        """Take note of the excess, as a number.
-
-        Raises:
-            PairsMissed: There was too little room.
-        """
+        """Take note of the excess; raise ``PairsMissed`` if there was too little room."""
         self.forecast.note(self.camera, self.n_gaussians, round(self.capacity + excess))
         if excess > 0:
             raise PairsMissed

@@ -52,7 +52,6 @@ class ChannelLayout:
 
     @property
     def total(self) -> int:
-        """Number of blended channels."""
         widths = (
             (self.rgb, 3),
             (self.depth, 1),
@@ -142,8 +141,7 @@ class _Project(torch.autograd.Function):
 
 
 def counts_while_projecting(device: torch.device) -> bool:
-    """Whether one launch projects and counts tiles. On a CPU a launch is cheap, and two kernels may
-    round differently."""
+    """Whether one launch projects and counts tiles; on a CPU two kernels may round differently."""
     return device.type != "cpu"
 
 
@@ -172,14 +170,11 @@ def project(
     A Gaussian with a non-finite position, shape or opacity is culled.
 
     Args:
-        plane_reach: Carry planes through the centres: that normal n whole, and n . centre, of
+        plane_reach: Carry planes through the centres, that normal n whole and n . centre, of
             Gaussians up to this depth in world units. Those farther away have none, all zeros.
         features: Free values to blend. (N, F) or None
-        sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest`` holds.
-            ``sh_rest`` may be bfloat16, and its gradient is then, too.
-
-    Raises:
-        ValueError: If nothing is to be blended, or ``sh_rest`` is too short for ``sh_degree``.
+        sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest``, float32
+            or bfloat16, holds.
     """
     n_features = 0 if features is None else features.shape[1]
     layout = ChannelLayout.of(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warp kernels that turn 3D Gaussians into 2D splats, and their hand-written adjoint.
 
-One source for CPU and CUDA. A splat is one row of floats:
+A splat is one row of floats:
 
     0 1     centre in pixels; the middle of pixel (column, row) is at (column, row)
     2 3 4   conic: inverse covariance xx, xy, yy in 1/px^2
@@ -12,8 +12,6 @@ One source for CPU and CUDA. A splat is one row of floats:
 
 The plane of a Gaussian goes through its centre, square to its smallest axis: the normal in camera
 axes towards the camera, and its product with the centre, n . t = d for every point of the plane.
-Gaussians beyond a given depth have none: d grows with distance, and little of a far one that shines
-through would weigh more than the surface before it.
 
 EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, section 4).
 """
@@ -112,10 +110,9 @@ def sh_color(
 
 @wp.func
 def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
-    """First and one past the last tile along one axis.
+    """First and one past the last tile along one axis, of the 3DGS square ``p +- radius``.
 
-    The 3DGS extent, the square ``p +- radius``, decides which tiles a splat may touch; those
-    among them that alpha >= 1/255 does not reach are left out, which changes nothing in the image.
+    Tiles that alpha >= 1/255 does not reach are left out, which changes nothing in the image.
     """
     limit = float(n)
     lo = wp.clamp((p - radius) / TILE_SIDE, 0.0, limit)
@@ -260,10 +257,7 @@ def color_gradient(
 
 @wp.func
 def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.vec3:
-    """Gradient of the 2D covariance (xx, xy counted twice, yy) from that of its inverse.
-
-    For K = cov^-1 and a symmetric G = dL/dK, dL/dcov = -K G K.
-    """
+    """Gradient of the 2D covariance (xx, xy counted twice, yy): dL/dcov = -K G K for K = cov^-1."""
     k00 = splats[i, 2]
     k01 = splats[i, 3]
     k11 = splats[i, 4]
@@ -289,8 +283,7 @@ def project_backward(
 ):  # fmt: skip
     """Adjoint of :func:`project_forward`; outputs come in as zeros and rows of culled ones stay so.
 
-    As in the 3DGS rasterizer, a camera-space x (or y) clamped by the linearisation limits counts
-    as a constant.
+    As in 3DGS, a camera-space x or y clamped by the linearisation limits counts as a constant.
     """
     i = first + wp.tid()
     if radii[i] == 0:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendering backends: what blends splats into pixels, the built-in one and its seam.
 
-Projection is always ours, so radii, near plane, normals and units of gradients never depend on
-the choice. A rasterizer sorts splats into tiles, blends rows of the image and sends gradients back.
-
-The splats are sorted into tiles once per view. Pixels, what their gradient needs and the gradient
-rows of (tile, splat) pairs are as large as the rows that are blended, which need not end where
-tiles do. A pixel has the same bits whatever rows are blended with it.
+Projection is always ours. A rasterizer sorts splats into tiles once per view, blends rows of the
+image, which need not end where tiles do, and sends gradients back. A pixel has the same bits
+whatever rows are blended with it.
 """
 
 from __future__ import annotations
@@ -88,15 +85,7 @@ class _Blend(torch.autograd.Function):
 def blend(
     projection: Projection, background: Tensor, rasterizer: Rasterizer = WARP
 ) -> tuple[Tensor, Tensor]:
-    """Blend a whole image.
-
-    Args:
-        background: Value behind everything, without a gradient. (C,)
-
-    Returns:
-        ``(pixels (H, W, C), transmittance (H, W))``; gradients flow to ``projection.means2d``
-        and ``projection.splats``.
-    """
+    """Blend a whole image: pixels (H, W, C) and transmittance (H, W), differentiable."""
     return _Blend.apply(
         projection.means2d,
         projection.splats,
@@ -107,8 +96,6 @@ def blend(
 
 
 class Rows(NamedTuple):
-    """Rows of an image: the first and the one past the last."""
-
     start: int
     stop: int
 
@@ -136,7 +123,6 @@ class SplatGradients:
 
     @classmethod
     def zeros(cls, projection: Projection) -> SplatGradients:
-        """Nothing yet."""
         return cls(torch.zeros_like(projection.means2d), torch.zeros_like(projection.splats))
 
 
@@ -148,8 +134,7 @@ def blend_rows(
     Args:
         splats: As projected, C channels each. (N, 9 + C)
         background: Value behind everything. (C,) float32
-        blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: where the
-            tensors are on one.
+        blocks: As of :class:`Rasterizer`.
     """
     device, shape = splats.device, (rows.stop - rows.start, tiles.width)
     n_channels = background.shape[0]

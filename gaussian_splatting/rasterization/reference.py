@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense torch twin of the rasterizer, for tests: every Gaussian against every pixel, any dtype.
 
-It follows the same contract in the plainest way, in float64 when its inputs are, and is
-differentiated by autograd. The places where the 3DGS rasterizer's gradient is not the derivative
-of its image are written with ``detach`` so that the gradients agree as well.
+It is differentiated by autograd. The places where the 3DGS rasterizer's gradient is not the
+derivative of its image are written with ``detach``.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ SH_C3 = (-0.5900435899266435, 2.890611442640554, -0.4570457994644658, 0.37317633
 
 @dataclass
 class ReferenceSplats:
-    """Projected Gaussians as the dense renderer wants them, culled ones with radius 0; centres in
-    camera axes."""
+    """Projected Gaussians, culled ones with radius 0; centres in camera axes."""
 
     centers: Tensor
     means2d: Tensor

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tiles of its rectangle a splat reaches: an exact ellipse test, one source for all devices.
 
-A splat is visible where the quadratic form sigma(d) = d^T conic d / 2 of the offset d from its
-centre is at most its limit (``projection_kernels``, column 6). That ellipse is convex, so in each
-row of tiles it covers one interval of them. The ends of the interval are the leftmost and the
-rightmost point of the ellipse inside the row, widened by what rounding can do to the test of a
-pixel: no pixel that blends the splat is ever lost.
+A splat is visible where sigma(d) = d^T conic d / 2 of the offset d from its centre is at most its
+limit (``projection_kernels``, column 6). That ellipse covers one interval in each row of tiles,
+from its leftmost to its rightmost point inside the row, widened by what rounding can do to the
+test of a pixel: no pixel that blends the splat is ever lost.
 """
 
 from __future__ import annotations
@@ -170,8 +169,8 @@ def list_tiles(
 ):  # fmt: skip
     """Write the tiles of each splat, by row of tiles, from its first pair on.
 
-    Its index goes to ``owners`` at the same places, unless that is empty. Pairs for which there is
-    no room, beyond ``n_pairs``, are left out.
+    Its index goes to ``owners`` at the same places, unless that is empty. Pairs beyond ``n_pairs``
+    are left out.
     """
     i = first + wp.tid()
     rect = rects[i]

@@ -109,7 +109,6 @@ class Attempt:
 
     @property
     def matcher(self) -> str:
-        """How photographs to compare are chosen."""
         in_order = self.work.source.video is not None
         return chosen_matcher(self.work.options.sfm.matcher, len(self.photographs), in_order)
 
@@ -260,8 +259,6 @@ _FEWEST = 3
 
 
 class Outcome(msgspec.Struct):
-    """``outcome.json``, as far as it is read again."""
-
     line: str
     registered: Count
     photographs: Count
@@ -271,8 +268,6 @@ class Outcome(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Converted:
-    """A scene with cameras."""
-
     root: Path
     page: Path | None  # the page about it; None if it could not be written
     line: str
@@ -284,7 +279,6 @@ class Converted:
     reprojection_error: float
 
     def figures(self) -> dict[str, object]:
-        """What a report says beside time and memory."""
         return {
             "photographs_with_a_place": f"{self.n_registered} of {self.n_photographs}",
             "points": self.n_points,

@@ -25,8 +25,6 @@ WELL_KNOWN = 20  # photographs of one camera from which the middle of its lens i
 
 @dataclass(frozen=True)
 class Models:
-    """What hangs together."""
-
     # Pycolmap's reconstruction with most photographs; None if there is no model.
     largest: Any | None
     registered: list[list[str]]
@@ -56,11 +54,7 @@ def map_photographs(
     seed: int,
     advance: Callable[[int], None],
 ) -> Models:
-    """Find the models and keep the largest one; on one core, because only then bits repeat.
-
-    Args:
-        folder: Gets the models as ``0``, ``1``, ..., the largest first; replaced as a whole.
-    """
+    """Find the models, the largest first as ``0``; on one core, because only then bits repeat."""
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     scratch = fresh / "scratch"
@@ -88,7 +82,6 @@ def map_photographs(
 
 
 def read_models(folder: Path) -> Models:
-    """The models of an earlier call."""
     folders = sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return _models([read_reconstruction(path) for path in folders])
 
@@ -103,9 +96,8 @@ def _models(found: Sequence[Any]) -> Models:
 def refine_principal_points(model: Any) -> None:
     """Adjust a finished model once more, with the middle of the lens free where it can be known.
 
-    No lens sits exactly before the middle of its sensor. While a model grows this cannot be told
-    from a turned camera, so the mappers assume the middle; many photographs from all around can
-    tell. Cameras that took few photographs keep theirs.
+    While a model grows the middle cannot be told from a turned camera, so the mappers assume it.
+    Many photographs from all around can tell; cameras that took few keep theirs.
     """
     pycolmap = load_pycolmap()
     images = [model.images[number] for number in model.reg_image_ids()]

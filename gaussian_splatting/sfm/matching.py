@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of photographs, and comparing them: which pairs, in parts, against the poses found.
-
-Matches of a pair fit one epipolar geometry of their own. If an image has a wrong pose, the matches
-with most of its neighbours do not fit the geometry of the poses, whether or not the reconstruction
-used them.
-"""
+"""Features of photographs, and comparing them: which pairs, in parts, against the poses found."""
 
 from __future__ import annotations
 
@@ -37,10 +32,7 @@ _BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twic
 
 
 def database_name(index: int) -> str:
-    """Name in the database of the photograph at a place in the order.
-
-    Lists of pairs take a name for ended where it has a space, as photographs' names often do.
-    """
+    """Name in the database of the photograph at a place: lists of pairs end names at spaces."""
     return f"{index + 1:06}"
 
 
@@ -80,8 +72,7 @@ def create_database(
 ) -> None:
     """Write a database of cameras and photographs without features, complete or not at all.
 
-    Photographs have the numbers 1, 2, ... in their order. Those that their headers give to one
-    camera share its lens.
+    Photographs have the numbers 1, 2, ... in their order, and share lenses as their headers say.
 
     Args:
         camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
@@ -127,14 +118,10 @@ def extract_features(
     max_features: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Find the features of all photographs that have none in the database yet.
-
-    Several photographs are worked on at a time, as many as there are cores and memory for. What is
-    in the database is what one photograph after the other would have given.
+    """Find the features of all photographs that have none in the database yet, several at a time.
 
     Args:
-        longest_side: Size at which features are looked for, pixels; their places count in pixels
-            of the whole photograph.
+        longest_side: Size at which features are looked for; places count in pixels of the whole.
     """
     pycolmap = load_pycolmap()
     options = pycolmap.FeatureExtractionOptions()
@@ -223,11 +210,7 @@ def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matc
 
 
 def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]]:
-    """Pairs of photographs by their places in the order, ascending.
-
-    Neighbours by name count in every way: cameras number photographs as they are taken. Similar
-    ones do as well, so that a path that comes back to where it began is closed.
-    """
+    """Pairs of photographs by their places in the order, ascending: neighbours and similar ones."""
     if matcher == "exhaustive":
         return sorted(all_pairs(n))
     alike = similar_pairs(_largest_descriptors(path, n), 10 if matcher == "sequential" else 30)
@@ -298,11 +281,7 @@ def all_pairs(n: int) -> set[tuple[int, int]]:
 
 
 def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
-    """Pairs near each other in order: the next ``reach``, then ever larger steps.
-
-    The large steps (16, 32, 64, ...) tie distant parts of a video together where one still shows
-    what the other shows.
-    """
+    """Pairs near each other in order: the next ``reach``, then steps of 16, 32, 64, ..."""
     steps = {*range(1, reach + 1), *(1 << k for k in range(n.bit_length()))}
     return {(i, i + step) for step in steps for i in range(n - step)}
 
@@ -310,9 +289,8 @@ def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
 def similar_pairs(descriptors: Sequence[np.ndarray], n_each: int = 30) -> set[tuple[int, int]]:
     """Pairs of photographs that show the same, found by a few features of each.
 
-    The features that cover most of a photograph survive a change of viewpoint best, so comparing
-    some hundred of them tells which photographs are worth comparing whole (Wu 2013, "Towards
-    linear-time incremental structure from motion", section 3).
+    The features that cover most of a photograph survive a change of viewpoint best (Wu 2013,
+    "Towards linear-time incremental structure from motion", section 3).
 
     Args:
         descriptors: Of each photograph, its largest features. (K, 128) uint8, K may differ

@@ -50,8 +50,6 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Photograph:
-    """One photograph, from its header."""
-
     name: str
     path: Path
     width: int
@@ -70,10 +68,7 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
-    """Files of a folder that are photographs by their names, in their natural order.
-
-    Hidden ones are left out: archives from macOS carry a ``._NAME`` for every photograph.
-    """
+    """Files that are photographs by their names, in natural order, without hidden ones."""
     return _files(folder, (*IMAGE_SUFFIXES, *HEIF_SUFFIXES), recursive)
 
 
@@ -175,11 +170,7 @@ def _number(value: object) -> float:
 
 
 def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
-    """A photograph as it is meant to be seen, in 8 bits.
-
-    Args:
-        longest_side: Make larger ones smaller, pixels; None keeps the size of the file.
-    """
+    """A photograph as it is meant to be seen, in 8 bits, made smaller where it is longer."""
     with open_image(path) as image:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
         scale = min(1.0, (longest_side or max(image.size)) / max(image.size))
@@ -280,8 +271,6 @@ class ChoiceNote(msgspec.Struct):
 
 @dataclass(frozen=True)
 class FrameChoice:
-    """Which frames of a video are taken."""
-
     chosen: list[int]
     n_frames: int
     n_repeated: int
@@ -300,12 +289,9 @@ Advance = Callable[[int], None]  # told how many frames are done
 
 
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> FrameChoice:
-    """Write the best frames of a video as JPEG files; those that are there already stay.
+    """Write the best frames of a video as ``frame_00012.jpg``; those that are there already stay.
 
     The video is read twice, so that no more than one frame is in memory.
-
-    Args:
-        folder: Gets ``frames.json``, and ``frame_00012.jpg`` for frame 12.
     """
     choice = _choice_made(video, folder, n_wanted)
     if choice is None:

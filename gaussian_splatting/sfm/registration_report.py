@@ -55,8 +55,6 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Registration:
-    """What is said in the end."""
-
     word: str  # ``fine``, ``usable`` or ``poor``
     n_registered: int
     left_out: list[tuple[str, str]]
@@ -64,7 +62,6 @@ class Registration:
     advice: list[str]
 
     def line(self, evidence: Evidence) -> str:
-        """All that matters in one line."""
         n = len(evidence.names)
         parts = [f"{self.n_registered} of {n} photographs are registered"]
         if self.left_out:
@@ -77,7 +74,6 @@ class Registration:
 
 
 def registration_of(evidence: Evidence) -> Registration:
-    """Judge a reconstruction."""
     if not evidence.models:
         raise UserError(_why_nothing(evidence))
     registered = set(evidence.models[0])
@@ -259,7 +255,6 @@ def convert_page(
     steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
 ) -> Page:
-    """The page."""
     page = Page(title, f"{len(evidence.names)} photographs")
     page.facts(
         [

@@ -3,8 +3,7 @@
 
 Photographs and masks as they were taken end up in ``input`` and ``input_masks`` (those that lie in
 the scene folder itself stay), flat copies in ``images`` and ``masks``, the model in ``sparse/0``.
-Until all is done everything new lies in ``distorted``; then it takes its place by renames, and what
-was there before under those names is moved, never changed.
+Until all is done everything new lies in ``distorted``; what was there before is moved, not changed.
 """
 
 from __future__ import annotations
@@ -73,8 +72,6 @@ class ConvertRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Source:
-    """Where the photographs are."""
-
     root: Path
     folder: Path
     video: Path | None = None
@@ -97,11 +94,7 @@ def scene_root(path: Path) -> Path:
 
 
 def needs_cameras(path: Path) -> bool:
-    """Whether ``-s`` names a video or photographs without cameras, or with cameras of others.
-
-    Cameras of other programs are taken as they are. ``convert.json`` tells which video, photographs
-    and masks ours were found for.
-    """
+    """Whether ``-s`` names a video or photographs without cameras, or with cameras of others."""
     root = scene_root(path)
     if root.is_dir() and _has_cameras(root):
         return _has_changed(root, path)
@@ -220,7 +213,6 @@ def read_record(root: Path) -> dict[str, Any]:
 
 
 def note(source: Source, **facts: Any) -> None:
-    """Add to the record; None takes something out of it."""
     began = "." if source.folder == source.root else source.folder.name
     if source.video is not None:
         began = str(source.video.resolve())
@@ -242,8 +234,8 @@ def require_free(source: Source, overwrite: bool) -> None:
 def publish(source: Source, flat: Path, masks: Path | None) -> Source:
     """Give all results their places; called again after a kill it goes on.
 
-    What a call before this one made is replaced. Whatever else is in the way is kept in
-    ``distorted`` as ``old_images`` and so on.
+    What a call before this one made is replaced, all else that is in the way is kept in
+    ``distorted``.
     """
     root, ours = source.root, bool(read_record(source.root).get("published"))
     if source.folder == root / IMAGES and (flat / IMAGES).is_dir():
@@ -266,8 +258,6 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
 
 @dataclass
 class Work:
-    """A call under way."""
-
     source: Source
     options: ConvertOptions
     console: Console
@@ -329,11 +319,7 @@ def write_flat_pictures(
     resize: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Write flat copies of all photographs that the model places; those that are there stay.
-
-    Args:
-        folder: Gets ``images``, ``masks`` and, to resize, ``images_2`` and so on.
-    """
+    """Write flat copies of all photographs that the model places; those that are there stay."""
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):
         original = by_name[image.name]

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense points to start from: plane sweeps, and what neighbouring photographs agree on.
 
-A reconstruction of few photographs has few points. Between them Gaussians explain each photograph
-by itself, which other views show as floaters. Depth from plane sweeps puts the surface there from
-the start. It is found on small copies of the photographs, without a network.
-
-For each of many depths the neighbours are warped onto the photograph as if all of it lay on a plane
-of that depth, parallel to the image. Where a small window agrees with them, by normalised
-cross-correlation, that is the depth. Depths are spaced evenly in 1 / depth, as pixels are.
+A reconstruction of few photographs has few points, and between them Gaussians explain each
+photograph by itself. Plane sweeps put the surface there from the start: for each of many depths,
+even in 1 / depth, the neighbours are warped onto the photograph as if all of it lay on a plane of
+that depth. Where a small window agrees with them, by normalised cross-correlation, that is it.
 """
 
 from __future__ import annotations
@@ -58,9 +55,7 @@ def with_dense_points(
     limit: int | None,
     notify: Callable[[str], None],
 ) -> GaussianCloud:
-    """The initial Gaussians, as opaque as they are, and those of dense points.
-
-    Sizes are of the gaps between all.
+    """The initial Gaussians, as opaque as they are, and those of dense points, sized by all gaps.
 
     Args:
         load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
@@ -93,11 +88,7 @@ def dense_points(
 ) -> tuple[Tensor, Tensor]:
     """Points that at least two photographs agree on, on the CPU, in the order of the views.
 
-    Args:
-        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
-
-    Returns:
-        Points, (P, 3) float32 world units, and their colours, (P, 3) uint8.
+    (P, 3) float32 world units, and their colours, (P, 3) uint8.
     """
     cameras, ranges = _with_ranges(evenly_chosen(scene.train_cameras), scene.points)
     smaller = [small_copy(camera, load_image(camera), device) for camera in cameras]
@@ -204,8 +195,7 @@ def sweep(
 ) -> tuple[Tensor, Tensor]:
     """Depth of each pixel in world units, and agreement of the neighbours in [-1, 1]. (H, W) each
 
-    Every second depth is tried on images of half the size. Around what agrees best there, every
-    depth is tried on the images themselves. Small images are searched whole.
+    Every second depth is tried on images of half the size, and every depth around what agrees best.
     """
     step = (1 / near - 1 / far) / (N_DEPTHS - 1)
     every = torch.arange(N_DEPTHS, dtype=torch.float64, device="cpu") * step + 1 / far
@@ -246,10 +236,7 @@ def best_plane(
 
 
 def _mean_of_two_best(agreements: Sequence[Tensor]) -> Tensor:
-    """Mean of the two largest of each place; the other neighbours may not see it.
-
-    All of one shape, any. In turns: ``topk`` takes many times as long on a CPU.
-    """
+    """Mean of the two largest of each place; ``topk`` takes many times as long on a CPU."""
     if len(agreements) <= 2:
         return sum(agreements) / len(agreements)
     first, second = torch.maximum(*agreements[:2]), torch.minimum(*agreements[:2])
@@ -322,9 +309,6 @@ def consistent(
 ) -> Tensor:
     """Pixels whose depth more neighbours have found as well than look through. (H, W) bool
 
-    A neighbour that knows a depth clearly beyond the point would not see that if the point were
-    there.
-
     Args:
         depth: (H, W) world units
         neighbors: Others, with their depth; infinite where it is not to be believed.
@@ -376,10 +360,7 @@ def _moments(grey: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _windows(values: Tensor) -> Tensor:
-    """Means of the windows around the pixels; beyond its borders the image stays as it is there.
-
-    Sums of shifted copies: average pooling takes seven times as long on a CPU. (..., H, W)
-    """
+    """Means of the windows around the pixels; pooling takes seven times as long on a CPU."""
     height, width = values.shape[-2:]
     stack = values.reshape(1, -1, height, width)
     padded = F.pad(stack, (WINDOW // 2,) * 4, mode="replicate")[0]

@@ -53,8 +53,6 @@ def needs_masks(cameras: Sequence[Camera]) -> bool:
 
 @dataclass(frozen=True)
 class MaskEstimation:
-    """Where and with what masks are estimated."""
-
     model_path: Path  # checkpoint folder
     compute: Compute
     settings: dict[str, Any]  # what else decides the training

@@ -2,8 +2,8 @@
 """Masks of an object from a model of the whole scene, where the given ones are imprecise or
 missing.
 
-The model is trained on whole photographs, so that its Gaussians end where the object does. The
-share of a Gaussian that lies inside the given masks, weighted by the blending weights of all views,
+The share of a Gaussian that lies inside the given masks, weighted by the blending weights of all
+views,
 
     s_g = sum_views sum_pixels w_gp m_p / sum_views sum_pixels w_gp,
 
@@ -61,7 +61,7 @@ def render_mask(
     size: tuple[int, int] | None = None,
     rasterizer: Rasterizer = WARP,
 ) -> np.ndarray:
-    """The mask of the object in a view. 255 where the object is, else 0. (height, width) uint8
+    """The mask of the object in a view, 255 where it is. (height, width) uint8
 
     Args:
         shares: As of :func:`object_shares`. (N,)

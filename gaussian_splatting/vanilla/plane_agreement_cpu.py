@@ -75,7 +75,7 @@ def agreement_on_planes(
     window: int,
     nowhere: float,
 ) -> Tensor:
-    """Normalised cross-correlation with a neighbour on each plane, as torch computes it.
+    """Normalised cross-correlation with a neighbour on each plane, as torch computes it. (D, H, W)
 
     Args:
         grey: The view, at least ``MIN_WIDTH`` wide. (H, W) float32
@@ -87,9 +87,6 @@ def agreement_on_planes(
         inverse: 1 / depth of the planes. (D, 1, 1) or (D, H, W)
         window: Side of the windows in pixels, odd.
         nowhere: The value where the neighbour does not see the plane.
-
-    Returns:
-        (D, H, W)
     """
     n_planes, (height, width) = len(inverse), grey.shape
     scratch = grey.new_empty(n_planes, height * width + 3 * (width + window))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What keeps the vanilla stage from explaining each photograph by itself: a place for far away.
 
-A reconstruction has no points of the sky. Where no Gaussian is, none can be moved to, so what is
-infinitely far is explained by floaters near the cameras, different ones for each photograph. A
-sphere of Gaussians far outside takes it; densification keeps them at the size of a piece of sky.
+A reconstruction has no points of the sky. A sphere of Gaussians far outside takes what floaters
+near the cameras would explain; densification keeps them at the size of a piece of sky.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ SKY_SHARE = 0.1  # of the Gaussians that are allowed, at most, to begin with
 
 @dataclass(frozen=True)
 class RobustConfig:
-    """Whether there is a sky."""
-
     robust: bool | None = flag(
         None, "against floaters: begin with a sphere of Gaussians far outside, a place "
         "for the sky and all else that the reconstruction has no points of, and with --init dense; "
@@ -61,10 +58,7 @@ def limited_sky(config: RobustConfig, max_gaussians: int | None) -> RobustConfig
 def with_sky(
     points: Tensor, colors: Tensor, cameras: Sequence[Camera], extent: float, config: RobustConfig
 ) -> tuple[Tensor, Tensor]:
-    """Points to start from with grey ones evenly on a sphere around the cameras (Fibonacci).
-
-    points: (N, 3) world units; colors: (N, 3) uint8; without a camera extent there is no sky.
-    """
+    """Points with grey ones evenly on a sphere around the cameras (Fibonacci)."""
     n = config.sky_points if config.robust else 0
     if n == 0 or extent <= 0:
         return points, colors

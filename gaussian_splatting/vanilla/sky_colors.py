@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What colour the sky begins with: that of the photographs in its direction.
-
-Training views teach the sky their own pieces of sky. What only held-out views see keeps the
-colour it began with, and shines where it should not.
-"""
+"""What colour the sky begins with: that of the photographs in its direction."""
 
 from __future__ import annotations
 
@@ -27,11 +23,7 @@ def with_sky_colors(
     cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
 ) -> GaussianCloud:
-    """The Gaussians, those of the sky in the colours of their directions.
-
-    Args:
-        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
-    """
+    """The Gaussians, those of the sky in the colours of their directions."""
     rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
     colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)
     if colors is None:
@@ -45,8 +37,6 @@ def directional_colors(
     points: Tensor, cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor]
 ) -> Tensor | None:
     """Median colour that photographs show where points are; the nearest one's where none does.
-
-    Objects before them hide points from some views, hence the median.
 
     Args:
         points: Far away. (M, 3) float64 world units, on the CPU

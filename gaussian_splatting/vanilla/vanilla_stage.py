@@ -68,11 +68,7 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
 
 
 class VanillaStage(Stage):
-    """Colour loss, densification, pruning and opacity reset.
-
-    Args:
-        hull: Where Gaussians may be; None for anywhere.
-    """
+    """Colour loss, densification, pruning and opacity reset; ``hull`` is where Gaussians may be."""
 
     name = "vanilla"
 
@@ -155,8 +151,7 @@ class VanillaStage(Stage):
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.
 
-        As in the reference, tensors changed by densification or an opacity reset sit out the
-        step of that iteration, and the last iteration makes none.
+        As in 3DGS, changed tensors sit out the step, and the last iteration makes none.
         """
         rules = self._config.densification
         optimizer = self.model.optimizer

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live view of a running training, rendered between its iterations on a page of its own.
+"""Live view of a running training, rendered by the thread that trains, between its iterations.
 
-Pictures are rendered by the thread that trains, so the model needs no locks and nothing of it is
-copied. Whatever fails here ends the showing and not the training.
+Whatever fails here ends the showing and not the training.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class LiveView:
 
     Args:
         page: Where to show it; None shows nothing.
-        may_pause: Whether the training may be made to wait; several processes may not, because the
-            others would take the first for lost.
+        may_pause: Whether the training may be made to wait; several processes may not.
     """
 
     def __init__(

@@ -152,10 +152,7 @@ def follow_browsers(server: viser.ViserServer, requests: RenderQueue) -> None:
 
 
 def view_of(camera: Any) -> BrowserView | None:
-    """Where viser says that a browser looks from; its axes are those of COLMAP.
-
-    None where it says what no picture can be made from: browsers may send anything.
-    """
+    """Where viser says that a browser looks from; None where it says what makes no picture."""
     try:
         position, wxyz = (np.array(part, float) for part in (camera.position, camera.wxyz))
         size = camera.image_width, camera.image_height
@@ -174,11 +171,7 @@ def selected_option(choice: Any) -> str:
 
 
 def show_picture(server: viser.ViserServer, client: int, picture: np.ndarray | None) -> None:
-    """Put a picture behind what else a browser shows.
-
-    Args:
-        picture: (H, W, 3) uint8; None takes the last one away.
-    """
+    """Put a picture, (H, W, 3) uint8, behind what a browser shows; None removes it."""
     there = server.get_clients().get(client)
     if there is not None:
         there.scene.set_background_image(picture, format="jpeg", jpeg_quality=90)

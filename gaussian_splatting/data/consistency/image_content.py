@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that an image shows what the reconstruction says its camera sees.
 
-The colours of the points that an image observes are means over their tracks. An image of another
-place, a rotated or a black one does not correlate with them; an overexposed one differs by stops;
-a blurred one is far less sharp than the others.
+An image of another place does not correlate with the mean colours of the points that it observes;
+an overexposed one differs by stops; a blurred one is far less sharp than the others.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ class ImageStatistics:
 def sharpness(grey: np.ndarray) -> float:
     """How much of the detail between neighbouring pixels a further blur takes away. (H, W) uint8
 
-    A picture that is blurred already loses little by it (Crété-Roffet et al. 2007, "The blur
-    effect"), whatever it shows, so two photographs of different places can be compared. 0 for a
-    picture without any detail, towards 1 for a sharp one.
+    A picture that is blurred already loses little by it, whatever it shows (Crété-Roffet et al.
+    2007, "The blur effect"). 0 for a picture without any detail, towards 1 for a sharp one.
     """
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import uniform_filter1d

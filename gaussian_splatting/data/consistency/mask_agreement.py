@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agreement of the masks of a capture with each other.
 
-For each view the visual hull of the other views is projected into it, and compared with its mask.
-A low intersection over union (IoU) means a wrong pose or a wrong mask. How far masks reach beyond
-the hull tells how precise the outlines of the whole capture are.
+For each view the visual hull of the other views is compared with its mask. A low intersection over
+union (IoU) means a wrong pose or mask; how far masks reach beyond the hull is their precision.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class MaskAgreement:
-    """How the masks of a capture agree."""
-
     iou: dict[str, float]  # of each mask with the hull of the other views
     inconsistent: dict[str, str]  # reasons by view
     outline_error: float  # mean, as a share of the longest side; 0 below the resolution
@@ -50,8 +47,8 @@ class MaskAgreement:
 def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreement | None:
     """Compare masks, at the size of their images, with the visual hull of the others.
 
-    Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there
-    are too few masks, or too few points inside of them.
+    Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there are
+    too few masks, or too few points inside of them.
     """
     views = [_View(camera) for camera in cameras]
     if len(views) < MIN_VIEWS or len(points) < _MIN_POINTS:
@@ -165,10 +162,7 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
 
 
 def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
-    """IoU of a mask and the hull of the others, and how far it reaches beyond the hull in pixels.
-
-    A hull may be larger than the object, but no correct mask reaches beyond it.
-    """
+    """IoU of a mask and the hull of the others, and how many pixels it reaches beyond that."""
     union = int((mask | silhouette).sum())
     both = int((mask & silhouette).sum())
     outline = int((mask & ~eroded(mask, 1)).sum())

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reprojection checks of a COLMAP model: wrong poses and points are estimated again.
 
-A pose or a point that was changed after the reconstruction no longer fits the keypoints that are
-stored with it. The keypoints of an image and the points that the other images agree on give its
-pose (PnP in RANSAC). A point that does not fit its track is triangulated again, or removed.
+The keypoints of an image and the points that the other images agree on give its pose (PnP in
+RANSAC). A point that does not fit its track is triangulated again, or removed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
 
     Args:
         model: ``pycolmap.Reconstruction``, changed in place. Very large ones are left as they are.
-        notify: Called with one line for the images and one for the points.
     """
     if model.compute_num_observations() > _MAX_OBSERVATIONS:
         return

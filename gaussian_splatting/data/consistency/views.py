@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which views of a capture contradict the others, and the masks of the views that stay.
 
-Nothing can be learned from a view with a wrong pose, image or mask, and rules that combine views
-suffer from it. Such views are left out of training; held-out ones are measured apart.
+Views with a wrong pose, image or mask are left out of training; held-out ones are measured apart.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CheckedViews:
-    """Views of a capture after the checks."""
-
     cameras: list[Camera]  # at the size of their images, with masks, in the given order
     # Reasons by name; those whose image does not fit are not in cameras.
     dropped: dict[str, str] = field(default_factory=dict)

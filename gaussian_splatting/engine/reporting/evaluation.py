@@ -30,8 +30,6 @@ from sugar_utils.errors import UserError
 
 @dataclass(frozen=True)
 class ViewScore:
-    """Scores of one view."""
-
     name: str
     l1: float
     psnr: float
@@ -93,14 +91,10 @@ def evaluate(
     """Render views and compare them with their photographs, one at a time.
 
     Args:
-        render: Returns the float render of a camera; it is clamped to [0, 1] here. (H, W, 3)
-        load_image: Returns the photograph of a camera, on any device. (H, W, 3) uint8, or
-            (H, W, 4) with a mask, as of :meth:`ImageStore.shown`
+        render: Returns the float render of a camera. (H, W, 3)
+        load_image: Returns the photograph of a camera. (H, W, 3) or (H, W, 4) uint8
         quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is
             0.006 dB and one of 40 dB is 0.06 dB above that of the saved image.
-
-    Raises:
-        ValueError: There are no cameras.
     """
     scores = []
     for camera in cameras:

@@ -61,7 +61,6 @@ class Reporter:
         """Means of the last evaluation, over whole pictures and what masks count of them."""
 
     def close_events(self) -> None:
-        """Let go of the event files, so that they can be moved."""
         self._logger.close()
 
     def open_events(self, tensorboard_dir: Path) -> None:
@@ -91,7 +90,6 @@ class Reporter:
         return shown
 
     def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
-        """Write scalars and histograms of one iteration."""
         model = self._stage.model
         usage = memory_usage(model.device)
         self._logger.scalars(

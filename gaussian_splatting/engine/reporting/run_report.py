@@ -36,11 +36,7 @@ Curves = Mapping[str, list[Point]]
 
 
 def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
-    """Write ``report.html`` into a run's folder.
-
-    Returns:
-        The file, or None.
-    """
+    """Write ``report.html`` into a run's folder."""
 
     def build() -> Page:
         folder = run_directory.resolve()
@@ -114,7 +110,6 @@ def _quiet_tensorboard() -> Iterator[None]:
 
 
 def last_value(curves: Curves, name: str) -> float | None:
-    """Last point of a curve; None without any."""
     points = curves.get(name)
     return points[-1][1] if points else None
 

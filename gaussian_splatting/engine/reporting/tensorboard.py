@@ -98,12 +98,7 @@ class RunLogger:
                 self._add(iteration, summary=found)
 
     def images(self, images: Mapping[str, Tensor | np.ndarray], iteration: int) -> None:
-        """Add pictures.
-
-        Args:
-            images: (H, W, 3) or (H, W), uint8 or float in [0, 1] (clamped, NaN shown black), by
-                name.
-        """
+        """Add pictures by name: (H, W, 3) or (H, W), uint8 or float in [0, 1], NaN shown black."""
         for name, image in images.items() if self._file is not None else ():
             pixels = torch.as_tensor(image).detach()
             if pixels.dtype.is_floating_point:
@@ -114,7 +109,6 @@ class RunLogger:
             self._add(iteration, summary=found)
 
     def close(self) -> None:
-        """End the event file."""
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -150,11 +144,7 @@ class RunLogger:
 def subsample(
     tensor: Tensor, name: str, iteration: int, activation: Activation | None = None
 ) -> np.ndarray:
-    """At most ``MAX_HISTOGRAM_VALUES`` finite values of a tensor, chosen by name and iteration.
-
-    Returns:
-        float32, in one dimension.
-    """
+    """At most ``MAX_HISTOGRAM_VALUES`` finite values of a tensor, chosen by name and iteration."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() > MAX_HISTOGRAM_VALUES:
         # Random, not every n-th: a stride that is a multiple of 3 would see only the x of xyz.

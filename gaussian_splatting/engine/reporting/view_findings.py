@@ -178,9 +178,6 @@ def find(
 
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
     any other program.
-
-    Args:
-        load_image: Returns the photograph of a camera. (H, W, 3) uint8
     """
     foggy: list[float] = []
     overlap: list[float] = []
@@ -244,12 +241,7 @@ def find(
 
 
 def constant_psnr(photograph: Tensor, counted: Tensor | None = None) -> float:
-    """PSNR of the best image of one colour, in dB; at most 100.
-
-    Args:
-        photograph: (H, W, 3) uint8
-        counted: Pixels that count; None for all. (H, W) bool
-    """
+    """PSNR of the best image of one colour for (H, W, 3) uint8, in dB; at most 100."""
     pixels = photograph.reshape(-1, 3) if counted is None else photograph[counted]
     if len(pixels) == 0:
         return 100.0
@@ -298,19 +290,12 @@ def depth_picture(depth: Tensor, far: Tensor | float) -> Tensor:
 
 
 def normal_picture(normal: Tensor) -> Tensor:
-    """Normals as colours: x right is red, y up green, towards the camera blue.
-
-    (H, W, 3) in camera axes -> (H, W, 3) uint8
-    """
+    """Normals in camera axes as colours: x right red, y up green, towards the camera blue."""
     return to_uint8((normal * normal.new_tensor([1.0, -1.0, -1.0]) + 1) / 2)
 
 
 def farthest(depth: Tensor) -> Tensor:
-    """Depth that is drawn white: nearly the largest, so that a stray Gaussian does not count.
-
-    But not far behind what is near, as a shell in the distance would leave all else black. Pixels
-    without a depth do not count.
-    """
+    """Depth that is drawn white: nearly the largest, but not far behind what is near."""
     values = depth.flatten()
     values = values[:: max(1, values.numel() // _SAMPLED_PIXELS)]
     values = values[(values > 0) & values.isfinite()]
@@ -373,14 +358,11 @@ class FailedResult(UserError):
 
 
 def problem_of(figures: Mapping[str, Any]) -> str | None:
-    """What is wrong with a result: the problem, its likely cause and a remedy, in one line.
+    """What is wrong with a result, its likely cause and a remedy in one line; None for nothing.
 
     Args:
         figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),
             ``gap``, ``mask_iou`` and ``covered_share``.
-
-    Returns:
-        The line; None for a result within all limits.
     """
     psnr, constant = figures.get("psnr"), figures.get("constant_psnr")
     if psnr is not None and constant is not None and psnr < constant + MIN_GAIN:
