@@ -12,11 +12,11 @@ from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.densification import DensificationConfig, PruningScores, ScoreConfig
 from gaussian_splatting.rasterization import project, rasterize
-from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
 from gaussian_splatting.vanilla.robust import RobustConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization.intersection_prediction import PredictedIntersections
+from gaussian_splatting.rasterization.projection import PredictedIntersections
 from sugar_utils.errors import TrainingError
 
 MAX_SCALE_IN_EXTENTS = 1e4

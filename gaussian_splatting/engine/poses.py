@@ -27,7 +27,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import VisitedAdam, fit_gain_and_offset, rate_at
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
-from gaussian_splatting.rasterization.reference import sh_basis_reference
+from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
 
 WAY = 0.03
@@ -250,11 +250,11 @@ def rotation_generators() -> Tensor:
     rng = torch.Generator("cpu").manual_seed(0)
     directions = torch.randn(_DIRECTIONS, 3, generator=rng, dtype=torch.float64, device="cpu")
     directions = torch.nn.functional.normalize(directions, dim=1)
-    basis = sh_basis_reference(directions)[:, 1:]
+    basis = sh_basis_of(directions)[:, 1:]
     found = []
     for axis in torch.eye(3, dtype=torch.float64, device="cpu"):
         # The turned function has at d the value that the function has at d turned back.
         back = -torch.linalg.cross(axis.expand_as(directions), directions)
-        _, slope = torch.autograd.functional.jvp(sh_basis_reference, directions, back)
+        _, slope = torch.autograd.functional.jvp(sh_basis_of, directions, back)
         found.append(torch.linalg.lstsq(basis, slope[:, 1:]).solution)
     return torch.stack(found)

@@ -38,7 +38,7 @@ from gaussian_splatting.rasterization import (
     plain_background,
     render_view,
 )
-from gaussian_splatting.rasterization.intersection_prediction import (
+from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
 )

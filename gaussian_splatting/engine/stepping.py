@@ -24,7 +24,7 @@ from gaussian_splatting.engine.guard import check_parameters, check_step
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.training_views import SizedViews, ViewSampler
-from gaussian_splatting.rasterization.intersection_prediction import (
+from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PairsMissed,
 )

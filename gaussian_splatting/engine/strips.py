@@ -31,7 +31,7 @@ from gaussian_splatting.rasterization import (
     TileLists,
     channel_background,
 )
-from gaussian_splatting.rasterization.intersection_prediction import (
+from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
 )

@@ -7,7 +7,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
 import warp as wp
 
 from gaussian_splatting.rasterization.projection import MIN_ITEMS
@@ -68,22 +67,19 @@ class TileKernels:
         self.backward = _backward_kernel(common)
         self.sum_pairs = _sum_kernel(header + "typedef unsigned long long size;\n")
 
-    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
         launch(self.forward, n_tiles, inputs)
 
-    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
         """Fill the rows of the pairs in some tiles."""
         launch(self.backward, n_tiles, inputs)
 
-    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
         """Add the rows of each splat's pairs to its gradients."""
         launch(self.sum_pairs, n_splats, inputs, min_items=MIN_ITEMS)
 
 
-@functools.cache
-def tile_kernels(n_channels: int) -> TileKernels:
-    """Kernels for splats of ``n_channels`` channels, made once."""
-    return TileKernels(n_channels)
+tile_kernels = functools.cache(TileKernels)
 
 
 def _forward_kernel(common: str) -> Any:

@@ -28,8 +28,14 @@ from gaussian_splatting.rasterization.gradient_sums_cuda import (
     store_row_function,
     sum_kernel,
 )
-from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
-from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE, TRANSMITTANCE_MIN
+from gaussian_splatting.rasterization.projection_kernels import (
+    ALPHA_MAX,
+    ALPHA_MIN,
+    HEADER,
+    SPLAT_HEADER,
+    TILE,
+    TRANSMITTANCE_MIN,
+)
 from sugar_utils.prepared_launch import TypedTensor
 from sugar_utils.warp_launch import as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
@@ -294,25 +300,22 @@ class BlockKernels:
         self.backward = _backward_kernel(n_channels)
         self.sum_pairs = sum_kernel(n_channels)
 
-    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:]]
-        _launch_on_tiles(self.forward, n_tiles, inputs, device)
+        _launch_on_tiles(self.forward, n_tiles, inputs, inputs[5].device)
 
-    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
         """Fill the rows of the pairs in some tiles."""
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:-1], as_rows(inputs[-1])]
-        _launch_on_tiles(self.backward, n_tiles, inputs, device)
+        _launch_on_tiles(self.backward, n_tiles, inputs, inputs[5].device)
 
-    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
         """Add the rows of each splat's pairs to its gradients."""
         inputs = [*inputs[:6], as_rows(inputs[6]), *inputs[7:]]
-        launch_sums(self.sum_pairs, n_splats, inputs, device)
+        launch_sums(self.sum_pairs, n_splats, inputs, inputs[2].device)
 
 
-@functools.cache
-def block_kernels(n_channels: int) -> BlockKernels:
-    """Kernels for splats of ``n_channels`` channels, made once."""
-    return BlockKernels(n_channels)
+block_kernels = functools.cache(BlockKernels)
 
 
 def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any], device: torch.device) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.rasterization.projection import Projection
+from gaussian_splatting.rasterization.projection_kernels import TILE
 from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
-from gaussian_splatting.rasterization.view import TILE
 
 
 class Rasterizer:
@@ -146,7 +146,7 @@ def blend_rows(
         first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
         background, pixels, transmittance, last,
     ]  # fmt: skip
-    _kernels(device, blocks, n_channels).launch_forward(count, inputs, device)
+    _kernels(device, blocks, n_channels).launch_forward(count, inputs)
     return BlendedRows(pixels, transmittance, last, rows)
 
 
@@ -177,12 +177,12 @@ def backpropagate_rows(
         background, blended.transmittance, blended.last, d_pixels.contiguous(),
         d_transmittance.contiguous(), gradient_sums,
     ]  # fmt: skip
-    kernels.launch_backward(count, inputs, device)
+    kernels.launch_backward(count, inputs)
     inputs = [
         first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
         gradient_sums, gradients.means2d, gradients.splats,
     ]  # fmt: skip
-    kernels.launch_sums(splats.shape[0], inputs, device)
+    kernels.launch_sums(splats.shape[0], inputs)
 
 
 def _kernels(device: torch.device, blocks: bool | None, n_channels: int) -> Any:

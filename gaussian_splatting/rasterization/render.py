@@ -16,10 +16,14 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection import Projection, project
-from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
+from gaussian_splatting.rasterization.projection_kernels import (
+    ALPHA_MAX,
+    ALPHA_MIN,
+    SPLAT_HEADER,
+    TILE,
+)
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend
 from gaussian_splatting.rasterization.tile_lists import build_tile_lists
-from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE
 from sugar_utils.device import constants
 from sugar_utils.warp_launch import launch
 

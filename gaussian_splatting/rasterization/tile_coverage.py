@@ -13,8 +13,13 @@ from typing import Any
 
 import warp as wp
 
-from gaussian_splatting.rasterization.projection_kernels import Channels, project_one, vec3bf
-from gaussian_splatting.rasterization.view import TILE, View
+from gaussian_splatting.rasterization.projection_kernels import (
+    TILE,
+    Channels,
+    View,
+    project_one,
+    vec3bf,
+)
 
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.

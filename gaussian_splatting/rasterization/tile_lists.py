@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gaussian_splatting.rasterization.blend_cpu import sort_pairs, sort_splats
 from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
+from gaussian_splatting.rasterization.projection_kernels import n_tiles
 from gaussian_splatting.rasterization.tile_coverage import list_tiles, place_pairs
-from gaussian_splatting.rasterization.view import n_tiles
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
 
