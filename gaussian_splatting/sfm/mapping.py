@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,6 +29,11 @@ class Models:
     # Pycolmap's reconstruction with most photographs; None if there is no model.
     largest: Any | None
     registered: list[list[str]]
+
+    @property
+    def n_placed(self) -> int:
+        """Photographs of the largest model."""
+        return len(self.registered[0]) if self.registered else 0
 
 
 def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
@@ -128,18 +134,9 @@ def _incremental(
     options.min_model_size = SMALLEST_MODEL
     # Colours come from the undistorted photographs, which are read anyway.
     options.extract_colors = False
-    placed = 0
-
-    def one_more() -> None:
-        nonlocal placed
-        placed += 1
-        advance(placed)
-
-    def two_more() -> None:
-        one_more()
-        one_more()
-
+    placed = itertools.count(1)
     return pycolmap.incremental_mapping(
         str(database), str(folder), str(folder), options,
-        initial_image_pair_callback=two_more, next_image_callback=one_more,
+        initial_image_pair_callback=lambda: (next(placed), advance(next(placed))),
+        next_image_callback=lambda: advance(next(placed)),
     )  # fmt: skip

@@ -91,23 +91,18 @@ def create_database(
             lens = camera_model or fallback, focal, first.width, first.height
             camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, *lens)
             camera.has_prior_focal_length = first.focal is not None
-            camera_id = database.write_camera(camera)
+            kind = pycolmap.SensorType.CAMERA
+            sensor = pycolmap.sensor_t(kind, database.write_camera(camera))
             rig = pycolmap.Rig()
-            rig.add_ref_sensor(pycolmap.sensor_t(pycolmap.SensorType.CAMERA, camera_id))
-            rig_id = database.write_rig(rig)
-            numbers |= {index: (camera_id, rig_id) for index in group}
+            rig.add_ref_sensor(sensor)
+            numbers |= dict.fromkeys(group, (sensor, database.write_rig(rig)))
         for index in range(len(photographs)):
-            _write_photograph(database, database_name(index), *numbers[index])
-
-
-def _write_photograph(database: Any, name: str, camera_id: int, rig_id: int) -> None:
-    pycolmap = load_pycolmap()
-    image_id = database.write_image(pycolmap.Image(name=name, camera_id=camera_id))
-    frame = pycolmap.Frame()
-    frame.rig_id = rig_id
-    sensor = pycolmap.sensor_t(pycolmap.SensorType.CAMERA, camera_id)
-    frame.add_data_id(pycolmap.data_t(sensor, image_id))
-    database.write_frame(frame)
+            sensor, rig_id = numbers[index]
+            image = pycolmap.Image(name=database_name(index), camera_id=sensor.id)
+            frame = pycolmap.Frame()
+            frame.rig_id = rig_id
+            frame.add_data_id(pycolmap.data_t(sensor, database.write_image(image)))
+            database.write_frame(frame)
 
 
 def extract_features(
@@ -133,12 +128,13 @@ def extract_features(
         return index, *_features_of(photographs[index], masks[index], longest_side, options)
 
     with pycolmap.Database.open(str(path)) as database:
-        waiting = [
-            index for index in range(len(photographs)) if not database.exists_descriptors(index + 1)
-        ]
-        done = len(photographs) - len(waiting)
+        n = len(photographs)
+        waiting = [index for index in range(n) if not database.exists_descriptors(index + 1)]
+        done = n - len(waiting)
         advance(done)
-        for index, keypoints, descriptors in _in_order(find, waiting, _workers(longest_side)):
+        room, each = available_bytes() or 2 << 30, _BYTES_PER_PIXEL * longest_side**2
+        n_workers = max(1, min(os.cpu_count() or 1, room // 2 // each))
+        for index, keypoints, descriptors in _in_order(find, waiting, n_workers):
             # Both or none, should the process be killed between them.
             transaction = pycolmap.DatabaseTransaction(database)
             # There are some if the disk was full when their descriptors should have followed.
@@ -170,12 +166,6 @@ def _features_of(
     scale = np.array([photograph.width / width, photograph.height / height])
     keypoints = keypoints * np.array([*scale, scale.mean(), 1.0])
     return keypoints.astype(np.float32), descriptors
-
-
-def _workers(longest_side: int) -> int:
-    room = available_bytes() or 2 << 30
-    each = _BYTES_PER_PIXEL * longest_side**2
-    return max(1, min(os.cpu_count() or 1, room // 2 // each))
 
 
 def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) -> Iterator[Any]:
@@ -250,16 +240,10 @@ def match_pairs(
             part = waiting[first : first + _PART]
             text = "".join(f"{database_name(i)} {database_name(j)}\n" for i, j in part)
             Path(pairing.match_list_path).write_text(text, encoding="utf-8")
-            pycolmap.match_image_pairs(
-                str(path), matching, pairing, verification, pycolmap.Device.cpu
-            )
+            device = pycolmap.Device.cpu
+            pycolmap.match_image_pairs(str(path), matching, pairing, verification, device)
             done += len(part)
             advance(done)
-
-
-def _pair(key: int) -> tuple[int, int]:
-    i, j = load_pycolmap().pair_id_to_image_pair(key)
-    return min(i, j) - 1, max(i, j) - 1
 
 
 def verified_matches(path: Path) -> dict[tuple[int, int], int]:
@@ -267,7 +251,8 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     pycolmap = load_pycolmap()
     with pycolmap.Database.open(str(path)) as database:
         keys, counts = database.read_two_view_geometry_num_inliers()
-    return {_pair(key): count for key, count in zip(keys, counts, strict=True) if count > 0}
+    pairs = [sorted(pycolmap.pair_id_to_image_pair(key)) for key in keys]
+    return {(i - 1, j - 1): n for (i, j), n in zip(pairs, counts, strict=True) if n > 0}
 
 
 MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)

@@ -45,8 +45,8 @@ from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
 
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
-RECORD = "convert.json"
-PAGE = "convert.html"
+_PLACES = (INPUT, IMAGES, ".")  # where photographs are looked for
+RECORD, PAGE = "convert.json", "convert.html"
 
 
 class ConvertRecord(msgspec.Struct):
@@ -100,7 +100,7 @@ def needs_cameras(path: Path) -> bool:
         return _has_changed(root, path)
     if root != path:
         return path.is_file()
-    return any(_pictures_in(root, name) for name in (INPUT, IMAGES, ".")) or bool(_videos_of(root))
+    return any(_pictures_in(root, name) for name in _PLACES) or bool(_videos_of(root))
 
 
 def _has_changed(root: Path, path: Path) -> bool:
@@ -153,29 +153,23 @@ def find_source(path: Path) -> Source:
         )
     began = read_record(root).get("source")
     if isinstance(began, str) and began not in ("", INPUT, IMAGES):
-        if began == ".":
-            return Source(root, root)
-        return Source(root, root / INPUT, Path(began))
-    for name in (INPUT, IMAGES, "."):
+        return Source(root, root) if began == "." else Source(root, root / INPUT, Path(began))
+    for name in _PLACES:
         if _pictures_in(root, name):
-            return Source(root, root if name == "." else root / name)
+            return Source(root, root / name)
     videos = _videos_of(root)
     if len(videos) > 1:
         names = ", ".join(video.name for video in videos[:3])
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    raise _nothing_found(root)
-
-
-def _nothing_found(root: Path) -> UserError:
-    raw = [path for name in (INPUT, IMAGES, ".") for path in raw_files(root / name)]
+    raw = [path for name in _PLACES for path in raw_files(root / name)]
     if raw:
-        return UserError(
+        raise UserError(
             f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
             "to JPEG first"
         )
-    return UserError(
+    raise UserError(
         f"{root}: no photographs; put them, or a video, into {root / INPUT}, or name a video "
         "with -s"
     )
@@ -385,30 +379,23 @@ def _save(picture: Image.Image, path: Path) -> None:
 def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path) -> None:
     """Write the model of the flat photographs, coloured by them."""
     pycolmap = load_pycolmap()
-    model = read_reconstruction(source)
+    model, options = read_reconstruction(source), pycolmap.UndistortCameraOptions()
+    lenses = {number: lens for number, lens in model.cameras.items() if not lens.is_undistorted()}
+    flat = {number: pycolmap.undistort_camera(options, lens) for number, lens in lenses.items()}
     for image in model.images.values():
-        lens = model.cameras[image.camera_id]
-        if image.num_points2D() and not lens.is_undistorted():
-            _flatten_points(image.points2D, lens)
+        number = image.camera_id
+        if image.num_points2D() and number in flat:
+            # Observed points move to where the flat photograph shows them.
+            rays = lenses[number].cam_from_img(image.points2D)
+            rays = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)
+            for point, xy in zip(image.points2D, flat[number].img_from_cam(rays), strict=True):
+                point.xy = xy
         image.name = by_name[image.name].flat_name
-    for camera_id in list(model.cameras):
-        lens = model.cameras[camera_id]
-        if not lens.is_undistorted():
-            flat = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
-            lens.mergedict(flat.todict())
+    for number, lens in flat.items():
+        model.cameras[number].mergedict(lens.todict())
     model.extract_colors_for_all_images(str(folder / "images"))
     target, fresh = folder / "sparse", folder / ".sparse.new"
     shutil.rmtree(fresh, ignore_errors=True)
     write_model(model, fresh / "0")
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
-
-
-def _flatten_points(points: Any, lens: Any) -> None:
-    """Move observed points to where the flat photograph shows them."""
-    pycolmap = load_pycolmap()
-    flat = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
-    rays = lens.cam_from_img(points)
-    moved = flat.img_from_cam(np.concatenate([rays, np.ones((len(rays), 1))], axis=1))
-    for point, xy in zip(points, moved, strict=True):
-        point.xy = xy
