@@ -116,7 +116,11 @@ def read_colmap(
     if distorted:
         jobs = [(index, lens) for index, lens in distorted if cameras[index].image_path]
         cache = cache_folder(cache_root or images.root.parent)
-        _notify_distortion(distorted, cache, notify)
+        models = sorted({lens.model_name for _, lens in distorted})
+        notify(
+            f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
+            f"undistorted copies in {cache}; the originals stay as they are"
+        )
         _undistort_photographs(cameras, jobs, cache)
     points, points_rgb = _points(reconstruction, folder)
     observed = _observations(reconstruction)
@@ -299,16 +303,6 @@ def _fit(reconstruction: Any, image_id: int) -> ViewFit:
     return ViewFit(len(seen), float(np.median(np.where(view[:, 2] > 0, apart, np.inf))))
 
 
-def _notify_distortion(
-    distorted: Sequence[tuple[int, Any]], cache: Path, notify: Callable[[str], None]
-) -> None:
-    models = sorted({lens.model_name for _, lens in distorted})
-    notify(
-        f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
-        f"undistorted copies in {cache}; the originals stay as they are"
-    )
-
-
 def cache_folder(scene_root: Path) -> Path:
     """Folder for undistorted copies and predicted masks: in the scene, else a temporary one."""
     try:
@@ -326,7 +320,11 @@ def _undistort_photographs(
     def work(job: tuple[int, Any]) -> Path:
         index, lens = job
         source = cameras[index].image_path
-        target = cache / _cache_name(cameras[index].name, lens, source)
+        name = cameras[index].name
+        lens_key = hashlib.blake2b(lens_text(lens).encode(), digest_size=8).hexdigest()
+        file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
+        file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
+        target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
         if not target.is_file():
             _undistort_file(source, lens, cameras[index].name, target)
         return target
@@ -337,14 +335,6 @@ def _undistort_photographs(
             cameras[index] = replace(
                 cameras[index], image_path=target, source_path=source, lens=lens_text(lens)
             )
-
-
-def _cache_name(name: str, lens: Any, source: Path) -> str:
-    """Name of a copy, which changes with the lens and with what is in the file."""
-    lens_key = hashlib.blake2b(lens_text(lens).encode(), digest_size=8).hexdigest()
-    file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
-    file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
-    return f"{lens_key}/{source.stem}-{file_key}.png"
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:

@@ -158,7 +158,17 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
     if asked == NONE:
         return None
     if asked == ALPHA:
-        return _of_alpha(cameras, root, mode)
+        masks = [
+            ViewMask(camera.image_path, mode, alpha=True)
+            if camera.image_path is not None and _is_transparent(camera.image_path)
+            else None
+            for camera in cameras
+        ]
+        if not any(masks):
+            raise UserError(
+                f"--masks alpha: no photograph of {root} has an alpha channel; make masks"
+            )
+        return "alpha channels", masks
     if asked is not None:
         folder = next((p for p in (root / asked, Path(asked)) if p.is_dir()), None)
         if folder is None:
@@ -172,18 +182,6 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
         place = f"named by transforms*.json of {root}"
         return place, [_of_file(c, path, mode) for c, path in zip(cameras, named, strict=True)]
     return None
-
-
-def _of_alpha(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _Found:
-    masks = [
-        ViewMask(camera.image_path, mode, alpha=True)
-        if camera.image_path is not None and _is_transparent(camera.image_path)
-        else None
-        for camera in cameras
-    ]
-    if not any(masks):
-        raise UserError(f"--masks alpha: no photograph of {root} has an alpha channel; make masks")
-    return "alpha channels", masks
 
 
 def _is_transparent(path: Path) -> bool:

@@ -108,10 +108,8 @@ class SeenPoints:
 
 def hardly_known(observations: Observations | None, options: ViewOptions) -> dict[str, str]:
     """Views that the reconstruction knows too little about, by name, with the reason."""
-    return _weak({} if observations is None else observations.fits, options.min_observations)
-
-
-def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:
+    fits = {} if observations is None else observations.fits
+    least = options.min_observations
     if least <= 0 or not fits:
         return {}
     if np.median([fit.n_points for fit in fits.values()]) < DENSE * least:

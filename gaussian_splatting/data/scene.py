@@ -112,7 +112,11 @@ def load_scene(
     root = _checked_root(root)
     source = _read_source(root, images_dir, seed, False, view_options, notify)
     if source is None:
-        raise _nothing_found(root)
+        raise UserError(
+            f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
+            "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
+            "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
+        )
     if source.test is not None:
         train, test = _by_name(source.train), _by_name(source.test)
         if not eval_split:
@@ -206,14 +210,6 @@ def _checked_root(root: Path | str) -> Path:
     if not root.is_dir():
         raise UserError(f"{root}: no such scene folder; check -s")
     return root
-
-
-def _nothing_found(root: Path) -> UserError:
-    return UserError(
-        f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
-        "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
-        "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
-    )
 
 
 def _read_source(

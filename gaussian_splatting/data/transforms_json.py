@@ -145,7 +145,16 @@ def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[
 
 def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: Path) -> Camera:
     place = f"{path}, {frame.file_path}"
-    rotation, translation = _pose(place, frame)
+    matrix = np.array(frame.transform_matrix)
+    axes = matrix[:3, :3]
+    # Numbers so large that their squares overflow are no axes either.
+    good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
+    if not good or np.linalg.det(axes) <= 0:
+        raise UserError(f"{place}: transform_matrix is no camera pose; fix the file")
+    # Decimal files are orthonormal to a few digits only: take the nearest rotation.
+    left, _, right = np.linalg.svd(axes)
+    rotation = ((left @ right) * (1, -1, -1)).T
+    translation = -rotation @ matrix[:3, 3]
     values = _Values(frame, content)
     _check_lens(place, values)
     file_width, file_height = image_size(file)
@@ -214,16 +223,3 @@ def _focal(angle: float | None, size: int) -> float | None:
     if angle is None or not 0 < angle < math.pi:
         return None
     return size / (2 * math.tan(angle / 2))
-
-
-def _pose(place: str, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
-    matrix = np.array(frame.transform_matrix)
-    axes = matrix[:3, :3]
-    # Numbers so large that their squares overflow are no axes either.
-    good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
-    if not good or np.linalg.det(axes) <= 0:
-        raise UserError(f"{place}: transform_matrix is no camera pose; fix the file")
-    # Decimal files are orthonormal to a few digits only: take the nearest rotation.
-    left, _, right = np.linalg.svd(axes)
-    rotation = ((left @ right) * (1, -1, -1)).T
-    return rotation, -rotation @ matrix[:3, 3]

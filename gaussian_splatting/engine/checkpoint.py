@@ -348,17 +348,13 @@ def _check_model(state: Mapping[str, Tensor]) -> None:
     if n == 0:
         raise ValueError("there are no Gaussians")
     if bound and points is not None:
-        _check_mesh(state, points.shape[0])
-
-
-def _check_mesh(state: Mapping[str, Tensor], n_vertices: int) -> None:
-    faces, thickness = state[FACES], state.get(THICKNESS)
-    if faces.is_floating_point() or faces.dim() != 2 or faces.shape[1] != 3 or not len(faces):
-        raise ValueError(f"{FACES} is no list of triangles")
-    if not 0 <= int(faces.min()) <= int(faces.max()) < n_vertices:
-        raise ValueError(f"{FACES} names vertices that are not there")
-    if thickness is not None and (thickness.numel() != 1 or float(thickness) < 0):
-        raise ValueError(f"{THICKNESS} is no thickness")
+        faces, thickness = state[FACES], state.get(THICKNESS)
+        if faces.is_floating_point() or faces.dim() != 2 or faces.shape[1] != 3 or not len(faces):
+            raise ValueError(f"{FACES} is no list of triangles")
+        if not 0 <= int(faces.min()) <= int(faces.max()) < len(points):
+            raise ValueError(f"{FACES} names vertices that are not there")
+        if thickness is not None and (thickness.numel() != 1 or float(thickness) < 0):
+            raise ValueError(f"{THICKNESS} is no thickness")
 
 
 def _check_optimizer(optimizer: _Optimizer, state: Mapping[str, Tensor]) -> None:

@@ -133,7 +133,9 @@ class Trainer:
     def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
         """Train, and do all that is done once: show, measure, save."""
         if self._run.replaces:
-            self._read_all_photographs()
+            self._console.info(f"reading all photographs before the run in {self._run.path} goes")
+            for camera in [*self._cameras, *self._scene.test_cameras]:
+                self._images.get(camera)
         self._record("running", timings)
         reporter = Reporter(
             self._stage, self._console, self._run.tensorboard, start, self._scene, timings
@@ -184,11 +186,6 @@ class Trainer:
         """Before a checkpoint: whether all processes hold what it will say."""
         if self._config.checkpoint_due(iteration) or iteration == self._config.last:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
-
-    def _read_all_photographs(self) -> None:
-        self._console.info(f"reading all photographs before the run in {self._run.path} goes")
-        for camera in [*self._cameras, *self._scene.test_cameras]:
-            self._images.get(camera)
 
     def _check_views(self, iteration: int) -> None:
         """Leave out training views that the model contradicts; all processes find the same."""
@@ -265,35 +262,28 @@ class Trainer:
                 },
             },
         )
-        self._check_kept(path)
-        if self._run.replaces:
-            self._replace_other(path, reporter)
-        self._store.prune()
-        self._console.info(f"saved {path}")
-        return path
-
-    def _check_kept(self, checkpoint: Path) -> None:
-        """Take a checkpoint back that was written into a folder without a run."""
         try:
             self._run.check_present()
         except UserError:
-            checkpoint.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise
+        if self._run.replaces:
+            self._console.close()
+            reporter.close_events()
+            try:
+                self._run.replace_other(path)
+            finally:
+                self._console.open_log(self._run.log)
+                reporter.open_events(self._run.tensorboard)
+            self._console.info(f"the run that was in {self._run.path} is replaced")
+        self._store.prune()
+        self._console.info(f"saved {path}")
+        return path
 
     def _record(self, status: str, timings: dict[str, dict[str, float]], **more: Any) -> None:
         views = self._scene.record()
         views["dropped_views"] = {**views["dropped_views"], **self._left_out}
         self._run.record(status, timings=timings, **views, **more)
-
-    def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
-        self._console.close()
-        reporter.close_events()
-        try:
-            self._run.replace_other(checkpoint)
-        finally:
-            self._console.open_log(self._run.log)
-            reporter.open_events(self._run.tensorboard)
-        self._console.info(f"the run that was in {self._run.path} is replaced")
 
     def _restore(self, plan: ResumePlan) -> int:
         payload: dict[str, Any] = plan.payload

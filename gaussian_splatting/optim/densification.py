@@ -310,7 +310,11 @@ class PruningScores:
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             with torch.no_grad():
                 image = exposed_strip(maps, seen.exposure, seen.inside)
-                wrong = _wrong(image, maps, seen.photograph, self._config.error)
+                error = (image - maps.part_of(seen.photograph[..., :3])).abs().mean(dim=-1)
+                counted = is_counted(seen.photograph)
+                if counted is not None:
+                    error = error * counted[maps.shown.start : maps.shown.stop]
+                wrong = (error > self._config.error).to(error.dtype)
                 sent = torch.stack([wrong, torch.ones_like(wrong)], dim=-1)[maps.counted]
             return (maps.features[maps.counted] * sent).sum(), {}
 
@@ -362,11 +366,3 @@ class PruningScores:
 
     def restart(self, n: int) -> None:
         self.sums = self.sums.new_zeros(n, N_SCORES + 1)
-
-
-def _wrong(image: Tensor, maps: StripMaps, photograph: Tensor, threshold: float) -> Tensor:
-    error = (image - maps.part_of(photograph[..., :3])).abs().mean(dim=-1)
-    counted = is_counted(photograph)
-    if counted is not None:
-        error = error * counted[maps.shown.start : maps.shown.stop]
-    return (error > threshold).to(error.dtype)

@@ -203,11 +203,6 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]
     """Pairs of photographs by their places in the order, ascending: neighbours and similar ones."""
     if matcher == "exhaustive":
         return sorted(all_pairs(n))
-    alike = similar_pairs(_largest_descriptors(path, n), 10 if matcher == "sequential" else 30)
-    return sorted(alike | neighbour_pairs(n, 10 if matcher == "sequential" else 3))
-
-
-def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
     pycolmap = load_pycolmap()
     found = []
     with pycolmap.Database.open(str(path)) as database:
@@ -215,7 +210,8 @@ def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
             scales = database.read_keypoints(number)[:, 2]
             largest = np.argsort(-scales, kind="stable")[:COMPARED_FEATURES]
             found.append(database.read_descriptors(number).data[largest])
-    return found
+    alike = similar_pairs(found, 10 if matcher == "sequential" else 30)
+    return sorted(alike | neighbour_pairs(n, 10 if matcher == "sequential" else 3))
 
 
 def match_pairs(

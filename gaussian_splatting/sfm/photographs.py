@@ -129,15 +129,6 @@ def _described(path: Path, folder: Path) -> Photograph:
     if orientation in _ON_ITS_SIDE:
         width, height = height, width
     device = " ".join(str(exif.get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL)).strip()
-    return Photograph(
-        name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
-        focal=_focal_pixels(details, width, height), device=device, turned=orientation in _TURNS,
-        depth=depth, transparent=transparent,
-    )  # fmt: skip
-
-
-def _focal_pixels(details: dict, width: int, height: int) -> float | None:
-    """Focal length in pixels, by the 35 mm equivalent or by the pitch of the sensor."""
     equivalent = _number(details.get(_FOCAL_IN_FILM))
     focal = equivalent / FILM_DIAGONAL * math.hypot(width, height)
     if not focal:
@@ -145,7 +136,11 @@ def _focal_pixels(details: dict, width: int, height: int) -> float | None:
         pitch = _number(details.get(_PLANE_RESOLUTION))
         focal = _number(details.get(_FOCAL)) * pitch / unit if unit else 0.0
     # Outside of this are fisheyes, telescopes and wrong tags: better no start than a wrong one.
-    return focal if 0.2 < focal / max(width, height) < 20 else None
+    return Photograph(
+        name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
+        focal=focal if 0.2 < focal / max(width, height) < 20 else None, device=device,
+        turned=orientation in _TURNS, depth=depth, transparent=transparent,
+    )  # fmt: skip
 
 
 def _number(value: object) -> float:

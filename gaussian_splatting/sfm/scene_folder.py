@@ -97,24 +97,19 @@ def needs_cameras(path: Path) -> bool:
     """Whether ``-s`` names a video or photographs without cameras, or with cameras of others."""
     root = scene_root(path)
     if root.is_dir() and _has_cameras(root):
-        return _has_changed(root, path)
+        record = read_record(root)
+        if not record.get("published"):
+            return False
+        began = record["source"]
+        video = path if path != root else None if began in (".", INPUT) else Path(began)
+        source = Source(root, root if began == "." else root / INPUT, video)
+        if not any(file.is_file() for file in _taken(source)):
+            return False
+        known = record.get("taken")
+        return not record.get("finished") or bool(known) and known != source_digest(source)
     if root != path:
         return path.is_file()
     return any(_pictures_in(root, name) for name in _PLACES) or bool(_videos_of(root))
-
-
-def _has_changed(root: Path, path: Path) -> bool:
-    """Whether a published conversion was begun anew, or is of other photographs than are there."""
-    record = read_record(root)
-    if not record.get("published"):
-        return False
-    began = record["source"]
-    video = path if path != root else None if began in (".", INPUT) else Path(began)
-    source = Source(root, root if began == "." else root / INPUT, video)
-    if not any(file.is_file() for file in _taken(source)):
-        return False
-    known = record.get("taken")
-    return not record.get("finished") or bool(known) and known != source_digest(source)
 
 
 def _taken(source: Source) -> list[Path]:

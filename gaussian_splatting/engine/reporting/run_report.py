@@ -60,7 +60,16 @@ def add_run_section(
     page.facts({**own, **{k: v for k, v in (figures or {}).items() if k not in own}}.items())
     if record.get("held_out_note"):
         page.paragraph(f"Held-out views were {record['held_out_note']}.", note=True)
-    _add_phases(page, record, run_directory)
+    timings = record.get("timings", {})
+    page.table(
+        ("phase", "time", "peak memory"),
+        (
+            (name, duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
+            for name, phase in timings.items()
+        ),
+    )
+    if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
+        page.paragraph("This run was continued. What a killed process took is not counted.")
     page.charts(_charts(curves))
     pictures = run_directory / "views.png"
     if pictures.is_file():
@@ -183,25 +192,22 @@ def _add_worst(page: Page, record: Mapping[str, Any], run_directory: Path) -> No
         page.wide_picture(Picture(pictures, "photographs that fit worst, and their renders"))
 
 
-def _add_phases(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
-    timings = record.get("timings", {})
-    page.table(
-        ("phase", "time", "peak memory"),
-        (
-            (name, duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
-            for name, phase in timings.items()
-        ),
-    )
-    if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
-        page.paragraph("This run was continued. What a killed process took is not counted.")
-
-
 def _charts(curves: Curves) -> list[Chart]:
     losses = [name for name in curves if name.startswith("Loss/")]
     losses.sort(key=lambda name: name != _TOTAL)
+    shown = {
+        "Test/PSNR": "held-out",
+        f"Test/{FITTED}": "held-out after gain and offset",
+        f"Test/{POSED}": "held-out after fitted poses",
+        "Training/PSNR": "training",
+    }
     charts = [
         Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
-        Chart("PSNR of held-out and of training views", _psnr_series(curves), y_label="dB"),
+        Chart(
+            "PSNR of held-out and of training views",
+            [Series(label, curves[name]) for name, label in shown.items() if name in curves],
+            y_label="dB",
+        ),
     ]
     counts = {value for _, value in curves.get("Gaussians/count", ())}
     if len(counts) > 1:
@@ -209,16 +215,6 @@ def _charts(curves: Curves) -> list[Chart]:
         charts.append(Chart("Gaussians", series, y_label="number"))
     # A single measurement is a figure, and stands in the table above.
     return [chart for chart in charts if any(len(s.points) > 1 for s in chart.series)]
-
-
-def _psnr_series(curves: Curves) -> list[Series]:
-    shown = {
-        "Test/PSNR": "held-out",
-        f"Test/{FITTED}": "held-out after gain and offset",
-        f"Test/{POSED}": "held-out after fitted poses",
-        "Training/PSNR": "training",
-    }
-    return [Series(label, curves[name]) for name, label in shown.items() if name in curves]
 
 
 def _series(curves: Curves, names: list[str]) -> list[Series]:
