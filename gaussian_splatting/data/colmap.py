@@ -23,7 +23,12 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
+from gaussian_splatting.data.consistency.reconstruction import (
+    MAX_POINTS,
+    Observations,
+    ViewFit,
+    repair_reconstruction,
+)
 from gaussian_splatting.data.images import (
     ImageFolder,
     colors_of,
@@ -34,7 +39,6 @@ from gaussian_splatting.data.images import (
     open_image,
     undistort_plane,
 )
-from gaussian_splatting.data.observations import MAX_POINTS, Observations, ViewFit
 from sugar_utils.errors import UserError
 from sugar_utils.files import (
     atomic_path,

@@ -77,82 +77,72 @@ class DensificationConfig:
         return iteration < self.densify_until_iter and iteration % self.opacity_reset_interval == 0
 
 
-@dataclass
-class DensificationStats:
-    """What is watched between two rounds."""
-
-    gradient_sum: Tensor  # summed norms of the screen-space gradient, (N,)
-    views: Tensor  # views that saw each Gaussian, (N,)
-
-    @classmethod
-    def zeros(cls, n: int, device: torch.device) -> DensificationStats:
-        return cls(torch.zeros(n, device=device), torch.zeros(n, device=device))
-
-    @classmethod
-    def of(cls, d_means2d: Tensor, visible: Tensor, camera: Camera) -> DensificationStats:
-        """What one view says: gradients of projected centres, (N, 2) per pixel, of visible ones."""
-        half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
-        norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
-        seen = visible.to(norm.dtype)
-        return cls(norm * seen, seen)
-
-    def add(self, more: DensificationStats) -> None:
-        """Count what other views said; nothing is allocated."""
-        self.gradient_sum += more.gradient_sum
-        self.views += more.views
-
-    def mean(self) -> Tensor:
-        """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
-        return torch.where(self.views > 0, self.gradient_sum / self.views, 0.0)
-
-    def keep(self, rows: Tensor) -> DensificationStats:
-        """Those of some Gaussians. (N,) bool"""
-        return DensificationStats(self.gradient_sum[rows], self.views[rows])
-
-
-class DensificationStatistics:
-    """Watches the views of a stage between two rounds of densification.
+class ViewSums:
+    """Sums of (N, width) columns over views.
 
     The views of a step have a sum of their own first: the total depends on no order of processes.
     """
 
-    def __init__(self, n: int, device: torch.device) -> None:
-        self.stats = DensificationStats.zeros(n, device)
-        self._step: DensificationStats | None = None
+    def __init__(self, n: int, width: int, device: torch.device) -> None:
+        self.total = torch.zeros(n, width, device=device)
+        self._step: Tensor | None = None
 
-    def see(self, d_means2d: Tensor, visible: Tensor, camera: Camera) -> None:
-        """One more view of this step; arguments as of :meth:`DensificationStats.of`."""
-        stats = DensificationStats.of(d_means2d, visible, camera)
-        if self._step is None:
-            self._step = stats
-        else:
-            self._step.add(stats)
+    def add(self, found: Tensor) -> None:
+        """One more view of this step. (N, width)"""
+        self._step = found if self._step is None else self._step.add_(found)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """What the processes of a run add up before the step is counted."""
-        return () if self._step is None else (self._step.gradient_sum, self._step.views)
+        return () if self._step is None else (self._step,)
 
     def count_step(self) -> None:
         """The step's views count from now on."""
         if self._step is not None:
-            self.stats.add(self._step)
+            self.total += self._step
             self._step = None
 
-    def state(self) -> dict[str, Tensor]:
-        return {"gradient_sum": self.stats.gradient_sum, "views": self.stats.views}
+    def keep(self, rows: Tensor) -> None:
+        """Those of some Gaussians. (N,) bool"""
+        self.total = self.total[rows]
 
-    def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
+    def restart(self, n: int) -> None:
+        """Nothing is known of N Gaussians."""
+        self.total = self.total.new_zeros(n, self.total.shape[1])
+
+
+class DensificationStatistics(ViewSums):
+    """Norms of screen-space gradients, and views that saw a Gaussian, between two rounds."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        super().__init__(n, 2, device)
+
+    def see(self, d_means2d: Tensor, visible: Tensor, camera: Camera) -> None:
+        """One more view: gradients of centres, (N, 2) per pixel, and who was seen, (N,) bool"""
+        half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
+        norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
+        seen = visible.to(norm.dtype)
+        self.add(torch.stack([norm * seen, seen], dim=1))
+
+    def mean(self) -> Tensor:
+        """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
+        gradient_sum, views = self.total.unbind(dim=1)
+        return torch.where(views > 0, gradient_sum / views, 0.0)
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return dict(zip(("gradient_sum", "views"), self.total.unbind(dim=1), strict=True))
+
+    def restore(self, state: dict[str, Any], n: int) -> None:
         """What a checkpoint of N Gaussians has, or fresh ones."""
-        self.stats = DensificationStats.zeros(n, device)
+        self.restart(n)
         if "gradient_sum" in state:
-            self.stats = DensificationStats(
-                state["gradient_sum"].to(device), state["views"].to(device)
-            )
+            saved = torch.stack([state["gradient_sum"], state["views"]], dim=1)
+            self.total = saved.to(self.total.device)
 
 
 def densify_and_prune(
     optimizer: GroupedAdam,
-    stats: DensificationStats,
+    gradient: Tensor,
     config: DensificationConfig,
     *,
     extent: float,
@@ -162,18 +152,18 @@ def densify_and_prune(
     may_grow: Tensor | None = None,
     unused: Tensor | None = None,
     allowed: Callable[[int], int] | None = None,
-) -> DensificationStats:
-    """One round of clone, split and prune; returns fresh statistics.
+) -> None:
+    """One round of clone, split and prune.
 
     The 3DGS rule that also removes Gaussians by their screen radius is left out: its counter is
     cleared by the clone step just before it is read, so it never acts.
 
     Args:
+        gradient: Mean norms of the screen-space gradient. (N,)
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
         unused: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
         allowed: Says how many Gaussians there may be, from how many this round would add.
     """
-    gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
     if sky is not None:
         far = sky.distance(optimizer.parameters["means"].detach())
@@ -197,8 +187,6 @@ def densify_and_prune(
         fits = parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
         keep &= fits if sky is None else fits | (sky.distance(parameters["means"]) > 0)
     optimizer.keep_rows(keep)
-    means = optimizer.parameters["means"]
-    return DensificationStats.zeros(means.shape[0], means.device)
 
 
 def reset_opacity(optimizer: GroupedAdam, sky: SkySphere | None = None) -> None:
@@ -280,17 +268,12 @@ class ScoreConfig:
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 
 
-class PruningScores:
-    """Adds up what the last views before a round of densification say.
-
-    Attributes:
-        sums: Of each Gaussian: pixels in error, pixels, and views that saw it. (N, 3)
-    """
+class PruningScores(ViewSums):
+    """Of each Gaussian: pixels in error, pixels, and views, of the last before a round. (N, 3)"""
 
     def __init__(self, n: int, device: torch.device, config: ScoreConfig | None) -> None:
+        super().__init__(n, N_SCORES + 1, device)
         self._config = config
-        self.sums = torch.zeros(n, N_SCORES + 1, device=device)
-        self._step: Tensor | None = None
 
     def probe(
         self, iteration: int, rules: DensificationConfig, views_per_step: int
@@ -302,7 +285,7 @@ class PruningScores:
         following = -(-iteration // interval) * interval
         if not rules.due(following) or following - iteration >= steps:
             return None
-        return self.sums.new_zeros(self.sums.shape[0], N_SCORES).requires_grad_()
+        return self.total.new_zeros(len(self.total), N_SCORES).requires_grad_()
 
     def term(self, seen: Target) -> ImageTerm:
         """What a view sends back to the features; its loss is always zero."""
@@ -322,34 +305,24 @@ class PruningScores:
 
     def see(self, d_probe: Tensor, visible: Tensor) -> None:
         """One more view of this step: gradient of the probe, (N, 2), and who was seen, (N,) bool"""
-        found = torch.cat([d_probe, visible.to(d_probe.dtype)[:, None]], dim=1)
-        self._step = found if self._step is None else self._step.add_(found)
-
-    def step_statistics(self) -> tuple[Tensor, ...]:
-        """What the processes of a run add up before the step is counted."""
-        return () if self._step is None else (self._step,)
-
-    def count_step(self) -> None:
-        if self._step is not None:
-            self.sums += self._step
-            self._step = None
+        self.add(torch.cat([d_probe, visible.to(d_probe.dtype)[:, None]], dim=1))
 
     def state(self) -> dict[str, Tensor]:
-        return {PRUNING_SCORES: self.sums} if self._config is not None else {}
+        return {PRUNING_SCORES: self.total} if self._config is not None else {}
 
-    def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
+    def restore(self, state: dict[str, Any], n: int) -> None:
         """What a checkpoint of N Gaussians has, or nothing yet."""
         self.restart(n)
         if PRUNING_SCORES in state:
-            self.sums = state[PRUNING_SCORES].to(device)
+            self.total = state[PRUNING_SCORES].to(self.total.device)
 
     def may_grow(self) -> Tensor | None:
         """Gaussians that show more of what is wrong than others. (N,) bool; None: all"""
         if self._config is None:
             return None
-        wrong, _, views = self.sums.unbind(dim=1)
+        wrong, _, views = self.total.unbind(dim=1)
         # By numpy: torch's sums depend on the number of threads.
-        _, shown, seen = self.sums.cpu().numpy().sum(axis=0, dtype=np.float64)
+        _, shown, seen = self.total.cpu().numpy().sum(axis=0, dtype=np.float64)
         enough = self._config.wrong_share * float(shown / max(seen, 1.0))
         return (views > 0) & (wrong >= enough * views)
 
@@ -360,9 +333,6 @@ class PruningScores:
         times = (share * until for share in self._config.removals)
         if not any(iteration < time <= iteration + interval for time in times):
             return None
-        _, shown, views = self.sums.unbind(dim=1)
+        _, shown, views = self.total.unbind(dim=1)
         hidden = (views > 0) & (shown < self._config.shown_pixels * views)
         return hidden & (opacities < self._config.faint)
-
-    def restart(self, n: int) -> None:
-        self.sums = self.sums.new_zeros(n, N_SCORES + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense points to start from: plane sweeps, and what neighbouring photographs agree on.
+"""What photographs add to the Gaussians to start from: dense points, and the colours of a sky.
 
 A reconstruction of few photographs has few points, and between them Gaussians explain each
 photograph by itself. Plane sweeps put the surface there from the start: for each of many depths,
@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, pixel_rays, pixels_of
+from gaussian_splatting.data.cameras import Camera, middle_of, pixel_rays, pixels_of
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
+from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.plane_agreement_cpu import MIN_WIDTH, agreement_on_planes
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 
@@ -371,3 +372,53 @@ def _windows(values: Tensor) -> Tensor:
     for i in range(1, WINDOW):
         sums += rows[..., i : i + width]
     return (sums / WINDOW**2).reshape(values.shape)
+
+
+def with_sky_colors(
+    cloud: GaussianCloud,
+    sky: SkySphere,
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+) -> GaussianCloud:
+    """The Gaussians, those of the sky in the colours of their directions."""
+    rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
+    colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)
+    if colors is None:
+        return cloud
+    sh_dc = cloud.sh_dc.clone()
+    sh_dc[rows, 0] = rgb_to_sh(colors.float() / 255).to(sh_dc)
+    return replace(cloud, sh_dc=sh_dc)
+
+
+def directional_colors(
+    points: Tensor, cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor]
+) -> Tensor | None:
+    """Median colour that photographs show where points are; the nearest one's where none does.
+
+    Args:
+        points: Far away. (M, 3) float64 world units, on the CPU
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
+
+    Returns:
+        (M, 3) uint8 on the CPU; None if no photograph shows any of them.
+    """
+    seen = [_colors_in(camera, load_image(camera), points) for camera in evenly_chosen(cameras)]
+    if not seen or len(points) == 0:
+        return None
+    colors = torch.stack(seen).nanmedian(dim=0).values
+    known = ~colors.isnan().any(dim=1)
+    if not known.any():
+        return None
+    middle = torch.from_numpy(np.asarray(middle_of(cameras), dtype=np.float64))
+    directions = torch.nn.functional.normalize(points - middle, dim=1)
+    nearest = (directions @ directions[known].T).argmax(dim=1)
+    return colors[known][nearest].round().to(torch.uint8)
+
+
+def _colors_in(camera: Camera, photograph: Tensor, points: Tensor) -> Tensor:
+    """Colours of a photograph where points project, NaN where it shows them not. (M, 3)"""
+    view, colors, counted = small_copy(camera, photograph, "cpu")
+    there = points @ torch.from_numpy(camera.rotation).T + torch.from_numpy(camera.translation)
+    rows, columns, inside = pixels_of(there, view.camera)
+    found = inside & counted[rows, columns]
+    return torch.where(found[:, None], colors[rows, columns].double(), torch.nan)

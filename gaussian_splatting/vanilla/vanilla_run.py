@@ -15,9 +15,9 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data.colmap import find_model, write_poses
+from gaussian_splatting.data.consistency.reconstruction import ViewOptions
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of, shows_object
-from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.reference_layout import (
     CHECKPOINT_FOLDER,
@@ -45,12 +45,10 @@ from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.shared_flags import ScheduleFlags, checkpoint_interval
-from gaussian_splatting.sky_sphere import SkySphere
-from gaussian_splatting.vanilla.dense_start import with_dense_points
+from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
+from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.growing_resolution import measured_growth
-from gaussian_splatting.vanilla.robust import limited_sky, opaque_sky, sky_of, with_sky
-from gaussian_splatting.vanilla.sky_colors import with_sky_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
 from sugar_utils.console import Console

@@ -196,8 +196,8 @@ class VanillaStage(Stage):
         for more in (self.exposures, self.poses, self._budget):
             if more is not None:
                 more.restore(state)
-        self._watch.restore(state, len(self.model), self.model.device)
-        self._pruning_scores.restore(state, len(self.model), self.model.device)
+        self._watch.restore(state, len(self.model))
+        self._pruning_scores.restore(state, len(self.model))
 
     def export(self, iteration: int) -> None:
         """Write the Gaussians for other programs."""
@@ -209,9 +209,9 @@ class VanillaStage(Stage):
         unused = self._pruning_scores.unused(
             opacities, iteration, rules.densification_interval, self._config.densifies_until
         )
-        self._watch.stats = densify_and_prune(
+        densify_and_prune(
             self.model.optimizer,
-            self._watch.stats,
+            self._watch.mean(),
             rules,
             extent=self.extent,
             # Without an extent every Gaussian would be large.
@@ -223,9 +223,8 @@ class VanillaStage(Stage):
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
         if self._hull is not None:
-            inside = self._hull.contains(self.model.cloud.means)
-            self.model.optimizer.keep_rows(inside)
-            self._watch.stats = self._watch.stats.keep(inside)
+            self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
+        self._watch.restart(len(self.model))
         self._pruning_scores.restart(len(self.model))
         check_population(len(self.model), iteration, "densification")
 
