@@ -50,7 +50,6 @@ class SkySphere:
 
 
 SKY_GREY = 128
-
 SKY_OPACITY = 0.9  # resets leave it: what shines through the sky is explained by floaters
 SKY_SHARE = 0.1  # of the Gaussians that are allowed, at most, to begin with
 

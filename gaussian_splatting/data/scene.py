@@ -26,9 +26,7 @@ TEST_INTERVAL = 8
 POSE_TOLERANCE = 1e-3
 _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
 _SYNTHETIC_TEST_CAMERAS = 200
-
 _SEEN = "trained on by the checkpoint, so figures on them are too good"
-
 Notify = Callable[[str], None]
 
 

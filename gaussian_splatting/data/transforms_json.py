@@ -28,8 +28,6 @@ N_RANDOM_POINTS = 100_000
 RANDOM_POINTS_HALF_SIDE = 1.3
 _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
-
-
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 
 

@@ -38,7 +38,6 @@ from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 
 PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_state_dict")
 RESUME_KEY = "resume"
-
 _DOS_DIRECTORY = 0x10
 _FILE_NAME = re.compile(r"^(\d+)\.pt$")
 

@@ -52,9 +52,7 @@ class StageRun(Generic[Model]):
     channels: tuple[int, ...] = ()
 
 
-Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]
-"""Reads the inputs of a run."""
-
+Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]  # reads the inputs of a run
 Options = TypeVar("Options")
 """Options of a stage: ``config``, ``compute``, ``run``, ``messages``, and ``prepare(messages)``,
 which returns the :class:`StageRun` and the initial model."""

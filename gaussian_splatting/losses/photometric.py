@@ -20,7 +20,6 @@ from gaussian_splatting.losses.ssim_reference import (
 )
 
 DSSIM_WEIGHT = 0.2
-
 SSIM_HALO = WINDOW_SIZE // 2  # rows on each side that the SSIM of a row depends on
 
 

@@ -21,7 +21,6 @@ wp.set_module_options(NATIVE_OPTIONS)
 
 _HALO = 16
 _BLOCK = 256
-
 _NATIVE = Path(__file__).parent / "native"
 
 

@@ -28,7 +28,6 @@ wp.set_module_options({"enable_backward": False, "block_dim": BLOCK_DIM})
 
 _COLORS = 3
 _RADIUS = WINDOW_SIZE // 2
-
 _TAPS = wp.constant(WINDOW_SIZE)
 _NEWEST = wp.constant(WINDOW_SIZE - 1)
 _HALF = wp.constant(_RADIUS)
@@ -36,7 +35,6 @@ _STEP = wp.constant(_COLORS)
 _ROWS = wp.constant(RUN)
 _C1 = wp.constant(C1)
 _C2 = wp.constant(C2)
-
 Window = wp.types.vector(length=WINDOW_SIZE, dtype=wp.float32)
 vec5 = wp.types.vector(length=5, dtype=wp.float32)
 FiveLines = wp.types.matrix(shape=(5, WINDOW_SIZE), dtype=wp.float32)

@@ -18,7 +18,6 @@ wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=n
 MAX_PARAMETERS = 8  # in one launch
 _GROUPS = wp.constant(MAX_PARAMETERS)
 _MIN_ELEMENTS = 16_384
-
 Addresses = wp.types.vector(length=4 * MAX_PARAMETERS, dtype=wp.uint64)
 Ends = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.int32)
 Numbers = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.float32)

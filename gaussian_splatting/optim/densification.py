@@ -34,7 +34,6 @@ SPLIT_CHILDREN = 2
 SPLIT_SHRINK = 0.8 * SPLIT_CHILDREN
 RESET_OPACITY = 0.01
 LARGE_SHARE = 0.1
-
 FINEST_ANGLE = 0.02
 """Radians, a degree: a Gaussian of the sky that is smaller has no children. By their size in the
 world, which is that of a hundredth of a pixel, they would have hundreds of thousands."""
@@ -241,7 +240,6 @@ def _logit(p: float) -> float:
 
 
 Densification = Literal["reference", "scored"]
-
 N_SCORES = 2  # features: pixels in error, and pixels
 PRUNING_SCORES = "pruning_scores"  # name of the sums in checkpoints
 

@@ -31,7 +31,6 @@ ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-15
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALES = ("exp_avg_scale", "exp_avg_sq_scale")
-
 _MIN_ELEMENTS = 16_384
 _MIN_ROWS = 512
 

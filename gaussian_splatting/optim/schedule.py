@@ -12,7 +12,6 @@ from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag
 
 SH_REST_DIVISOR = 20.0
-
 _rate = partial(flag, group="vanilla trainer", parse=positive_float)
 
 

@@ -55,7 +55,6 @@ _WIDTH = 8
 _HEIGHT = WARP_LANES // _WIDTH
 BLOCKS_ACROSS = TILE // _WIDTH
 BLOCKS = BLOCKS_ACROSS * (TILE // _HEIGHT)
-
 _SIDE = wp.constant(TILE)
 _BLOCKS = wp.constant(BLOCKS)
 _ACROSS = wp.constant(BLOCKS_ACROSS)
@@ -64,7 +63,6 @@ _PIXELS_ACROSS = wp.constant(_WIDTH)
 _PIXELS_DOWN = wp.constant(_HEIGHT)
 _TO_LAST_COLUMN = wp.constant(float(_WIDTH - 1))
 _TO_LAST_ROW = wp.constant(float(_HEIGHT - 1))
-
 Offsets = wp.types.vector(length=BLOCKS_ACROSS, dtype=wp.float32)
 """One number for each block of a row."""
 

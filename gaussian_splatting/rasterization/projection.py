@@ -24,8 +24,6 @@ from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, co
 from sugar_utils.warp_launch import as_array, launch
 
 MIN_ITEMS = 2048  # Gaussians per launch below which another strip costs more than it gives
-
-
 MARGIN, SPARE = 1.1, 4096
 """Room beyond what the last visit had: as a factor, and for views of few pairs."""
 

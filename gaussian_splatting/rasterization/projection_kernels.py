@@ -111,7 +111,6 @@ NEAR_PLANE = wp.constant(NEAR)
 BLUR = wp.constant(LOW_PASS)
 TILE_SIDE = wp.constant(float(TILE))
 UNBOUNDED = wp.constant(1.0e9)
-
 mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
 vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
 

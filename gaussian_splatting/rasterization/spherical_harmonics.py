@@ -10,7 +10,6 @@ from torch import Tensor
 
 SH_C0 = 0.28209479177387814  # the constant basis function, 1 / (2 sqrt(pi))
 vec16 = wp.types.vector(length=16, dtype=wp.float32)
-
 C0 = wp.constant(SH_C0)
 C1 = wp.constant(0.4886025119029199)
 C2_0 = wp.constant(1.0925484305920792)

@@ -34,7 +34,6 @@ wp.set_module_options(
 _SIDE = wp.constant(float(TILE))
 _SIDE_INT = wp.constant(TILE)
 _FAR = wp.constant(1.0e8)
-
 _ROUNDING = wp.constant(4.0e-6)
 """Relative rounding of sigma per unit of 1 / (1 - correlation^2), several times the worst case."""
 

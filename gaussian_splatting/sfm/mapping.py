@@ -16,11 +16,8 @@ from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
-
 MAX_INCREMENTAL = 500  # most photographs to add one by one: time grows with the square
-
 SMALLEST_MODEL = 3
-
 WELL_KNOWN = 20  # photographs of one camera from which the middle of its lens is found, too
 
 

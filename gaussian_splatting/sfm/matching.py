@@ -184,7 +184,6 @@ def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) 
 
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
-
 MAX_EXHAUSTIVE = 150  # photographs up to which all pairs are compared
 COMPARED_FEATURES = 256  # features of a photograph by which similar ones are found
 _PART = 64
@@ -252,7 +251,6 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
 
 
 MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
-
 _BLOCK = 32
 
 
@@ -316,7 +314,6 @@ def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 MAX_ERROR = 0.005  # epipolar distance as a share of the longest side; above, the pair contradicts
-
 MIN_MATCHES, MIN_PAIRS = 30, 2
 CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose
 

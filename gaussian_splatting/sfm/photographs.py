@@ -26,9 +26,7 @@ from sugar_utils.schemas import Count, read_checked
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
-
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
-
 _EXIF_BLOCK = 0x8769
 _MAKE, _MODEL, _ORIENTATION, _FOCAL_IN_FILM = 0x010F, 0x0110, 0x0112, 0xA405
 _FOCAL, _PLANE_RESOLUTION, _PLANE_UNIT = 0x920A, 0xA20E, 0xA210

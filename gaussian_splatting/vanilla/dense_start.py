@@ -29,7 +29,6 @@ from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 
 LONG_SIDE = 240  # pixels, of the small copies
 MAX_VIEWS = 64  # photographs whose depth is found; of more, evenly spaced ones
-
 SHARE, FEWEST, MOST = 1, 5_000, 50_000
 """Dense points for each point that is there already, and the least and largest number of them. They
 show where the surface is; how fine it has to be is for densification to find out."""

@@ -99,9 +99,7 @@ def render_mask(
 ITERATIONS = 700  # iterations of the model of the whole scene at most
 MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
 MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
-
 _RECORD = "estimate.json"
-
 Train = Callable[[Scene, Path, int], Path]
 Notify = Callable[[str], None]
 

@@ -20,7 +20,6 @@ wp.set_module_options(
 )
 
 MIN_WIDTH = 8  # pixels; narrower images have not one block of eight
-
 _SOURCE = Path(__file__).parent / "native" / "plane_agreement.inc"
 
 

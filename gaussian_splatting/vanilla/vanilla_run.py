@@ -59,7 +59,6 @@ from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
 VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
-
 _flag = partial(flag, group="vanilla trainer")
 
 

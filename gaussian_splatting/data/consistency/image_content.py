@@ -21,7 +21,6 @@ from gaussian_splatting.data.images import colors_of, image_size, open_image
 from sugar_utils.files import file_digest
 
 LONGEST_SIDE = 640  # pixels, at which images are compared
-
 MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
 """An image is inconsistent below the first, if it also lies so far below the median image, and so
 many standard deviations."""
@@ -31,7 +30,6 @@ MAX_STOPS, STOPS_SPREAD = 1.25, 5.0  # of the exposure: stops, standard deviatio
 MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
 MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
 MAX_SHARE = 0.25  # if a check fails for more of the images, it is the check that does not apply
-
 _BLUR_WIDTH = 9
 _MIN_POINTS = 20
 _DARK, _BRIGHT = 16, 160

@@ -23,7 +23,6 @@ from gaussian_splatting.data.masks import overview
 SIDE = 256  # longest side in pixels of the masks that are compared
 N_VOXELS = 56  # voxels along the longest side of the object
 OUTSIDE_SHARE = 0.15  # share of the views that may show a voxel outside of their masks
-
 EXACT, ERROR_FACTOR = 0.1, 2.5
 """How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
 distance their outlines are off, because most errors stay within the hull."""
@@ -31,7 +30,6 @@ distance their outlines are off, because most errors stay within the hull."""
 IOU_GAP, IOU_SPREAD = 0.12, 6.0  # most below the median: IoU, standard deviations
 MAX_SHARE = 0.34  # if more views disagree, there is no majority to compare with
 MIN_VIEWS = 6  # fewer masks are not compared
-
 _INSIDE_SHARE, _MIN_POINTS = 0.7, 30
 _MARGIN = 0.15
 _ROUNDS = 2

@@ -20,7 +20,6 @@ from sugar_utils.settings import flag
 
 WORSE, WORST_PIXELS = 3.0, 2.0  # median reprojection error of an image: times the median, pixels
 POINT_WORSE, POINT_PIXELS = 10.0, 8.0  # the same for the median error of a point over its track
-
 _MIN_INLIERS, _MIN_INLIER_SHARE = 12, 0.5
 _MIN_TRACK = 3
 _MAX_OBSERVATIONS = 1_000_000

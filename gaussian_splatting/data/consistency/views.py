@@ -30,7 +30,6 @@ from sugar_utils.errors import UserError
 
 _NAMED = 5
 _KEPT = 16
-
 Notify = Callable[[str], None]
 
 

@@ -31,7 +31,6 @@ REPORT_FILE = "report.html"
 _MAX_RECORD_BYTES = 1024  # a scalar takes some 60 bytes; histograms and pictures take kilobytes
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _TOTAL = "Loss/loss"
-
 Curves = Mapping[str, list[Point]]
 
 

@@ -21,7 +21,6 @@ from sugar_utils.random import generator
 
 MAX_HISTOGRAM_VALUES = 100_000
 Activation = Callable[[Tensor], Tensor]
-
 _FLUSH_SECONDS = 120.0
 _FILE_VERSION = "brain.Event:2"
 _POSITIVE_BINS = [1e-12 * 1.1**i for i in range(774)]

@@ -33,7 +33,6 @@ FITTED = "PSNR after gain and offset"
 POSED = "PSNR after fitted poses"
 N_TRAINING_VIEWS = 8
 N_WORST = 3
-
 LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
 
