@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.consistency.reconstruction import (
     MAX_POINTS,
@@ -29,24 +30,8 @@ from gaussian_splatting.data.consistency.reconstruction import (
     ViewFit,
     repair_reconstruction,
 )
-from gaussian_splatting.data.images import (
-    ImageFolder,
-    colors_of,
-    find_images,
-    image_size,
-    lens_text,
-    missing_images,
-    open_image,
-    undistort_plane,
-)
+from sugar_utils import files as storage
 from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    atomic_path,
-    check_writable,
-    file_digest,
-    require_regular_file,
-    temporary_cache,
-)
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
@@ -89,7 +74,7 @@ def _format_of(folder: Path) -> str | None:
 
 def read_colmap(
     folder: Path,
-    images: ImageFolder,
+    images: pictures.ImageFolder,
     *,
     cache_root: Path | None = None,
     missing_ok: bool = False,
@@ -106,10 +91,10 @@ def read_colmap(
     if repair:
         repair_reconstruction(reconstruction, notify)
         poses = _poses(reconstruction, folder)
-    paths = find_images([name for name, *_ in poses], [images])
+    paths = pictures.find_images([name for name, *_ in poses], [images])
     missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
     if missing and not missing_ok:
-        raise missing_images(missing, len(poses), images.root)
+        raise pictures.missing_images(missing, len(poses), images.root)
 
     cameras, distorted = [], []
     for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
@@ -149,7 +134,7 @@ def _load(folder: Path) -> Any:
             f"{folder}: no COLMAP model; it needs cameras.bin and images.bin, or the same as .txt"
         )
     for part in PARTS:
-        require_regular_file(folder / f"{part}.{kind}", missing_ok=True)
+        storage.require_regular_file(folder / f"{part}.{kind}", missing_ok=True)
     if kind == "bin":
         for part in PARTS:
             check_binary(folder / f"{part}.bin", part)
@@ -310,10 +295,10 @@ def _fit(reconstruction: Any, image_id: int) -> ViewFit:
 def cache_folder(scene_root: Path) -> Path:
     """Folder for undistorted copies and predicted masks: in the scene, else a temporary one."""
     try:
-        return check_writable(scene_root / _CACHE_FOLDER)
+        return storage.check_writable(scene_root / _CACHE_FOLDER)
     except UserError:
         key = hashlib.blake2b(os.fsencode(scene_root.resolve()), digest_size=8).hexdigest()
-        return check_writable(temporary_cache(_CACHE_FOLDER) / key)
+        return storage.check_writable(storage.temporary_cache(_CACHE_FOLDER) / key)
 
 
 def _undistort_photographs(
@@ -325,8 +310,8 @@ def _undistort_photographs(
         index, lens = job
         source = cameras[index].image_path
         name = cameras[index].name
-        lens_key = hashlib.blake2b(lens_text(lens).encode(), digest_size=8).hexdigest()
-        file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
+        lens_key = hashlib.blake2b(pictures.lens_text(lens).encode(), digest_size=8).hexdigest()
+        file_text = f"{_CACHE_VERSION} {name} {storage.file_digest(source)}"
         file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
         target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
         if not target.is_file():
@@ -337,14 +322,14 @@ def _undistort_photographs(
         for (index, lens), target in zip(jobs, pool.map(work, jobs), strict=True):
             source = cameras[index].image_path
             cameras[index] = replace(
-                cameras[index], image_path=target, source_path=source, lens=lens_text(lens)
+                cameras[index], image_path=target, source_path=source, lens=pictures.lens_text(lens)
             )
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
     pycolmap = load_pycolmap()
 
-    width, height = image_size(source)
+    width, height = pictures.image_size(source)
     if (width, height) != (lens.width, lens.height):
         if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
             raise UserError(
@@ -354,11 +339,11 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
             )
         lens = pycolmap.Camera(lens.todict())
         lens.rescale(width, height)
-    with open_image(source) as image:
-        pixels = np.asarray(colors_of(image))
+    with pictures.open_image(source) as image:
+        pixels = np.asarray(pictures.colors_of(image))
     planes = [pixels[..., :3], *([pixels[..., 3]] if pixels.shape[2] == 4 else [])]
-    flat = [undistort_plane(plane, lens) for plane in planes]
-    with atomic_path(target) as temporary:
+    flat = [pictures.undistort_plane(plane, lens) for plane in planes]
+    with storage.atomic_path(target) as temporary:
         Image.fromarray(np.dstack(flat)).save(temporary, compress_level=1)
 
 
@@ -379,7 +364,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
             pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
             image.frame.set_cam_from_world(image.camera_id, pose)
     folder, fresh = target / "0", target / ".new"
-    check_writable(target)
+    storage.check_writable(target)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         write_model(reconstruction, fresh)

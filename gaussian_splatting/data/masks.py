@@ -32,15 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
-from gaussian_splatting.data.images import (
-    IMAGE_SUFFIXES,
-    ImageFolder,
-    decode_mask,
-    has_alpha,
-    image_size,
-    open_image,
-)
 from sugar_utils.errors import UserError
 from sugar_utils.settings import flag
 
@@ -129,7 +122,7 @@ def overview(camera: Camera) -> np.ndarray:
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
 def _overview(mask: ViewMask, width: int, height: int, version: Any) -> np.ndarray:
     """Kept, because every stage of a pipeline looks at the same masks; ``version`` of the file."""
-    values = decode_mask(mask, width, height)
+    values = images.decode_mask(mask, width, height)
     values.setflags(write=False)
     return values
 
@@ -185,8 +178,8 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
 
 
 def _is_transparent(path: Path) -> bool:
-    with open_image(path) as image:
-        return has_alpha(image)
+    with images.open_image(path) as image:
+        return images.has_alpha(image)
 
 
 def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | None:
@@ -195,7 +188,7 @@ def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | No
 
 
 def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Found:
-    by_name = ImageFolder(folder)
+    by_name = images.ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
     alike = Counter(name.name for name in names)
 
@@ -225,7 +218,7 @@ def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    found = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+    found = (p for p in folder.iterdir() if p.suffix.lower() in images.IMAGE_SUFFIXES)
     return sorted(path for path in found if not path.name.startswith("."))
 
 
@@ -233,10 +226,10 @@ def _check(camera: Camera) -> None:
     mask = camera.mask
     if mask is None:
         return
-    width, height = image_size(mask.path)
+    width, height = images.image_size(mask.path)
     # Of an undistorted copy the mask may be that of the original, which has another size.
     source = camera.source_path
-    expected = (camera.width, camera.height) if source is None else image_size(source)
+    expected = (camera.width, camera.height) if source is None else images.image_size(source)
     # Each side of a scaled image is off by less than one pixel of the scaled size.
     slack = max(sum(expected), width + height)
     if abs(width * expected[1] - height * expected[0]) > slack and not mask.alpha:

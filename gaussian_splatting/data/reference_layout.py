@@ -30,18 +30,9 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
+from sugar_utils import schemas
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic, write_text_atomic
-from sugar_utils.schemas import (
-    WRITE_AGAIN,
-    Coordinate,
-    FileName,
-    PixelCount,
-    Positive,
-    RunRecord,
-    conform,
-    read_checked,
-)
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
 OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
@@ -180,7 +171,7 @@ def load_reference_checkpoint(
 
 def _recorded_views(root: Path) -> dict[str, Any]:
     path = root / CHECKPOINT_FOLDER / RUN_FILE
-    record = read_checked(path, RunRecord) if path.is_file() else {}
+    record = schemas.read_checked(path, schemas.RunRecord) if path.is_file() else {}
     held_out, dropped = record.get("held_out_views"), record.get("dropped_views")
     if held_out is None or dropped is None:
         return {}
@@ -230,14 +221,14 @@ class _CameraEntry(msgspec.Struct):
     """One entry of ``cameras.json``; sizes may be written as floats, names as numbers."""
 
     img_name: str | int
-    width: PixelCount
-    height: PixelCount
-    position: tuple[Coordinate, Coordinate, Coordinate]
+    width: schemas.PixelCount
+    height: schemas.PixelCount
+    position: tuple[schemas.Coordinate, schemas.Coordinate, schemas.Coordinate]
     rotation: tuple[_Row, _Row, _Row]
-    fx: Positive
-    fy: Positive
-    cx: Coordinate | None = None
-    cy: Coordinate | None = None
+    fx: schemas.Positive
+    fy: schemas.Positive
+    cx: schemas.Coordinate | None = None
+    cy: schemas.Coordinate | None = None
 
 
 def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
@@ -249,8 +240,8 @@ def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
 
 def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     place = f"{path}, entry {number}"
-    entry = conform(value, _CameraEntry, place)
-    name = conform(str(entry.img_name), FileName, place)
+    entry = schemas.conform(value, _CameraEntry, place)
+    name = schemas.conform(str(entry.img_name), schemas.FileName, place)
     rotation = np.array(entry.rotation).T.copy()
     width, height = int(entry.width), int(entry.height)
     rigid = (
@@ -258,7 +249,7 @@ def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
         and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0
     )
     if not rigid:
-        raise UserError(f"{place} ({name}): rotation is no rotation; {WRITE_AGAIN}")
+        raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
     has_principal_point = entry.cx is not None and entry.cy is not None
     camera = Camera(
         name=name,
@@ -277,7 +268,7 @@ def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
 class _Settings(msgspec.Struct):
     """What is read of ``cfg_args``; None where it says nothing."""
 
-    images: FileName | None = None
+    images: schemas.FileName | None = None
     eval: bool | None = None
     white_background: bool | None = None
 
@@ -303,7 +294,7 @@ def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
                 settings[keyword.arg] = ast.literal_eval(keyword.value)
     for name in _Settings.__struct_fields__:
         try:
-            conform({name: settings.get(name)}, _Settings, path, "it is not used")
+            schemas.conform({name: settings.get(name)}, _Settings, path, "it is not used")
         except UserError as error:
             notify(str(error))
             del settings[name]
@@ -336,7 +327,7 @@ def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tenso
     """Read what :func:`write_exposures` wrote; empty where there is no such file."""
     if not path.is_file():
         return {}
-    matrices = conform(read_json(path), dict[FileName, _Matrix], path)
+    matrices = schemas.conform(read_json(path), dict[schemas.FileName, _Matrix], path)
     if any(m[i][j] for m in matrices.values() for i in range(3) for j in range(3) if i != j):
         notify(f"{path}: its matrices mix channels; only gains and offsets are taken over")
     return {

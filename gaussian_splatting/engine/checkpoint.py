@@ -26,13 +26,8 @@ from torch import Tensor
 from gaussian_splatting.engine.model import GROUP_NAMES, STATE_NAMES
 from gaussian_splatting.optim.learned_exposure import KEY as EXPOSURE_KEY
 from gaussian_splatting.optim.moments import MOMENTS, SCALES
+from sugar_utils import files
 from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    atomic_path,
-    check_writable,
-    remove_stale_temporaries,
-    require_regular_file,
-)
 from sugar_utils.memory import out_of_memory
 from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 
@@ -58,12 +53,12 @@ class CheckpointStore:
     ) -> None:
         if keep is not None and keep < 1:
             raise UserError(f"--keep_checkpoints {keep}: keep at least 1 checkpoint to resume from")
-        self.directory = check_writable(directory)
+        self.directory = files.check_writable(directory)
         self._keep = keep
         self._permanent = frozenset(milestones) | ({final} if final is not None else set())
         self._broken: set[int] = set()
         self._last_saved: int | None = None
-        remove_stale_temporaries(self.directory)
+        files.remove_stale_temporaries(self.directory)
 
     def path(self, iteration: int) -> Path:
         """File of an iteration's checkpoint, whether it exists or not."""
@@ -139,7 +134,7 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
         TypeError: A value is neither tensor nor primitive; the message gives its place.
     """
     portable = to_portable(payload)
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+    with files.atomic_path(path) as temporary, temporary.open("wb") as file:
         writer = _ErrorKeeper(file)
         try:
             torch.save(portable, writer)
@@ -150,7 +145,7 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
 
 def load_payload(path: Path) -> dict[str, Any]:
     """Read a checkpoint of any program after verifying the checksum of every part of it."""
-    path = require_regular_file(path, missing_ok=True)
+    path = files.require_regular_file(path, missing_ok=True)
     _verify_archive(path)
     try:
         with warnings.catch_warnings():

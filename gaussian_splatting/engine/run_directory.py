@@ -26,15 +26,8 @@ from gaussian_splatting.data.consistency.reconstruction import Observations
 from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
+from sugar_utils import files as storage
 from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    check_writable,
-    file_digest,
-    flat_items,
-    json_values,
-    remove_stale_temporaries,
-    write_json_atomic,
-)
 from sugar_utils.schemas import RunRecord, read_checked
 
 _NAMED = 3
@@ -52,7 +45,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         for name in ("settings", "inputs", "sources"):
-            object.__setattr__(self, name, json_values(getattr(self, name)))
+            object.__setattr__(self, name, storage.json_values(getattr(self, name)))
 
     def record(self) -> dict[str, Any]:
         return {"settings": self.settings, "inputs": self.inputs, "sources": self.sources}
@@ -68,8 +61,8 @@ class Identity:
 
 def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same."""
-    new = dict(flat_items(json_values(current)))
-    old = dict(flat_items(json_values(saved)))
+    new = dict(storage.flat_items(storage.json_values(current)))
+    old = dict(storage.flat_items(storage.json_values(saved)))
     names = [*new, *(name for name in old if name not in new)]
     absent = "(not set)"
     return [
@@ -140,7 +133,7 @@ def points_digest(scene: Scene) -> str:
 def file_digests(paths: Iterable[Path]) -> list[str]:
     """Digests of the contents of files, several read at a time."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(file_digest, paths))
+        return list(pool.map(storage.file_digest, paths))
 
 
 def _camera_digest(camera: Camera, role: str) -> str:
@@ -221,9 +214,9 @@ class RunDirectory:
         shutil.rmtree(self.path / _STAGING, ignore_errors=True)
         if resume not in ("auto", "none"):
             return self._explicit(Path(resume), final, notify)
-        check_writable(self.path)
+        storage.check_writable(self.path)
         for folder in (self.path, *self._products):
-            remove_stale_temporaries(folder, nested=True)
+            storage.remove_stale_temporaries(folder, nested=True)
         if not self._occupied():
             return ResumePlan()
         if overwrite and (resume == "none" or self._differences() or not self._recorded()):
@@ -246,7 +239,7 @@ class RunDirectory:
         """Write ``run.json``; while another run is to be replaced, its own stays."""
         if not self.replaces:
             record = {"status": status, **self.identity.record(), **extra}
-            write_json_atomic(self.path / RUN_FILE, record)
+            storage.write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
         """Stop where the folder was removed meanwhile."""
@@ -295,7 +288,7 @@ class RunDirectory:
                 ) from error
         for folder in self._products:
             shutil.rmtree(folder, ignore_errors=True)
-        write_json_atomic(self.path / RUN_FILE, recorded)
+        storage.write_json_atomic(self.path / RUN_FILE, recorded)
 
     def timings(self) -> dict[str, dict[str, float]]:
         """Seconds and peak bytes of each phase, of the processes that ended in good order."""
@@ -323,7 +316,7 @@ class RunDirectory:
                 f"--resume {source}: it is of iteration {payload['iteration']} and the run ends at "
                 f"{final}; nothing is left to train"
             )
-        check_writable(self.path)
+        storage.check_writable(self.path)
         if self._occupied() and source.resolve().parent != self.path.resolve():
             raise UserError(
                 f"{self.path} holds a run already; choose another {self.output_flag} for the "

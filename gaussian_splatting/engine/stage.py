@@ -17,18 +17,12 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine import training_views
 from gaussian_splatting.engine.guard import TOTAL
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted
-from gaussian_splatting.engine.training_views import (
-    Target,
-    color_terms_of,
-    exposed_strip,
-    is_counted,
-    target_of,
-)
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import (
@@ -132,9 +126,11 @@ class Stage(ABC):
         """Colour behind the Gaussians of a view in training. (3,)"""
         return plain_background(self._config.white_background, self.model.device)
 
-    def target(self, photograph: Tensor, camera: Camera, iteration: int, view_index: int) -> Target:
+    def target(
+        self, photograph: Tensor, camera: Camera, iteration: int, view_index: int
+    ) -> training_views.Target:
         """What the loss terms of a view are given besides the rendered image."""
-        return target_of(
+        return training_views.target_of(
             photograph,
             self.background(iteration, view_index),
             camera,
@@ -235,12 +231,12 @@ class ImageStrip:
     @property
     def image(self) -> Tensor:
         """The strip as a photograph of this exposure shows it. (R, W, 3)"""
-        return exposed_strip(self.maps, self.exposure, self.inside)
+        return training_views.exposed_strip(self.maps, self.exposure, self.inside)
 
     @property
     def counted(self) -> Tensor | None:
         """Pixels of the whole image that count. (H, W) bool; None for all"""
-        return None if self.photograph is None else is_counted(self.photograph)
+        return None if self.photograph is None else training_views.is_counted(self.photograph)
 
 
 def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:
@@ -271,7 +267,7 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    return color_terms_of(strip.image, strip.maps, strip.photograph, DSSIM_WEIGHT)[0]
+    return training_views.color_terms_of(strip.image, strip.maps, strip.photograph, DSSIM_WEIGHT)[0]
 
 
 COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)

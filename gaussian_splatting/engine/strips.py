@@ -20,17 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization import (
-    WARP,
-    BlendedRows,
-    ChannelLayout,
-    Projection,
-    Rasterizer,
-    Rows,
-    SplatGradients,
-    TileLists,
-    channel_background,
-)
+from gaussian_splatting import rasterization
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
@@ -45,11 +35,11 @@ class ImageSplit:
     strips: int = 1
     recompute: bool = False
 
-    def rows(self, height: int) -> list[Rows]:
+    def rows(self, height: int) -> list[rasterization.Rows]:
         """The strips of an image, from the top, equally high but for one row."""
         n = min(self.strips, height)
         edges = [height * i // n for i in range(n + 1)]
-        return [Rows(*pair) for pair in zip(edges, edges[1:], strict=False)]
+        return [rasterization.Rows(*pair) for pair in zip(edges, edges[1:], strict=False)]
 
 
 WHOLE_IMAGE = ImageSplit()
@@ -63,7 +53,7 @@ class StripMaps:
     depth: Tensor | None  # depth along the view axis, (R, W) world units
     # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
     normal_xy: Tensor | None
-    shown: Rows
+    shown: rasterization.Rows
     counted: slice  # rows of these maps that count; the others are their neighbours
     height: int
     plane: Tensor | None = None  # blended normals and distances of the Gaussians' planes, (R, W, 4)
@@ -96,12 +86,12 @@ class ViewPass:
 
     def __init__(
         self,
-        project: Callable[[], Projection],
+        project: Callable[[], rasterization.Projection],
         color: Tensor | None,
         split: ImageSplit,
         *,
         farthest_depth_behind: bool = False,
-        rasterizer: Rasterizer = WARP,
+        rasterizer: rasterization.Rasterizer = rasterization.WARP,
         pairs: IntersectionPrediction | None = None,
     ) -> None:
         self._project = project
@@ -111,10 +101,10 @@ class ViewPass:
         self._rasterizer = rasterizer
         self._pairs = pairs
         self.guess: PredictedIntersections | None = None
-        self._projection: Projection | None = project()
+        self._projection: rasterization.Projection | None = project()
         self._tiles: Any = None
         self._background: Tensor | None = None
-        self._blended: BlendedRows | None = None
+        self._blended: rasterization.BlendedRows | None = None
         self._n_pairs: int | None = None
         self.radii = self._projection.radii
         self.depths = self._projection.depths
@@ -162,7 +152,7 @@ class ViewPass:
             What the terms report of the whole image, and the gradient of the centres. (N, 2)
         """
         projection = self._prepare()
-        gradients = SplatGradients.zeros(projection)
+        gradients = rasterization.SplatGradients.zeros(projection)
         halo = max(term.halo for term in terms)
         totals: dict[str, Tensor] = {}
         for rows in self._split.rows(projection.camera.height):
@@ -176,29 +166,29 @@ class ViewPass:
         )
         return totals, gradients.means2d
 
-    def _prepare(self) -> Projection:
+    def _prepare(self) -> rasterization.Projection:
         """Project (again) and sort into tiles, as far as that is still to be done."""
         if self._projection is None:
             self._projection = self._project()
         if self._tiles is None:
             self._tiles = self._sort_into_tiles(self._projection)
-            self._background = channel_background(
+            self._background = rasterization.channel_background(
                 self._projection, self._color, farthest_depth_behind=self._farthest_depth_behind
             )
         return self._projection
 
-    def _sort_into_tiles(self, projection: Projection) -> Any:
+    def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
         projection.n_pairs, forecast = self._n_pairs, self._pairs
         if self._n_pairs is None and forecast is not None:
             projection.guess = forecast.guess(projection.camera, len(projection.radii))
         tiles = self._rasterizer.build_tile_lists(projection)
         if projection.guess is not None and projection.guess.excess is not None:
             self.guess = projection.guess
-        elif forecast is not None and isinstance(tiles, TileLists):
+        elif forecast is not None and isinstance(tiles, rasterization.TileLists):
             forecast.note(projection.camera, len(projection.radii), tiles.ids.shape[0])
         return tiles
 
-    def _blend(self, rows: Rows) -> BlendedRows:
+    def _blend(self, rows: rasterization.Rows) -> rasterization.BlendedRows:
         kept, self._blended = self._blended, None
         if kept is not None:
             return kept
@@ -208,11 +198,11 @@ class ViewPass:
 
     def _backpropagate_strip(
         self,
-        rows: Rows,
+        rows: rasterization.Rows,
         halo: int,
         terms: Sequence[ImageTerm],
         d_depth: Tensor | None,
-        gradients: SplatGradients,
+        gradients: rasterization.SplatGradients,
     ) -> dict[str, Tensor]:
         """Add one strip's gradients of splats, and return what its terms report."""
         layout, height = self._projection.layout, self._projection.camera.height
@@ -243,7 +233,11 @@ class ViewPass:
 
 
 def _strip_maps(
-    pixels: Tensor, layout: ChannelLayout, shown: Rows, counted: slice, height: int
+    pixels: Tensor,
+    layout: rasterization.ChannelLayout,
+    shown: rasterization.Rows,
+    counted: slice,
+    height: int,
 ) -> StripMaps:
     """Leaves that share the memory of blended channels."""
 
@@ -273,7 +267,9 @@ def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
     return totals
 
 
-def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> Tensor:
+def _pixel_gradients(
+    maps: StripMaps, pixels: Tensor, layout: rasterization.ChannelLayout
+) -> Tensor:
     """Gradients of all blended channels. (R, W, C)"""
     columns = (
         (layout.rgb, 3, maps.image),

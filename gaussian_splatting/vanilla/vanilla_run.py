@@ -14,21 +14,12 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import BackendFlags, Compute
+from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.consistency.reconstruction import ViewOptions
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of, shows_object
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
-from gaussian_splatting.data.reference_layout import (
-    CHECKPOINT_FOLDER,
-    EXPOSURE_FILE,
-    point_cloud_path,
-    write_cameras_json,
-    write_cfg_args,
-    write_exposures,
-    write_input_ply,
-    write_point_cloud,
-)
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -169,9 +160,11 @@ def _stage_run(
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
             if exposures is not None:
-                beside = point_cloud_path(options.model_path, iteration).with_name(EXPOSURE_FILE)
-                write_exposures(beside, exposures.by_name())
-            write_point_cloud(options.model_path, iteration, trained)
+                beside = layout.point_cloud_path(options.model_path, iteration).with_name(
+                    layout.EXPOSURE_FILE
+                )
+                layout.write_exposures(beside, exposures.by_name())
+            layout.write_point_cloud(options.model_path, iteration, trained)
             if poses is not None:
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
@@ -190,12 +183,12 @@ def _stage_run(
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, sky, messages)
     directory = RunDirectory(
-        options.model_path / CHECKPOINT_FOLDER,
+        options.model_path / layout.CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
         output_flag="-m/--model_path",
         products=(options.model_path / "point_cloud",),
     )
-    results = (point_cloud_path(options.model_path, config.iterations),)
+    results = (layout.point_cloud_path(options.model_path, config.iterations),)
     init_from_images = _init_from_images(scene, options, hull, sky)
     channels = (3 + N_SCORES,) if config.scores else ()
     run = StageRun(
@@ -320,13 +313,13 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         model = find_model(scene.root)
         if model is not None:
             write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
-    write_cfg_args(
+    layout.write_cfg_args(
         options.model_path, source_path=options.source_path.resolve(),
         sh_degree=options.config.sh_degree, images=options.images, resolution=options.resolution,
         white_background=options.config.white_background, eval_split=options.eval,
     )  # fmt: skip
-    write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
-    write_input_ply(options.model_path, scene.points, scene.points_rgb)
+    layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
+    layout.write_input_ply(options.model_path, scene.points, scene.points_rgb)
 
 
 _inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")

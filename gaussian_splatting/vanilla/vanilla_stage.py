@@ -21,12 +21,7 @@ from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import Target, color_terms_of, exposed_strip
 from gaussian_splatting.losses.photometric import SSIM_HALO
-from gaussian_splatting.optim.densification import (
-    DensificationStatistics,
-    PruningScores,
-    densify_and_prune,
-    reset_opacity,
-)
+from gaussian_splatting.optim import densification
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Projection, Rasterizer, plain_background, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
@@ -100,8 +95,8 @@ class VanillaStage(Stage):
         self._export = export
         self._rasterizer = rasterizer
         self.poses = poses
-        self._watch = DensificationStatistics(len(cloud), self.model.device)
-        self._pruning_scores = PruningScores(
+        self._watch = densification.DensificationStatistics(len(cloud), self.model.device)
+        self._pruning_scores = densification.PruningScores(
             len(cloud), self.model.device, config.scoring if config.scores else None
         )
 
@@ -161,7 +156,7 @@ class VanillaStage(Stage):
             self._densify(iteration)
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
-            reset_opacity(optimizer, self._sky)
+            densification.reset_opacity(optimizer, self._sky)
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
@@ -209,7 +204,7 @@ class VanillaStage(Stage):
         unused = self._pruning_scores.unused(
             opacities, iteration, rules.densification_interval, self._config.densifies_until
         )
-        densify_and_prune(
+        densification.densify_and_prune(
             self.model.optimizer,
             self._watch.mean(),
             rules,
