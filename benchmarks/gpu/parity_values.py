@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import Finding, Setup, compare, draw, equal
-from gaussian_splatting.optim.moments import (
-    ADAM_BETAS,
-    ADAM_EPS,
-    MOMENTS,
-    AdamStep,
-    Stepped,
-    moment_format,
-    step_together,
-)
+from gaussian_splatting.optim.adam_cuda import Stepped, step_together
+from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, MOMENTS, AdamStep, moment_format
 from gaussian_splatting.rasterization import complete_normals
 from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.fields.reference_fields import evaluate_fields_reference

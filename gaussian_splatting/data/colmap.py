@@ -87,10 +87,10 @@ def read_colmap(
         cache_root: Scene folder that keeps undistorted photographs; None: that of the image folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
     """
-    reconstruction, poses = _checked(folder)
+    reconstruction = read_reconstruction(folder)
     if repair:
         repair_reconstruction(reconstruction, notify)
-        poses = _poses(reconstruction, folder)
+    poses = _poses(reconstruction, folder)
     paths = pictures.find_images([name for name, *_ in poses], [images])
     missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
     if missing and not missing_ok:
@@ -117,12 +117,10 @@ def read_colmap(
 
 
 def read_reconstruction(folder: Path) -> Any:
-    return _checked(folder)[0]
-
-
-def _checked(folder: Path) -> tuple[Any, list[tuple[str, Any, np.ndarray, np.ndarray]]]:
+    """pycolmap's reconstruction of a folder, checked."""
     reconstruction = _load(folder)
-    return reconstruction, _poses(reconstruction, folder)
+    _poses(reconstruction, folder)
+    return reconstruction
 
 
 def _load(folder: Path) -> Any:
@@ -200,15 +198,12 @@ def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray
 def _check_lens(lens: Any, name: str, folder: Path) -> None:
     valid = np.isfinite(lens.params).all() and lens.verify_params()
     valid = valid and 0 < lens.width < 1 << 20 and 0 < lens.height < 1 << 20
-    if not valid or (lens.is_perspective() and min(_focal(lens)) <= 0):
+    focal = (lens.focal_length_x, lens.focal_length_y) if lens.is_perspective() else (1.0,)
+    if not valid or min(focal) <= 0:
         raise UserError(
             f"{folder}: camera {lens.camera_id} ({lens.model_name}, image {name}) has an "
             "impossible size, focal length or distortion; export the model again"
         )
-
-
-def _focal(lens: Any) -> tuple[float, float]:
-    return lens.focal_length_x, lens.focal_length_y
 
 
 def _is_pinhole(lens: Any) -> bool:
@@ -230,19 +225,9 @@ def _undistorted(lens: Any, folder: Path) -> Any:
 def _camera(
     name: str, lens: Any, rotation: np.ndarray, translation: np.ndarray, path: Path | None
 ) -> Camera:
-    fx, fy = _focal(lens)
-    return Camera(
-        name=name,
-        width=int(lens.width),
-        height=int(lens.height),
-        fx=float(fx),
-        fy=float(fy),
-        cx=float(lens.principal_point_x),
-        cy=float(lens.principal_point_y),
-        rotation=rotation,
-        translation=translation,
-        image_path=path,
-    )
+    focal = lens.focal_length_x, lens.focal_length_y
+    numbers = map(float, (*focal, lens.principal_point_x, lens.principal_point_y))
+    return Camera(name, int(lens.width), int(lens.height), *numbers, rotation, translation, path)
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -340,11 +325,9 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
         lens = pycolmap.Camera(lens.todict())
         lens.rescale(width, height)
     with pictures.open_image(source) as image:
-        pixels = np.asarray(pictures.colors_of(image))
-    planes = [pixels[..., :3], *([pixels[..., 3]] if pixels.shape[2] == 4 else [])]
-    flat = [pictures.undistort_plane(plane, lens) for plane in planes]
+        flat = pictures.undistorted(np.asarray(pictures.colors_of(image)), lens)
     with storage.atomic_path(target) as temporary:
-        Image.fromarray(np.dstack(flat)).save(temporary, compress_level=1)
+        Image.fromarray(flat).save(temporary, compress_level=1)
 
 
 def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
@@ -410,15 +393,8 @@ def check_binary(path: Path, part: str) -> None:
             raise UserError(f"{path}: truncated ({size} bytes); export the model again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             (count,) = struct.unpack_from("<Q", data, 0)
-            skip = {
-                "cameras": _skip_camera,
-                "images": _skip_image,
-                "points3D": _skip_point,
-                "rigs": _skip_rig,
-                "frames": _skip_frame,
-            }[part]
-            end = 8
-            record = 0
+            skip = dict(zip(PARTS, _SKIPS, strict=True))[part]
+            end, record = 8, 0
             try:
                 while record < count and end <= size:
                     end = skip(data, end)
@@ -473,3 +449,6 @@ def _skip_rig(data: mmap.mmap, at: int) -> int:
 def _skip_frame(data: mmap.mmap, at: int) -> int:
     (n_data,) = struct.unpack_from("<I", data, at + 64)
     return at + 68 + 16 * n_data
+
+
+_SKIPS = (_skip_camera, _skip_image, _skip_point, _skip_rig, _skip_frame)  # of PARTS

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -158,7 +157,7 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
         values = values if pixels.shape[2] == 3 else values * pixels[..., 3] // 255
     values = values.astype(np.uint8)
     if mask.lens:
-        values = undistort_plane(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
+        values = undistorted(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
     flat = Image.fromarray(np.ascontiguousarray(values))
     if flat.size != (width, height):
         flat = flat.resize((width, height), Image.Resampling.BOX)
@@ -239,34 +238,25 @@ class NameIndex:
     """Image paths by the names they may be asked for under, without regard to case."""
 
     def __init__(self, paths: Iterable[str], name_of: Callable[[str], str] = str) -> None:
-        self._full: dict[str, list[str]] = {}
-        self._stems: dict[str, list[str]] = {}
-        self._first_dots: dict[str, list[str]] = {}
+        # By whole names, names without extension, and names up to the first dot.
+        self._tables: tuple[dict[str, list[str]], ...] = ({}, {}, {})
         for path in sorted(paths):
             pure = PurePosixPath(name_of(path).lower())
             # Hidden files are left out: archives from macOS carry a ._name.jpg for every image.
             if pure.suffix not in IMAGE_SUFFIXES or pure.name.startswith("."):
                 continue
             first_dot = pure.with_name(pure.name.split(".")[0])
-            for table, key in (
-                (self._full, pure),
-                (self._stems, pure.with_suffix("")),
-                (self._first_dots, first_dot),
-            ):
+            keys = pure, pure.with_suffix(""), first_dot
+            for table, key in zip(self._tables, keys, strict=True):
                 table.setdefault(key.as_posix(), []).append(path)
 
     def find(self, name: str, unique: bool = False) -> str | None:
         """The path that fits ``name`` best; among equals, extensions have a fixed order."""
         wanted = name.lower()
-        pure = PurePosixPath(wanted)
-        stem = pure.with_suffix("").as_posix() if pure.suffix in IMAGE_SUFFIXES else wanted
         for table, key, one_only in (
-            (self._full, wanted, unique),
-            (self._stems, wanted, unique),
-            (self._stems, stem, unique),
-            (self._first_dots, wanted, True),
-        ):
-            hits = table.get(key, [])
+            (0, wanted, unique), (1, wanted, unique), (1, _stem(wanted), unique), (2, wanted, True)
+        ):  # fmt: skip
+            hits = self._tables[table].get(key, [])
             if len(hits) == 1 or (hits and not one_only):
                 return min(hits, key=_suffix_rank)
         return None
@@ -383,9 +373,8 @@ class ImageStore:
         image = self.get(camera)
         if camera.mask is None or camera.mask.mode != "object":
             return image
-        plain = torch.full(
-            (3,), 255 if self._white_background else 0, dtype=torch.uint8, device="cpu"
-        )
+        shade = 255 if self._white_background else 0
+        plain = torch.full((3,), shade, dtype=torch.uint8, device="cpu")
         return torch.cat([composited(image, plain), image[..., 3:]], dim=2)
 
     def prefetch(self, camera: Camera) -> None:
@@ -431,12 +420,7 @@ class ImageStore:
     def __enter__(self) -> ImageStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -471,11 +455,14 @@ def lens_of(text: str, width: int, height: int) -> Any:
     return lens
 
 
-def undistort_plane(plane: np.ndarray, lens: Any) -> np.ndarray:
-    """A picture as a lens without distortion would have taken it. (H, W) or (H, W, 3) uint8"""
+def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
+    """A picture as a lens without distortion would have taken it. (H, W) or (H, W, C) uint8"""
     pycolmap = load_pycolmap()
+    if pixels.ndim == 3 and pixels.shape[2] == 4:
+        # Four channels are no picture to COLMAP, so transparency goes by itself.
+        return np.dstack([undistorted(own, lens) for own in (pixels[..., :3], pixels[..., 3])])
+    bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(pixels))
     options = pycolmap.UndistortCameraOptions()
-    bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(plane))
     return pycolmap.undistort_image(options, bitmap, lens)[0].to_array()
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.colmap import find_model, read_reconstruction, write_model
-from gaussian_splatting.data.images import decode_mask, undistort_plane
+from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
 from gaussian_splatting.sfm.convert_options import ConvertOptions
@@ -335,9 +335,7 @@ def _write_flat(original: Original, lens: Any, folder: Path) -> None:
             picture = picture.convert("RGB")
         pixels = np.asarray(picture)
         if not lens.is_undistorted():
-            # Four channels are no picture to COLMAP, so transparency goes by itself.
-            planes = [pixels[..., :3], *([pixels[..., 3]] if pixels.shape[2] == 4 else [])]
-            pixels = np.dstack([undistort_plane(plane, lens) for plane in planes])
+            pixels = undistorted(pixels, lens)
         _save(Image.fromarray(pixels), temporary)
 
 
@@ -348,7 +346,7 @@ def _write_flat_mask(original: Original, lens: Any, folder: Path) -> None:
     photograph = original.photograph
     values = decode_mask(original.mask, photograph.width, photograph.height, upright=True)
     if not lens.is_undistorted():
-        values = undistort_plane(values, lens)
+        values = undistorted(values, lens)
     with atomic_path(target) as temporary:
         _save(Image.fromarray(values), temporary)
 
