@@ -30,9 +30,9 @@ import sugar_utils  # noqa: F401  before torch
 import numpy as np
 
 from benchmarks.rasterizer import print_machine, print_table
-from gaussian_splatting.data.consistency.reconstruction import ViewOptions
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.evaluation import evaluate

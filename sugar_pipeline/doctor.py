@@ -21,9 +21,9 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import ViewOptions
 from gaussian_splatting.data.images import image_size
 from gaussian_splatting.data.masks import MaskOptions, hull_of, overview
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.consistency.reconstruction import ViewOptions
 from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import (
     EXPOSURE_FILE,
     ReferenceCheckpoint,

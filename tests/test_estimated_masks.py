@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.data.consistency.reconstruction import ViewOptions
 from gaussian_splatting.data.masks import MaskOptions, object_mask_path, overview, with_object_masks
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.runner import run_stage

@@ -11,7 +11,7 @@ import numpy as np
 import pycolmap
 import pytest
 
-from gaussian_splatting.data.consistency.reconstruction import (
+from gaussian_splatting.data.observations import (
     KEEP_ALL,
     Observations,
     ViewFit,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gaussian_splatting.data.consistency.reconstruction import Observations
+from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.observed_region import MIN_POINTS, MIN_VIEWS, observed_region

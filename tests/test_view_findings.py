@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gaussian_splatting.data.colmap import read_colmap
-from gaussian_splatting.data.consistency.reconstruction import Observations
 from gaussian_splatting.data.images import ImageFolder
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore
 from gaussian_splatting.engine.reporting.view_findings import Findings, farthest, find, fog_share
 from tests.support.tiny_scene import make_tiny_scene, tiny_cameras

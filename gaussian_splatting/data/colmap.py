@@ -24,7 +24,7 @@ from PIL import Image
 
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import (
+from gaussian_splatting.data.observations import (
     MAX_POINTS,
     Observations,
     ViewFit,

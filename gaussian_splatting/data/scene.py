@@ -14,10 +14,10 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
-from gaussian_splatting.data.consistency.reconstruction import KEEP_ALL, Observations, ViewOptions
 from gaussian_splatting.data.consistency.views import checked_views
 from gaussian_splatting.data.images import CamerasByName, ImageFolder, find_images, missing_images
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
+from gaussian_splatting.data.observations import KEEP_ALL, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import UserError

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import Observations
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gaussian_splatting.data.consistency.reconstruction import Observations
+from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.level_sets import Box
 
 MIN_VIEWS = 3  # photographs that observe a point that counts: two agree by chance now and then

@@ -26,7 +26,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
-from gaussian_splatting.data.consistency.reconstruction import Observations
+from gaussian_splatting.data.observations import Observations
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.warp_launch import as_array, launch
 

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import Observations
 from gaussian_splatting.data.images import colors_of, image_size, open_image
+from gaussian_splatting.data.observations import Observations
 from sugar_utils.files import file_digest
 
 LONGEST_SIDE = 640  # pixels, at which images are compared

@@ -18,14 +18,14 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.consistency.image_content import inconsistent_images, wrong_shapes
 from gaussian_splatting.data.consistency.mask_agreement import MaskAgreement, mask_agreement
-from gaussian_splatting.data.consistency.reconstruction import (
+from gaussian_splatting.data.images import fit_to_file
+from gaussian_splatting.data.masks import MaskOptions, is_all_black, with_masks, with_object_masks
+from gaussian_splatting.data.observations import (
     ALL_VIEWS,
     Observations,
     ViewOptions,
     hardly_known,
 )
-from gaussian_splatting.data.images import fit_to_file
-from gaussian_splatting.data.masks import MaskOptions, is_all_black, with_masks, with_object_masks
 from sugar_utils.errors import UserError
 
 _NAMED = 5

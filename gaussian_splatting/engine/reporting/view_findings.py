@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import Observations
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.reporting.evaluation import (
     EvaluationResult,
     ViewScore,
