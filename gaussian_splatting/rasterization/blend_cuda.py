@@ -51,6 +51,11 @@ from sugar_utils.warp_math import (
     reciprocal_fast,
 )
 
+Floats2d = wp.array2d(dtype=float)
+Floats3d = wp.array3d(dtype=float)
+Ints = wp.array(dtype=int)
+Ints2d = wp.array2d(dtype=int)
+
 _WIDTH = 8
 _HEIGHT = WARP_LANES // _WIDTH
 BLOCKS_ACROSS = TILE // _WIDTH
@@ -258,8 +263,8 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
 
     @wp.func_native(of_width(_COPY))
     def copy_batch(
-        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=Row)
-    ): ...
+        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=Row),
+    ): ...  # fmt: skip
 
     @wp.func_native(of_width(_WAIT))
     def wait_for_batch(): ...
@@ -365,11 +370,9 @@ def _forward_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", **_options(n_channels, _FORWARD_REGISTERS))
     def forward(
-        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
-        image: wp.array3d(dtype=float), transmittance: wp.array2d(dtype=float),
-        last: wp.array2d(dtype=int),
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int, offsets: Ints,
+        ids: Ints, splats: wp.array(dtype=Row), background: wp.array(dtype=float), image: Floats3d,
+        transmittance: Floats2d, last: Ints2d,
     ):  # fmt: skip
         warp, lane = wp.tid()
         tile = first_tile + warp
@@ -450,10 +453,8 @@ def _loading_function(n_channels: int) -> wp.Function:
 
     @wp.func
     def load_pixels(
-        first: wp.vec2i, width: int, top_row: int, end_row: int,
-        background: wp.array(dtype=float),
-        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
-        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+        first: wp.vec2i, width: int, top_row: int, end_row: int, background: wp.array(dtype=float),
+        transmittance: Floats2d, last: Ints2d, d_image: Floats3d, d_transmittance: Floats2d,
     ):  # fmt: skip
         light = Floats(1.0)
         behind = Floats(0.0)
@@ -483,11 +484,9 @@ def _backward_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", **_options(n_channels, _BACKWARD_REGISTERS))
     def backward(
-        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
-        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
-        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int, offsets: Ints,
+        ids: Ints, splats: wp.array(dtype=Row), background: wp.array(dtype=float),
+        transmittance: Floats2d, last: Ints2d, d_image: Floats3d, d_transmittance: Floats2d,
         gradient_sums: wp.array(dtype=SumsRow),
     ):  # fmt: skip
         warp, lane = wp.tid()

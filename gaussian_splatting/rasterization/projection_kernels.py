@@ -34,6 +34,10 @@ from sugar_utils.warp_math import (
     smallest_axis,
 )
 
+Floats = wp.array(dtype=float)
+Floats2d = wp.array2d(dtype=float)
+Ints = wp.array(dtype=int)
+
 wp.set_module_options({"enable_backward": False})
 
 NEAR = 0.2
@@ -159,12 +163,9 @@ def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
 
 @wp.func
 def sh_color(
-    i: int,
-    direction: wp.vec3,
-    degree: int,
-    sh_dc: wp.array2d(dtype=wp.vec3),
+    i: int, direction: wp.vec3, degree: int, sh_dc: wp.array2d(dtype=wp.vec3),
     sh_rest: wp.array2d(dtype=Any),
-) -> wp.vec3:
+) -> wp.vec3:  # fmt: skip
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
     color = basis[0] * sh_dc[i, 0] + wp.vec3(0.5, 0.5, 0.5)
@@ -192,11 +193,9 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
 @wp.func
 def project_one(
     i: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
-    tile_rects: wp.array(dtype=wp.vec4i),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), opacities: Floats,
+    sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
+    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
     """Fill the row of one Gaussian; that of a culled one stays zero."""
     radii[i] = 0
@@ -273,11 +272,9 @@ def project_one(
 @wp.kernel
 def project_forward(
     first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
-    tile_rects: wp.array(dtype=wp.vec4i),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), opacities: Floats,
+    sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
+    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
     """Rows of splats, which come in as zeros."""
     i = first + wp.tid()
@@ -299,9 +296,9 @@ def put_vector(target: wp.array2d(dtype=vec3bf), i: int, k: int, v: wp.vec3):  #
 
 @wp.func
 def color_gradient(
-    i: int, offset: wp.vec3, channels: Channels, splats: wp.array2d(dtype=float),
-    d_splats: wp.array2d(dtype=float), sh_rest: wp.array2d(dtype=Any),
-    d_sh_dc: wp.array2d(dtype=wp.vec3), d_sh_rest: wp.array2d(dtype=Any),
+    i: int, offset: wp.vec3, channels: Channels, splats: Floats2d, d_splats: Floats2d,
+    sh_rest: wp.array2d(dtype=Any), d_sh_dc: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:  # fmt: skip
     """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
     d_color = wp.vec3()
@@ -342,11 +339,10 @@ def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.ve
 def project_backward(
     first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
     quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any),
-    radii: wp.array(dtype=int), splats: wp.array2d(dtype=float), d_means2d: wp.array(dtype=wp.vec2),
-    d_splats: wp.array2d(dtype=float), d_means: wp.array(dtype=wp.vec3),
-    d_quats: wp.array(dtype=wp.vec4), d_scales: wp.array(dtype=wp.vec3),
-    d_opacities: wp.array(dtype=float), d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=Any), d_features: wp.array2d(dtype=float),
+    radii: Ints, splats: Floats2d, d_means2d: wp.array(dtype=wp.vec2), d_splats: Floats2d,
+    d_means: wp.array(dtype=wp.vec3), d_quats: wp.array(dtype=wp.vec4),
+    d_scales: wp.array(dtype=wp.vec3), d_opacities: Floats, d_sh_dc: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=Any), d_features: Floats2d,
 ):  # fmt: skip
     """Adjoint of :func:`project_forward`; outputs come in as zeros and rows of culled ones stay so.
 

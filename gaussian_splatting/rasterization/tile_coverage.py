@@ -21,6 +21,9 @@ from gaussian_splatting.rasterization.projection_kernels import (
     vec3bf,
 )
 
+Floats2d = wp.array2d(dtype=float)
+Ints = wp.array(dtype=int)
+
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.
 wp.set_module_options(
@@ -129,12 +132,7 @@ def n_covered(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> int:
 
 
 @wp.kernel
-def count_tiles(
-    first: int,
-    splats: wp.array2d(dtype=float),
-    rects: wp.array(dtype=wp.vec4i),
-    counts: wp.array(dtype=int),
-):
+def count_tiles(first: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i), counts: Ints):
     """Number of tiles that each splat reaches."""
     i = first + wp.tid()
     counts[i] = n_covered(splats, i, rects[i])
@@ -145,9 +143,8 @@ def project_and_count(
     first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
     quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
     opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
-    tile_rects: wp.array(dtype=wp.vec4i), counts: wp.array(dtype=int),
+    sh_rest: wp.array2d(dtype=Any), features: Floats2d, splats: Floats2d, radii: Ints,
+    depths: wp.array(dtype=float), tile_rects: wp.array(dtype=wp.vec4i), counts: Ints,
 ):  # fmt: skip
     """:func:`~.projection_kernels.project_forward` and :func:`count_tiles` in one, for GPUs."""
     i = first + wp.tid()
@@ -167,9 +164,8 @@ PROJECT_AND_COUNT = {
 
 @wp.kernel
 def list_tiles(
-    first: int, tiles_x: int, n_pairs: int, splats: wp.array2d(dtype=float),
-    rects: wp.array(dtype=wp.vec4i), first_pairs: wp.array(dtype=int),
-    pair_tiles: wp.array(dtype=int), owners: wp.array(dtype=int),
+    first: int, tiles_x: int, n_pairs: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i),
+    first_pairs: Ints, pair_tiles: Ints, owners: Ints,
 ):  # fmt: skip
     """Write the tiles of each splat, by row of tiles, from its first pair on.
 
@@ -193,13 +189,7 @@ def list_tiles(
 
 
 @wp.kernel
-def place_pairs(
-    first: int,
-    sorted_pairs: wp.array(dtype=int),
-    owners: wp.array(dtype=int),
-    places: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
-):
+def place_pairs(first: int, sorted_pairs: Ints, owners: Ints, places: Ints, ids: Ints):
     """The place of each pair, and the splat at each place, from the pair at each place."""
     k = first + wp.tid()
     pair = sorted_pairs[k]
