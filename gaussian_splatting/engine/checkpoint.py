@@ -10,7 +10,9 @@ name is let through: tools may keep more in a file than training needs.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import pickle
 import re
 import warnings
@@ -60,10 +62,6 @@ class CheckpointStore:
         self._last_saved: int | None = None
         files.remove_stale_temporaries(self.directory)
 
-    def path(self, iteration: int) -> Path:
-        """File of an iteration's checkpoint, whether it exists or not."""
-        return checkpoint_path(self.directory, iteration)
-
     def iterations(self) -> list[int]:
         """Iterations that have a file, ascending; the files may be broken."""
         matches = (_FILE_NAME.match(path.name) for path in self.directory.iterdir())
@@ -71,7 +69,7 @@ class CheckpointStore:
 
     def save(self, iteration: int, payload: Mapping[str, Any]) -> Path:
         """Write a checkpoint, as :func:`save_payload` does."""
-        path = self.path(iteration)
+        path = checkpoint_path(self.directory, iteration)
         save_payload(path, payload)
         self._last_saved = iteration
         self._broken.discard(iteration)
@@ -80,7 +78,7 @@ class CheckpointStore:
     def latest_valid(self, notify: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
         """File and contents of the newest checkpoint to continue from; None without one."""
         for iteration in reversed(self.iterations()):
-            path = self.path(iteration)
+            path = checkpoint_path(self.directory, iteration)
             try:
                 payload = load_numbered(path)
             except UserError as error:
@@ -93,7 +91,7 @@ class CheckpointStore:
             return path, payload
         return None
 
-    def prune(self) -> list[Path]:
+    def prune(self) -> None:
         """Remove interval checkpoints beyond the newest ``keep``.
 
         Milestones, the final checkpoint and the one saved last always stay. Files found broken and
@@ -101,26 +99,15 @@ class CheckpointStore:
         are broken) neither count nor are touched, so they cannot push out good ones.
         """
         if self._keep is None:
-            return []
-        interval = [
-            iteration
-            for iteration in self.iterations()
-            if iteration not in self._permanent
-            and iteration not in self._broken
-            and (self._last_saved is None or iteration <= self._last_saved)
-        ]
-        removed = []
+            return
+        spared = self._permanent | self._broken
+        last = math.inf if self._last_saved is None else self._last_saved
+        interval = [i for i in self.iterations() if i not in spared and i <= last]
         for iteration in interval[: -self._keep]:
-            if iteration == self._last_saved:
-                continue
-            path = self.path(iteration)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError:
-                # Open in another program (Windows); the next prune gets it.
-                continue
-            removed.append(path)
-        return removed
+            # Open in another program (Windows): the next prune gets it.
+            with contextlib.suppress(OSError):
+                if iteration != self._last_saved:
+                    checkpoint_path(self.directory, iteration).unlink(missing_ok=True)
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
@@ -204,10 +191,9 @@ def to_portable(value: Any, place: str = "payload") -> Any:
         if isinstance(value, kind):
             return value if type(value) is kind else kind(value)
     if isinstance(value, Mapping):
-        return {
-            to_portable(key, f"a key of {place}"): to_portable(item, f"{place}[{key!r}]")
-            for key, item in value.items()
-        }
+        keys = [to_portable(key, f"a key of {place}") for key in value]
+        items = [to_portable(item, f"{place}[{key!r}]") for key, item in value.items()]
+        return dict(zip(keys, items, strict=True))
     if isinstance(value, (list, tuple)):
         items = [to_portable(item, f"{place}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
@@ -219,7 +205,7 @@ class _ErrorKeeper(io.RawIOBase):
 
     def __init__(self, file: io.BufferedWriter) -> None:
         super().__init__()
-        self._file = file
+        self._file, self.flush = file, file.flush
         self.error: OSError | None = None
 
     def writable(self) -> bool:
@@ -231,9 +217,6 @@ class _ErrorKeeper(io.RawIOBase):
         except OSError as error:
             self.error = error
             raise
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 def _damaged(path: Path, error: BaseException) -> UserError:
@@ -250,9 +233,8 @@ def _verify_archive(path: Path) -> None:
             # whatever was in memory.
             folders = [i.filename for i in archive.infolist() if i.external_attr & _DOS_DIRECTORY]
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror or error}); check the path"
-        ) from error
+        reason = error.strerror or error
+        raise UserError(f"{path}: cannot be read ({reason}); check the path") from error
     except MemoryError:
         raise
     except Exception as error:

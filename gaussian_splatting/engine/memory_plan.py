@@ -65,21 +65,14 @@ class ViewLoad:
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
         camera = projection.camera
-        return cls(
-            camera.width,
-            camera.height,
-            int((projection.radii > 0).sum()),
-            int(projection.tile_counts.sum()),
-            "" if camera.mask is None else camera.mask.mode,
-        )
+        counts = int((projection.radii > 0).sum()), int(projection.tile_counts.sum())
+        mask = "" if camera.mask is None else camera.mask.mode
+        return cls(camera.width, camera.height, *counts, mask)
 
     def grown(self, factor: float) -> ViewLoad:
         """What the view costs with so many times the Gaussians, each as large as now."""
-        return replace(
-            self,
-            visible=math.ceil(factor * self.visible),
-            intersections=math.ceil(factor * self.intersections),
-        )
+        visible, pairs = (math.ceil(factor * n) for n in (self.visible, self.intersections))
+        return replace(self, visible=visible, intersections=pairs)
 
 
 @dataclass(frozen=True)
@@ -148,11 +141,10 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     }
     chunk = min(plan.sample_chunk or load.samples, load.samples)
     owners = min(chunk, view.visible * chunk // max(load.samples, 1))
+    depth_bytes = (32 if plan.split.strips == 1 else 8) if geometry == "depth" else 0
     sampling = {
         "Gaussians": _SAMPLING_BYTES[geometry] * n,
-        "pixels": (32 if plan.split.strips == 1 else 8) * view.width * view.height
-        if geometry == "depth"
-        else 0,
+        "pixels": depth_bytes * view.width * view.height,
         "samples": 52 * load.samples + (140 if geometry == "depth" else 96) * chunk,
         # With the copies that sorting their targets takes.
         "neighbor gradients": round(1.6 * min(load.pair_bytes, owners * (load.neighbors + 1) * 44)),
@@ -240,20 +232,16 @@ class MemoryChoice:
         return max(sum(parts.values()) for parts in self.phases.values())
 
     def lines(self) -> list[str]:
-        images = (
-            f"{format_bytes(self.image_bytes)} of it for photographs"
-            if self.image_bytes
-            else "photographs stay in the memory of the host"
-        )
-        found = [
-            f"memory plan: {describe(self.plan)}; {format_bytes(self.budget)} to use, {images}"
-        ]
+        images = "photographs stay in the memory of the host"
+        if self.image_bytes:
+            images = f"{format_bytes(self.image_bytes)} of it for photographs"
+        room = format_bytes(self.budget)
+        found = [f"memory plan: {describe(self.plan)}; {room} to use, {images}"]
         for phase, needs in self.phases.items():
             parts = sorted(needs.items(), key=lambda part: -part[1])
             named = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
-            found.append(
-                f"memory of {phase}: about {format_bytes(sum(needs.values()))} at most: {named}"
-            )
+            total = format_bytes(sum(needs.values()))
+            found.append(f"memory of {phase}: about {total} at most: {named}")
         return found
 
 
@@ -269,16 +257,14 @@ def describe(plan: MemoryPlan) -> str:
 
 def cheaper(plan: MemoryPlan) -> MemoryPlan | None:
     """The next plan that needs less memory, all that can be smaller at once; None at the end."""
-    strips = min(2 * plan.split.strips, max(MAX_STRIPS, plan.split.strips))
-    chunk = plan.sample_chunk
+    split, chunk = plan.split, plan.sample_chunk
+    strips = min(2 * split.strips, max(MAX_STRIPS, split.strips))
     if chunk is not None and chunk > MIN_CHUNK:
         chunk = max(MIN_CHUNK, chunk // 2)
-    next_one = MemoryPlan(replace(plan.split, strips=strips), chunk)
-    if next_one != plan:
-        return next_one
-    return (
-        None if plan.split.recompute else replace(plan, split=replace(plan.split, recompute=True))
-    )
+    smaller = MemoryPlan(replace(split, strips=strips), chunk)
+    if smaller != plan:
+        return smaller
+    return None if split.recompute else replace(plan, split=replace(split, recompute=True))
 
 
 def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
@@ -365,9 +351,9 @@ def _refusal(
             if needed(config, anything) <= budget:
                 more = " --use_bfloat16 True" if half else ""
                 return f"{start}; it fits with --optimizer_state {state}{more}"
-    smallest = OptimizerConfig("8bit", use_bfloat16=True, sparse_adam=optimizer.sparse_adam)
+    # The last one tried was the smallest.
     return (
         f"{start}; even --optimizer_state 8bit --use_bfloat16 True needs "
-        f"{format_bytes(needed(smallest, anything))}: give that much, smaller images or fewer "
+        f"{format_bytes(needed(config, anything))}: give that much, smaller images or fewer "
         "Gaussians"
     )

@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
@@ -52,7 +51,8 @@ class Identity:
 
     def differences(self, recorded: Mapping[str, Any]) -> list[str]:
         """One line for every setting and kind of input that is not as recorded."""
-        settings, inputs = (_mapping(recorded.get(name)) for name in ("settings", "inputs"))
+        known = (recorded.get(name) for name in ("settings", "inputs"))
+        settings, inputs = (value if isinstance(value, Mapping) else {} for value in known)
         return [
             *settings_differences(settings, self.settings),
             *input_differences(inputs, self.inputs),
@@ -82,19 +82,17 @@ def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> l
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             lines.append(f"{kind}: {'not recorded' if old is None else 'changed'}")
             continue
-        changed = [name for name in new if name in old and new[name] != old[name]]
-        parts = [
-            _named(changed, "changed"),
-            _named([name for name in new if name not in old], "added"),
-            _named([name for name in old if name not in new], "gone"),
-        ]
-        lines.append(f"{kind}: {', '.join(part for part in parts if part)}")
+        found = {
+            "changed": [name for name in new if name in old and new[name] != old[name]],
+            "added": [name for name in new if name not in old],
+            "gone": [name for name in old if name not in new],
+        }
+        parts = []
+        for what, names in found.items():
+            more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+            parts += [f"{', '.join(names[:_NAMED])}{more} {what}"] * bool(names)
+        lines.append(f"{kind}: {', '.join(parts)}")
     return lines
-
-
-def _named(names: Sequence[str], what: str) -> str:
-    more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more} {what}" if names else ""
 
 
 def scene_inputs(
@@ -115,15 +113,12 @@ def scene_inputs(
         shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
         inputs["masks"] = dict(zip(masked, shown, strict=True))
     if tracks and scene.observations is not None:
-        inputs["point tracks"] = _tracks_digest(scene.observations)
+        seen = scene.observations
+        digest = hashlib.sha256(seen.points.tobytes() + seen.lengths.tobytes())
+        for name, rows in sorted(seen.rows.items()):
+            digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
+        inputs["point tracks"] = digest.hexdigest()[:16]
     return inputs
-
-
-def _tracks_digest(observations: Observations) -> str:
-    digest = hashlib.sha256(observations.points.tobytes() + observations.lengths.tobytes())
-    for name, rows in sorted(observations.rows.items()):
-        digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def points_digest(scene: Scene) -> str:
@@ -152,10 +147,6 @@ def _camera_digest(camera: Camera, role: str) -> str:
     rounded = [round(float(value), _DIGITS) + 0.0 for value in numbers]
     text = f"{role} {camera.width} {camera.height} {rounded} {camera.lens}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 _LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
@@ -219,10 +210,10 @@ class RunDirectory:
             storage.remove_stale_temporaries(folder, nested=True)
         if not self._occupied():
             return ResumePlan()
-        if overwrite and (resume == "none" or self._differences() or not self._recorded()):
+        differences = self._differences()
+        if overwrite and (resume == "none" or differences or not self._recorded()):
             self.replaces = True
             return ResumePlan()
-        differences = self._differences()
         if differences:
             raise UserError(
                 f"{self.path} holds a run of other settings or inputs ({'; '.join(differences)}); "
@@ -336,34 +327,25 @@ class RunDirectory:
                 f"{source} was made with other settings or inputs ({'; '.join(differences)}); "
                 "remove it, or name the checkpoint to continue from with --resume"
             )
-        if payload["iteration"] >= final:
-            return ResumePlan(payload=payload, source=source, finished=True)
-        return ResumePlan(payload=payload, source=source)
+        return ResumePlan(payload, source, finished=payload["iteration"] >= final)
 
     def _recorded(self) -> dict[str, Any] | None:
-        path = self.path / RUN_FILE
-        if not path.is_file():
-            return None
-        try:
-            recorded = read_checked(path, RunRecord)
-        except UserError:
-            return None
-        return recorded
+        with contextlib.suppress(UserError):
+            if (self.path / RUN_FILE).is_file():
+                return read_checked(self.path / RUN_FILE, RunRecord)
+        return None
 
     def _occupied(self) -> bool:
-        if self._recorded() is not None or self._checkpoints():
-            return True
-        return any(folder.exists() for folder in self._products)
+        results = any(folder.exists() for folder in self._products)
+        return results or self._recorded() is not None or bool(self._checkpoints())
 
     def _differences(self) -> list[str]:
-        if not self._occupied():
-            return []
         recorded = self._recorded()
-        if recorded is None and (self.path / RUN_FILE).exists():
+        if recorded is not None:
+            return self.identity.differences(recorded)
+        if (self.path / RUN_FILE).exists():
             return [f"its {RUN_FILE} is damaged: go on with --resume {self.path}"]
-        if recorded is None:
-            return ["made by another program: it has results but no run.json"]
-        return self.identity.differences(recorded)
+        return ["made by another program: it has results but no run.json"]
 
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("[0-9]*.pt"))
