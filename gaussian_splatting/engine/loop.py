@@ -95,14 +95,9 @@ class Trainer:
         self._console = console
         self._group = group
         self._stepper = Stepper(
-            stage,
-            self._cameras,
-            first=config.first,
-            seed=config.seed,
-            images=images,
-            group=group,
+            stage, self._cameras, first=config.first, seed=config.seed, images=images, group=group,
             console=console,
-        )
+        )  # fmt: skip
         self._store: CheckpointStore | None = None
         if group.is_first:
             self._store = CheckpointStore(
@@ -161,14 +156,11 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        found = {"figures": reporter.figures} if reporter.figures else {}
-        if reporter.held_out:
-            found["held_out"] = reporter.held_out
-        if reporter.health:
-            found["health"] = reporter.health
-            problem = problem_of(reporter.health)
-            if problem is not None:
-                self._console.warn(f"{self._stage.name}: {problem}")
+        problem = problem_of(reporter.health)
+        if problem is not None:
+            self._console.warn(f"{self._stage.name}: {problem}")
+        found = {name: getattr(reporter, name) for name in ("figures", "held_out", "health")}
+        found = {name: value for name, value in found.items() if value}
         self._record("finished", reporter.summary(), **found)
 
     def _follow(self, start: int) -> None:
@@ -231,12 +223,11 @@ class Trainer:
         """Do what training does not depend on; a lack of memory for it must not end the run."""
         try:
             work()
+            return
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             reason = str(error).split("\n")[0]
-        else:
-            return
         release_cached(self._stage.model.device)
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 

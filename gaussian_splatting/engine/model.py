@@ -170,11 +170,10 @@ def cloud_from_state(
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a {kind}")
     cloud = GaussianCloud(**{own: state[file].float() for own, file in STATE_NAMES.items()})
-    n = len(cloud)
-    shapes = {"means": (n, 3), "opacity_logits": (n, 1), "log_scales": (n, 3), "quats": (n, 4),
-              "sh_dc": (n, 1, 3)}  # fmt: skip
-    for name, shape in shapes.items():
-        found = tuple(getattr(cloud, name).shape)
+    shapes = {"means": (3,), "opacity_logits": (1,), "log_scales": (3,), "quats": (4,),
+              "sh_dc": (1, 3)}  # fmt: skip
+    for name, width in shapes.items():
+        found, shape = tuple(getattr(cloud, name).shape), (len(cloud), *width)
         if found != shape:
             raise UserError(
                 f"the checkpoint's {STATE_NAMES[name]} has shape {found}, expected {shape}: "

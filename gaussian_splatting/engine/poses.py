@@ -113,12 +113,12 @@ class PoseRefinement:
         if _MOTIONS not in state:
             return
         own = self.state()
-        wrong = [name for name in own if state[name].shape != own[name].shape]
-        if wrong:
-            raise UserError(
-                f"the checkpoint's {wrong[0]} are not those of {len(self._rows)} photographs; "
-                "start anew with --resume none"
-            )
+        for name in own:
+            if state[name].shape != own[name].shape:
+                raise UserError(
+                    f"the checkpoint's {name} are not those of {len(self._rows)} photographs; "
+                    "start anew with --resume none"
+                )
         saved = {name: state[name].double().cpu().clone() for name in own}
         self.motions = saved.pop(_MOTIONS)
         for name, value in saved.items():
@@ -217,28 +217,21 @@ def pose_gradient(
         turn -= torch.linalg.cross(arms, pull).sum(dim=0).cpu()
         shift -= pull.sum(dim=0).cpu()
     if "quats" in gradients:
-        turn -= _turn_of_quaternions(values["quats"].detach(), gradients["quats"]).cpu()
+        quats, pull = values["quats"].detach().double(), gradients["quats"].double()
+        w, v, d_w, d_v = quats[:, :1], quats[:, 1:], pull[:, :1], pull[:, 1:]
+        turned = w * d_v - d_w * v + torch.linalg.cross(v, d_v)
+        turn -= (0.5 * turned.sum(dim=0)).cpu()
     if "sh_rest" in gradients:
-        turn -= _turn_of_colors(values["sh_rest"].detach(), gradients["sh_rest"]).cpu()
+        n_bands = values["sh_rest"].shape[1]
+        pull, rest = (
+            t.movedim(1, 0).reshape(n_bands, -1).float()
+            for t in (gradients["sh_rest"], values["sh_rest"].detach())
+        )
+        # In the precision of the parameters: a sum over all Gaussians and colours.
+        products = (pull @ rest.T).double()
+        generators = rotation_generators()[:, :n_bands, :n_bands].to(products.device)
+        turn -= (generators * products).sum(dim=(1, 2)).cpu()
     return torch.cat([turn, shift])
-
-
-def _turn_of_quaternions(quats: Tensor, gradients: Tensor) -> Tensor:
-    """Gradient to a rotation of the world, through the orientations. (3,) float64"""
-    w, v = quats[:, :1].double(), quats[:, 1:].double()
-    d_w, d_v = gradients[:, :1].double(), gradients[:, 1:].double()
-    return 0.5 * (w * d_v - d_w * v + torch.linalg.cross(v, d_v)).sum(dim=0)
-
-
-def _turn_of_colors(sh_rest: Tensor, gradients: Tensor) -> Tensor:
-    """Gradient to a rotation of the world, through the colours' dependence on the direction."""
-    n_bands = sh_rest.shape[1]
-    rows = gradients.movedim(1, 0).reshape(n_bands, -1)
-    columns = sh_rest.movedim(1, 0).reshape(n_bands, -1)
-    # In the precision of the parameters: a sum over all Gaussians and colours.
-    products = (rows.float() @ columns.float().T).double()
-    generators = rotation_generators()[:, :n_bands, :n_bands].to(products.device)
-    return (generators * products).sum(dim=(1, 2))
 
 
 @functools.cache

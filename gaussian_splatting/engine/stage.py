@@ -130,15 +130,9 @@ class Stage(ABC):
         self, photograph: Tensor, camera: Camera, iteration: int, view_index: int
     ) -> training_views.Target:
         """What the loss terms of a view are given besides the rendered image."""
-        return training_views.target_of(
-            photograph,
-            self.background(iteration, view_index),
-            camera,
-            self.exposures,
-            seed=self._config.random_seed,
-            iteration=iteration,
-            view_index=view_index,
-        )
+        draws = {"seed": self._config.random_seed, "iteration": iteration, "view_index": view_index}
+        plain = self.background(iteration, view_index)
+        return training_views.target_of(photograph, plain, camera, self.exposures, **draws)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""

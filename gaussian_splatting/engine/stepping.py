@@ -173,15 +173,15 @@ class Stepper:
 
     def _train_on(self, iteration: int, view_index: int, checked: bool) -> tuple[StepResult, bool]:
         """One view, and whether it shows any Gaussian."""
-        model, camera = self._stage.model, self.camera(iteration, view_index)
-        camera, photograph = self._views.get(camera, self._stage.view_scale(iteration))
-        target = upload(photograph, model.device)
+        stage, model = self._stage, self._stage.model
+        scale = stage.view_scale(iteration)
+        camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
+        target, poses = upload(photograph, model.device), stage.poses
         last = view_index + 1 not in self._view_indices
         following = (
             (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
         )
         self._views.prefetch(self.camera(*following))
-        poses = self._stage.poses
         if poses is not None:
             camera = poses.moved(camera)
         result = self._accumulate(iteration, camera, target, view_index)
@@ -318,5 +318,4 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.requested is None:
-            self.requested = signal.Signals(number).name
+        self.requested = self.requested or signal.Signals(number).name

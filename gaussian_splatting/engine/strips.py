@@ -38,8 +38,7 @@ class ImageSplit:
     def rows(self, height: int) -> list[rasterization.Rows]:
         """The strips of an image, from the top, equally high but for one row."""
         n = min(self.strips, height)
-        edges = [height * i // n for i in range(n + 1)]
-        return [rasterization.Rows(*pair) for pair in zip(edges, edges[1:], strict=False)]
+        return [rasterization.Rows(height * i // n, height * (i + 1) // n) for i in range(n)]
 
 
 WHOLE_IMAGE = ImageSplit()
