@@ -102,9 +102,10 @@ def evaluate(
         photograph = upload(load_image(camera), image.device)
         target = photograph[..., :3]
         if image.shape != target.shape:
+            own, its = (" x ".join(map(str, picture.shape)) for picture in (image, target))
             raise UserError(
-                f"camera {camera.name}: the render is {tuple(image.shape)} but the photograph "
-                f"{tuple(target.shape)}; check that images and cameras belong together"
+                f"camera {camera.name}: the render is {own} but the photograph {its}; check that "
+                "images and cameras belong together"
             )
         rounded = to_uint8 if quantise else to_unit
         as_photographed = rounded(fitted_to(to_unit(image), target)) if fitted else None
