@@ -7,7 +7,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.multiview.reprojection import UNCOUNTED, NeighborViews
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
-from sugar_trainers.multiview_stage import MultiviewStage, options_of_mode, views_that_see
+from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.terms import gray_of, spread_pixels
@@ -364,7 +363,7 @@ def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
     options = metrics_options(metrics_parser(None).parse_args(words))
     assert options.variant == "tsdf"
     assert options.result_path.name == "results_multiview_tsdf.json"
-    name = options.refined_name(Path("a/scene"))
+    name = options.refined_name
     assert name.startswith("sugarfine_3Dgs7000_multiview_tsdf_decim1000000")
     poisson = metrics_options(
         metrics_parser(None).parse_args([*words, "--mesh_extractor", "poisson"])
@@ -375,9 +374,6 @@ def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
 def test_flags_of_other_modes_are_named(scene, checkpoint, tmp_path):
     words = ["-s", str(scene.root), "-c", str(checkpoint), "-r", "multiview"]
     args = train_parser(None).parse_args([*words, "--sdf_samples", "5"])
-    messages = options_of_mode(args, "multiview", None).messages
-    assert "--sdf_samples: no effect with multiview" in messages
-    unset = train_parser(None).parse_args(words)
-    assert not any("sdf_samples" in line for line in train_plan(unset).coarse.messages)
-    plain = options_of_mode(train_parser(None).parse_args(words), "multiview", None)
-    assert not any("no effect" in message for message in plain.messages)
+    assert "--sdf_samples: no effect with multiview" in train_plan(args).messages
+    plain = train_plan(train_parser(None).parse_args(words))
+    assert not any("no effect" in line for line in (*plain.messages, *plain.coarse.messages))

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.compute import DeviceFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
 from gaussian_splatting.data.reference_layout import (
@@ -66,7 +65,7 @@ from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
-from sugar_utils.settings import add_flags, flag, from_args, parser_of
+from sugar_utils.settings import add_flags, flag, parser_of
 
 DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
@@ -496,16 +495,7 @@ def texture_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``extract_refined_mesh_with_texture.py``."""
     parser = parser_of(description)
     square = {"default": STANDALONE_SQUARE_SIZE, "group": _STANDALONE}
-    add_flags(parser, TextureOptions, square_size=square)
-    add_flags(
-        parser,
-        DeviceFlags,
-        gpu={"short": "-g", "group": _STANDALONE},
-        device={"group": _STANDALONE},
-    )
+    gpu = {"short": "-g", "group": _STANDALONE}
+    device = {"group": _STANDALONE}
+    add_flags(parser, TextureOptions, square_size=square, gpu=gpu, device=device)
     return parser
-
-
-def texture_options(args: argparse.Namespace) -> TextureOptions:
-    """The run that was asked for."""
-    return replace(from_args(TextureOptions, args), compute=from_args(DeviceFlags, args).choose())
