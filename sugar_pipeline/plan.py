@@ -23,7 +23,7 @@ from gaussian_splatting.vanilla.vanilla_run import (
     budget_messages,
 )
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
+from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, messages, runs_stage
 from sugar_trainers.capture import SugarSize
@@ -34,7 +34,6 @@ from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineOptions
 from sugar_utils.errors import UserError
-from sugar_utils.flags import require_box
 from sugar_utils.settings import from_args, require_given
 from sugar_utils.torchrun import Launch
 
@@ -85,41 +84,34 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
             "(dn_consistency is the recommended one, multiview the one for the best surface)"
         )
     args = apply_presets(args)
-    check_square_size(args.square_size)
-    require_box(args.bboxmin, args.bboxmax)
     require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
     scene, root = scene_name(args.scene_path), args.output_dir
     coarse = from_args(
         options_of_mode(args.regularization_type), args, output_dir=root / "coarse" / scene,
         run=_run_of(args, "coarse"),
     )  # fmt: skip
-    plan, compute = PipelinePlan(coarse, messages=messages(args), force=args.force), coarse.compute
-    if not runs_stage(args, "mesh"):
-        return plan
     mesh = from_args(
-        MeshOptions, args, compute=compute, coarse_model_path=coarse.result,
+        MeshOptions, args, compute=coarse.compute, coarse_model_path=coarse.result,
         mesh_output_dir=root / "coarse_mesh" / scene, surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
     )  # fmt: skip
-    plan = replace(plan, mesh=mesh)
-    if not runs_stage(args, "refine"):
-        return plan
     refine = from_args(
-        RefineOptions, args, compute=compute, memory=coarse.memory, mesh_path=mesh.mesh_paths[0],
-        output_dir=root / "refined" / scene, ply_dir=root / "refined_ply" / scene,
+        RefineOptions, args, compute=coarse.compute, memory=coarse.memory,
+        mesh_path=mesh.mesh_paths[0], output_dir=root / "refined" / scene,
+        ply_dir=root / "refined_ply" / scene,
         config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
     )  # fmt: skip
-    plan = replace(plan, refine=refine)
-    if not runs_stage(args, "texture"):
-        return plan
-    if args.texture_atlas == "xatlas":
-        load_xatlas()
     texture = from_args(
-        TextureOptions, args, compute=compute, refined_model_path=refine.result,
+        TextureOptions, args, compute=coarse.compute, refined_model_path=refine.result,
         mesh_output_dir=root / "refined_mesh" / scene,
     )  # fmt: skip
-    return replace(plan, texture=texture)
+    # What is wrong is told for stages that do not run, too.
+    later = {"mesh": mesh, "refine": refine, "texture": texture}
+    running = {name: options for name, options in later.items() if runs_stage(args, name)}
+    if "texture" in running and texture.texture_atlas == "xatlas":
+        load_xatlas()
+    return PipelinePlan(coarse, messages=messages(args), force=args.force, **running)
 
 
 def full_plan(args: argparse.Namespace) -> PipelinePlan:

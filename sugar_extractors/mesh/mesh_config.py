@@ -34,6 +34,7 @@ from sugar_utils.flags import (
     positive_float,
     positive_int,
     positive_or_auto,
+    require_box,
     share,
     vector3,
 )
@@ -178,6 +179,7 @@ class MeshOptions(CaptureOptions):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        require_box(self.bboxmin, self.bboxmax)
         for name in ABLATIONS:
             if getattr(self, name):
                 raise UserError(

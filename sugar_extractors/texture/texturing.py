@@ -192,6 +192,13 @@ class TextureOptions(CaptureOptions):
     )
     overwrite: bool = _alone(False, "replace a mesh that was made with other settings")
 
+    def __post_init__(self) -> None:
+        if self.texture_source not in SOURCES:
+            raise UserError(
+                f"--texture_source {self.texture_source}: choose from {', '.join(SOURCES)}"
+            )
+        check_square_size(self.square_size)
+
     @property
     def obj_path(self) -> Path:
         """The mesh; its other files lie beside it under the same name."""
@@ -241,11 +248,6 @@ def extract_textured_mesh(
         console: Where to report; a new one on the standard output if None.
     """
     console = console or Console()
-    if options.texture_source not in SOURCES:
-        raise UserError(
-            f"--texture_source {options.texture_source}: choose from {', '.join(SOURCES)}"
-        )
-    check_square_size(options.square_size)
     if options.texture_atlas == "xatlas":
         load_xatlas()
     _check_name(options.obj_path)
