@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,14 +38,14 @@ from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh.triangle_mesh import read_mesh_ply
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud, Placement, TrainableBoundCloud, bind_to_mesh
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene.multiview.reprojection import NeighborViews, triangle_planes
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
-from sugar_trainers.terms import comparing_terms
+from sugar_trainers.terms import Comparison, geometric_errors, photometric_errors
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -99,43 +99,31 @@ class RefineStage(Stage):
     ) -> StepResult:
         """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
-        beside, reach = None, None
+        mesh = MeshView(self.model.cloud, camera)
         if self._comparer is not None:
+            faces = mesh.hits(camera).face
+            covered = without_uncovered(target, faces >= 0)
             if camera.mask is None or camera.mask.mode != "object":
                 # Outside of an object there is nothing, and that is known everywhere.
-                target = without_uncovered(target, self._covered(camera))
-            with torch.no_grad():
-                gaussians = self.gaussians()
-            split, reach = self.memory_plan.split, self._comparer.reach
-            beside = self._comparer.surface_view(
-                gaussians, camera, target, split, iteration, view_index
-            )
+                target = covered
+            compared = self._comparer.comparison(camera, covered, mesh.depth, iteration, view_index)
+            mesh = replace(mesh, faces=faces, comparison=compared)
         seen = self.target(target, camera, iteration, view_index)
+        degree = self._config.sh_degree(iteration)
         view = ViewPass(
-            lambda: project(
-                self.gaussians(),
-                camera,
-                plane_reach=reach,
-                sh_degree=self._config.sh_degree(iteration),
-            ),
+            lambda: project(self.gaussians(), camera, sh_degree=degree),
             seen.background,
             self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
         images = [
-            term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
-            for term in on["image"]
+            term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]
         ]
         found, _ = view.backpropagate(images)
-        found.update(backpropagate(on["model"], self.model.cloud))
+        found.update(backpropagate(on["model"], mesh))
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
-
-    def _covered(self, camera: Camera) -> Tensor:
-        """Pixels whose rays meet the mesh. (H, W) bool"""
-        cloud = self.model.cloud
-        return rasterize_triangles(cloud.vertices.detach(), cloud.faces, camera).covered
 
     def gaussians(self) -> Gaussians:
         """Those that the triangles carry."""
@@ -151,16 +139,56 @@ class RefineStage(Stage):
             self._export(self.model.cloud)
 
 
+@dataclass(frozen=True)
+class MeshView:
+    """What a term sees of the mesh in a view."""
+
+    cloud: BoundCloud
+    camera: Camera
+    faces: Tensor | None = None  # first face that each pixel meets, -1 for none. (H, W) int32
+    comparison: Comparison | None = None  # None where the view has no neighbour
+
+    def hits(self, camera: Camera) -> TriangleHits:
+        """What a view sees of the mesh."""
+        return rasterize_triangles(self.cloud.vertices.detach(), self.cloud.faces, camera)
+
+    def depth(self, camera: Camera) -> Tensor:
+        """Depth of the mesh in a view, 0 where there is none. (H, W) world units"""
+        hits = self.hits(camera)
+        return torch.where(hits.covered, hits.depth, 0.0)
+
+    def mean(self, errors: Callable[[Comparison, Tensor, Tensor], Tensor]) -> Tensor | None:
+        """Mean error of the compared pixels, whose planes are those of their triangles."""
+        if self.comparison is None or not len(self.comparison.pixels):
+            return None
+        pixels = self.comparison.pixels
+        faces = self.faces[pixels[:, 1].long(), pixels[:, 0].long()]
+        planes = triangle_planes(self.cloud.vertices, self.cloud.faces, self.camera, faces)
+        return errors(self.comparison, planes, pixels).mean()
+
+
 def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:
-    """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`."""
-    weight = config.normal_consistency_factor
+    """Every term of the stage; ``"model"`` terms are given a :class:`MeshView`."""
+    weight, compared = config.normal_consistency_factor, MultiviewConfig()
 
-    def normal_consistency(cloud: BoundCloud) -> Tensor:
-        return pairs.normal_consistency(cloud.vertices)
+    def normal_consistency(seen: MeshView) -> Tensor:
+        return pairs.normal_consistency(seen.cloud.vertices)
 
-    consistency = LossTerm("normal_consistency", weight, "model", normal_consistency)
-    surface = comparing_terms(MultiviewConfig()) if config.refine_surface_terms else ()
-    return (COLOR, *surface, *([consistency] if weight > 0 else []))
+    def photometric(seen: MeshView) -> Tensor | None:
+        return seen.mean(photometric_errors)
+
+    def geometric(seen: MeshView) -> Tensor | None:
+        return seen.mean(geometric_errors)
+
+    terms = [COLOR]
+    if config.refine_surface_terms:
+        terms += [
+            LossTerm("photometric", compared.photometric_factor, "model", photometric),
+            LossTerm("geometric", compared.geometric_factor, "model", geometric),
+        ]
+    if weight > 0:
+        terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
+    return tuple(terms)
 
 
 TEST_INTERVAL = 5_000

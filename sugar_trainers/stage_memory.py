@@ -104,7 +104,7 @@ def _refinement_loads(
             n,
             ModelLoad.of(tensors, optimizer),
             views[0],
-            # Counted as in the multi-view mode, a little more.
+            # More than comparing views takes: no planes are rendered, two meshes are.
             geometry="planes" if config.refine_surface_terms else "none",
             activation=per_face * n_faces + per_gaussian * n,
             fixed=cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces,

@@ -30,7 +30,7 @@ from sugar_scene.multiview.reprojection import UNCOUNTED, NeighborViews
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
 from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.refine_stage import MeshView, RefineStage
 from sugar_trainers.terms import gray_of, spread_pixels
 from sugar_trainers.view_comparison import ViewComparer
 from tests.support.mesh_scenes import icosahedron
@@ -272,13 +272,24 @@ def test_the_refinement_compares_views_too(scene):
     assert gradients["vertices"].any()
 
 
+def test_comparing_views_moves_the_mesh_and_nothing_else(scene):
+    """Opacity must not be a way to make views agree: a transparent mesh would."""
+    with_terms = see(bound_stage(scene, refine_surface_terms=True), scene, iteration=1)[1]
+    stage = bound_stage(scene, refine_surface_terms=True)
+    stage.terms = tuple(t for t in stage.terms if t.name not in ("photometric", "geometric"))
+    without = see(stage, scene, iteration=1)[1]
+    assert not torch.equal(with_terms.pop("vertices"), without.pop("vertices"))
+    for name, gradient in without.items():
+        assert torch.equal(with_terms[name], gradient), name
+
+
 def test_pixels_that_the_mesh_does_not_cover_pull_at_nothing(scene):
     """The same photograph with another background."""
     gradients = []
     for shade in (0, 200):
         stage = bound_stage(scene, refine_surface_terms=True)
         camera = scene.cameras[3]
-        covered = stage._covered(camera)
+        covered = MeshView(stage.model.cloud, camera).hits(camera).covered
         assert 0.1 < float(covered.float().mean()) < 0.6
         with ImageStore(budget_bytes=10**8) as store:
             photograph = store.get(camera).clone()
