@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import warp as wp
 from plyfile import PlyData, PlyParseError
+from torch import Tensor
 
 from gaussian_splatting.data.ply import does_not_fit
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply, topology
@@ -350,28 +351,30 @@ def sample_surface(
         vertices: (V, 3)
         faces: (F, 3) rows of the vertices.
     """
-    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
-    weighted = np.cross(b - a, c - a)
+    weighted = _doubled_normals(vertices, faces)
     doubled = np.linalg.norm(weighted, axis=1)
     ends = np.cumsum(doubled)
     if len(ends) == 0 or not ends[-1] > 0:
         none = np.empty((0, 3))
         return AreaSamples(none, none, np.empty(0, dtype=np.int64))
-    draws = torch.rand(
-        2 * count + 1,
-        generator=generator(seed, "surface samples"),
-        dtype=torch.float64,
-        device="cpu",
-    ).numpy()
+    source = generator(seed, "surface samples")
+    draws = torch.rand(2 * count + 1, generator=source, dtype=torch.float64, device="cpu").numpy()
     places = (np.arange(count) + draws[-1]) / count * ends[-1]
     rows = np.minimum(np.searchsorted(ends, places, "right"), np.flatnonzero(doubled)[-1])
     root, across = np.sqrt(draws[:count])[:, None], draws[count : 2 * count, None]
-    points = (1 - root) * a[rows] + root * (1 - across) * b[rows] + root * across * c[rows]
+    a, b, c = (vertices[faces[rows, k]].astype(np.float64) for k in range(3))
+    points = (1 - root) * a + root * (1 - across) * b + root * across * c
     return AreaSamples(points, weighted[rows] / doubled[rows, None], rows)
 
 
+def _doubled_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Normals of faces, as long as twice their area. (F, 3)"""
+    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
+    return np.cross(b - a, c - a)
+
+
 class Surface:
-    """A mesh that exact distances are asked of, through a tree of boxes over its triangles.
+    """A mesh that distances and lines of sight are asked of, by a tree of boxes of its triangles.
 
     Args:
         vertices: (V, 3), about as large as 1: they become float32.
@@ -382,8 +385,7 @@ class Surface:
         self, vertices: np.ndarray, faces: np.ndarray, device: torch.device | str = "cpu"
     ) -> None:
         self._device = torch.device(device)
-        a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
-        weighted = np.cross(b - a, c - a)
+        weighted = _doubled_normals(vertices, faces)
         doubled = np.linalg.norm(weighted, axis=1)
         solid = doubled > 0
         self._normals = weighted[solid] / doubled[solid, None]
@@ -399,40 +401,46 @@ class Surface:
                 )
 
     def nearest(self, points: np.ndarray) -> Nearest:
-        """Distances to the surface, and its normals there; infinite where there is no surface.
-
-        Args:
-            points: (Q, 3)
-        """
+        """Distances of points, (Q, 3), and normals there; infinite where there is no surface."""
         n = len(points)
         if self._tree is None:
             return Nearest(np.full(n, np.inf), np.zeros((n, 3)), np.full(n, -1))
         queries = torch.tensor(points, dtype=torch.float32, device=self._device)
         distances = torch.empty(n, device=self._device)
         faces = torch.empty(n, dtype=torch.int32, device=self._device)
-        launch(
-            find_nearest,
-            n,
-            [self._tree.id, as_array(queries, wp.vec3), distances, faces],
-            min_items=_MIN_ITEMS,
-        )
+        arguments = [self._tree.id, as_array(queries, wp.vec3), distances, faces]
+        launch(find_nearest, n, arguments, min_items=_MIN_ITEMS)
         found = faces.cpu().numpy()
         return Nearest(
             distances.cpu().numpy().astype(np.float64), self._normals[found], self._solid[found]
         )
 
+    def blocked(self, starts: Tensor, ways: Tensor) -> Tensor:
+        """Whether the surface lies between points and points + ways. (Q, 3) float32 -> (Q,)"""
+        hits = torch.empty(len(starts), dtype=torch.bool, device=self._device)
+        rays = [as_array(values.contiguous(), wp.vec3) for values in (starts, ways)]
+        launch(find_blocked, len(starts), [self._tree.id, *rays, hits], min_items=_MIN_ITEMS)
+        return hits
+
 
 @wp.kernel
 def find_nearest(
-    first: int,
-    mesh: wp.uint64,
-    points: wp.array(dtype=wp.vec3),
-    distances: wp.array(dtype=float),
+    first: int, mesh: wp.uint64, points: wp.array(dtype=wp.vec3), distances: wp.array(dtype=float),
     faces: wp.array(dtype=int),
-):
+):  # fmt: skip
     """Nearest place of a mesh: distance and row of the face, one work item per point."""
     i = first + wp.tid()
     query = wp.mesh_query_point_no_sign(mesh, points[i], _FARTHEST)
     place = wp.mesh_eval_position(mesh, query.face, query.u, query.v)
     distances[i] = wp.length(place - points[i])
     faces[i] = query.face
+
+
+@wp.kernel
+def find_blocked(
+    first: int, mesh: wp.uint64, starts: wp.array(dtype=wp.vec3), ways: wp.array(dtype=wp.vec3),
+    hits: wp.array(dtype=wp.bool),
+):  # fmt: skip
+    """Whether a line segment meets a mesh."""
+    i = first + wp.tid()
+    hits[i] = wp.mesh_query_ray_anyhit(mesh, starts[i], ways[i], 1.0)
