@@ -161,11 +161,7 @@ def _recorded(record: Path) -> Capture:
 def scene_of(
     scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Callable[[str], None]
 ) -> Scene:
-    """Cameras in the world of the results.
-
-    Args:
-        checkpoint_path: Whose cameras to take; None for those of the scene.
-    """
+    """Cameras in the world of the results: of a vanilla checkpoint, or of the scene without one."""
     if checkpoint_path is None:
         return load_scene(scene_path, size_rule=size, notify=notify)
     checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of Gaussians: normals, covariances, and diamonds that rays can be cast against.
+"""Shapes of Gaussians (SuGaR, Guédon & Lepetit, CVPR 2024, sections 4.1 and 4.2).
 
-A Gaussian close to a surface is flat, so its shortest axis stands for the surface normal
-(SuGaR, Guédon & Lepetit, CVPR 2024, section 4.1).
-
-A diamond lies in the plane of the two larger axes of its Gaussian and has its corners on them.
-Mesh extraction looks up the depth of the soup to know where to search the level set
-(SuGaR, Guédon & Lepetit, CVPR 2024, section 4.2).
+A Gaussian close to a surface is flat, so its shortest axis stands for the surface normal. A diamond
+in the plane of the two larger axes, with its corners on them, is what rays are cast against.
 """
 
 from __future__ import annotations
@@ -30,10 +26,7 @@ def smallest_scales(scales: Tensor) -> Tensor:
 
 
 def smallest_axis_normals(quats: Tensor, scales: Tensor) -> Tensor:
-    """Local axes of the smallest scales, of arbitrary sign; gradients reach the quaternions. (N, 3)
-
-    quats: unit quaternions, wxyz, (N, 4); scales: (N, 3) world units
-    """
+    """Local axes of the smallest scales, of arbitrary sign; quats wxyz get gradients. (N, 3)"""
     axis = smallest_axis(scales)[:, None, None].expand(-1, 3, 1)
     return rotation_matrices(quats).gather(-1, axis).squeeze(-1)
 
@@ -51,22 +44,15 @@ def packed_covariances(quats: Tensor, scales: Tensor) -> Tensor:
 
 
 def inverse_square_roots(quats: Tensor, scales: Tensor) -> Tensor:
-    """Matrices A = R diag(1 / s), so that the inverse covariance is A A^T.
+    """Matrices A = R diag(1 / s), so that the inverse covariance is A A^T. (N, 3, 3)
 
-    The Mahalanobis distance of x is the length of A^T (x - mean). Scales below ``MIN_SCALE``
-    count as ``MIN_SCALE``.
-
-    Returns:
-        (N, 3, 3), inverse world units.
+    The Mahalanobis distance of x is the length of A^T (x - mean); s is at least ``MIN_SCALE``.
     """
     return rotation_matrices(quats) / scales.clamp_min(MIN_SCALE)[:, None, :]
 
 
 def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: Tensor) -> Tensor:
-    """Standard deviation along the line of sight, |s * R^T u|, u the direction to the camera. (N,)
-
-    quats: unit quaternions, wxyz, (N, 4); all else in world units
-    """
+    """Standard deviation along the line of sight: |s * R^T u|, u towards the camera. (N,)"""
     sight = torch.nn.functional.normalize(camera_center - means, dim=-1)
     local = (rotation_matrices(quats).transpose(1, 2) @ sight[..., None]).squeeze(-1)
     return (scales * local).norm(dim=-1)
@@ -75,8 +61,7 @@ def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: 
 def diamond_vertices(means: Tensor, quats: Tensor, scales: Tensor, extent: float = 2.0) -> Tensor:
     """Corners of the diamonds. (N, 4, 3) world units
 
-    With the axes renumbered cyclically so that the shortest comes first, the corners lie on
-    axis 1 (minus), axis 2 (plus), axis 1 (plus), axis 2 (minus), in this order.
+    With the axes renumbered so that the shortest comes first: -axis 1, axis 2, axis 1, -axis 2.
     """
     axes = (smallest_axis(scales)[:, None] + torch.arange(1, 3, device=scales.device)) % 3
     half = rotation_matrices(quats) * (extent * scales)[:, None, :]

@@ -381,10 +381,7 @@ def face_normals(triangles: Tensor) -> Tensor:
 
 
 def face_frames(triangles: Tensor) -> Tensor:
-    """Rotation matrices of triangles, (F, 3, 3) world units. (F, 3, 3)
-
-    Columns: normal, direction from the second to the first corner, their product.
-    """
+    """Normal, direction from corner 2 to 1, and their product as columns. (F, 3, 3) -> (F, 3, 3)"""
     normal = face_normals(triangles)
     tangent = normalize(triangles[:, 0] - triangles[:, 1], dim=-1)
     bitangent = normalize(torch.linalg.cross(normal, tangent), dim=-1)
@@ -412,10 +409,7 @@ GROUP_NAMES = {
 
 
 class TrainableBoundCloud(TrainableModel):
-    """Mesh-bound Gaussians whose faces and thickness are fixed.
-
-    ``vertex_scale`` is the spatial scale of the vertex rate in world units.
-    """
+    """Mesh-bound Gaussians on fixed faces; ``vertex_scale`` scales the rate of vertices."""
 
     state_names = STATE_NAMES
     group_names = GROUP_NAMES

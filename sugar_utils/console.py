@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says: to the terminal in colour, to pipes in plain lines, and to ``log.txt``.
 
-One ``Console`` is made by the entry point and passed to all that print. A string is
-one line and no more: a path such as ``scans/[old]/fox`` is not taken for markup, and a line end or
-a control character in a file's name is spelled.
+A string is one line and no more: a path such as ``scans/[old]/fox`` is not taken for markup, and a
+control character in a file's name is spelled.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Console:
     """Prints messages, tables and progress, and repeats them in a log file.
 
     Args:
-        log_path: Log file, appended to when it exists so that a resumed run continues its log;
-            None for no log.
+        log_path: Log file, continued when it exists; None for no log.
         stream: Where to print; the standard output if None.
         terminal: Treat the stream as a terminal or not; found out if None.
     """
@@ -111,10 +109,7 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:
-        """Show how far a loop has come: a bar on a terminal, a line now and then elsewhere.
-
-        Messages printed meanwhile appear above the bar.
-        """
+        """A loop's bar on a terminal, below the messages; a line now and then elsewhere."""
         description = printable(description)
         bar = _Bar(self._rich, description, first, last) if self.is_terminal else None
         progress = Progress(
@@ -243,10 +238,7 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        """Whether the next update will show something.
-
-        Fields cost a device synchronisation; callers read them off only when this is true.
-        """
+        """Whether the next update will show something: to be asked before fields are read."""
         now = self._clock()
         return self._line_is_due(now) or self._bar_is_due(now)
 
@@ -257,8 +249,7 @@ class Progress:
 
         Args:
             rate: Iterations per second; measured here if None.
-            fields: Short texts by name to show beside (loss terms, Gaussians, memory). None
-                keeps those of the last call.
+            fields: Short texts to show beside; None keeps those of the last call.
         """
         now = self._clock()
         measured = self._measured_rate(iteration, now)

@@ -82,12 +82,7 @@ def cuda_facts() -> CudaFacts:
 
 
 def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) -> DeviceChoice:
-    """The device to compute on.
-
-    Args:
-        gpu: Number of the CUDA device; the first usable one if None.
-        facts: What is there; asked from the system if None.
-    """
+    """The device to compute on: the GPU of that number, or the first usable one if None."""
     if kind == "cpu":
         idle = "" if gpu is None else f" (--gpu {gpu} has no effect beside it)"
         return DeviceChoice(torch.device("cpu"), f"computing on the CPU: --device cpu{idle}")
@@ -118,27 +113,20 @@ def make_current(device: torch.device) -> None:
     """Let what has no device of its own belong to this GPU: pinned memory, streams, libraries.
 
     Otherwise each of several processes would open a context on the first GPU, of half a gigabyte.
-    To be called before anything touches CUDA; nothing of ours relies on it. On the CPU a no-op.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Send a host tensor to a device; to a GPU through pinned memory, without waiting.
-
-    torch's pinned allocator reuses a block only after the copies out of it have ended.
-    """
+    """Send a host tensor to a device; to a GPU through pinned memory, without waiting."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def pinned(tensor: Tensor, device: torch.device | None) -> Tensor:
-    """A host tensor in pinned memory where a device is a GPU and so much can be; in any thread.
-
-    Copies from there begin at once. Otherwise the tensor as it is.
-    """
+    """A host tensor in pinned memory if the device is a GPU and so much can be; in any thread."""
     if device is None or device.type != "cuda":
         return tensor
     # The current device is one of each thread's own.

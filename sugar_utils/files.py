@@ -55,12 +55,9 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
-    """Check that a path leads to a plain file, perhaps through links, before it is opened.
+    """Check that a path leads to a plain file, or perhaps to nothing, before it is opened.
 
     Whoever opens a pipe waits for another program, for ever if there is none; a device has no end.
-
-    Args:
-        missing_ok: Whether there may be nothing at all; the caller then finds out.
     """
     path = Path(path)
     try:
@@ -80,10 +77,7 @@ def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = Fal
 
 
 def temporary_path(path: Path) -> Path:
-    """Name under which this process writes ``path`` before it is complete.
-
-    The suffix is kept at the end, because many writers choose the format by it.
-    """
+    """Name under which this process writes a file; many writers choose the format by its suffix."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}{path.suffix}")
 
 
@@ -126,12 +120,10 @@ def _replace(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file so that it appears complete or not at all.
+    """Write a file so that it appears complete or not at all: the body writes to the yielded path.
 
-    The body writes to the yielded path. When it ends, the data are flushed to the disk and the
-    file takes its final name; when it raises, the temporary is removed and an older file of the
-    final name stays as it was. Parent folders are created, and what killed processes left of the
-    same file is removed.
+    When it raises, the temporary is removed and an older file stays as it was. Parent folders are
+    created, and what killed processes left of the same file is removed.
     """
     path = require_regular_file(path, missing_ok=True)
     _make_directory(path.parent)
@@ -154,11 +146,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file in UTF-8 with ``\\n`` line ends, complete or not at all.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    r"""Write a text file in UTF-8 with ``\n`` line ends, complete or not at all."""
     with atomic_path(path) as temporary:
         # Names of files may be bytes that are no UTF-8. In JSON the escapes are read back as such.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
@@ -171,11 +159,7 @@ def _json_value(value: object) -> str:
 
 
 def json_values(value: Any) -> Any:
-    """``value`` as reading it back from a JSON file gives it: tuples become lists, paths strings.
-
-    Raises:
-        TypeError: ``value`` holds something that JSON cannot express.
-    """
+    """``value`` as a JSON file gives it back: tuples become lists, paths strings."""
     return json.loads(json.dumps(value, default=_json_value))
 
 
@@ -189,11 +173,7 @@ def flat_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
-    """Write ``value`` as indented JSON, complete or not at all; paths become strings.
-
-    Raises:
-        TypeError: ``value`` holds something that JSON cannot express.
-    """
+    """Write ``value`` as indented JSON, complete or not at all; paths become strings."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=_json_value)
     write_text_atomic(path, text + "\n")
 
@@ -236,11 +216,7 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
 
 
 def fingerprint(path: Path) -> str:
-    """A short text that changes when a file's content does, wherever the file lies.
-
-    Of files above ``FINGERPRINT_BLOCKS`` MiB, that many evenly spread MiB are read, so that a
-    checkpoint of gigabytes costs no more than a second.
-    """
+    """A short text that changes when a file's content does; of large files a part is read."""
     size = require_regular_file(path).stat().st_size
     digest = hashlib.sha256(str(size).encode())
     whole = size <= FINGERPRINT_BLOCKS << 20
@@ -277,10 +253,10 @@ def process_is_alive(pid: int) -> bool:
 
 
 def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = False) -> list[Path]:
-    """Remove what killed processes left half-written in a folder.
+    """Remove what killed processes left half-written in a folder, before the first write.
 
     A temporary that carries this process's own number is stale too: in a container every run may
-    get the same number. Call it at the start of a run, before the first write.
+    get the same number.
     """
     pattern = "**/*.tmp-*" if nested else "*.tmp-*"
     return [path for path in sorted(Path(directory).glob(pattern)) if _removed_as_stale(path)]
@@ -314,9 +290,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def temporary_cache(name: str) -> Path:
     """A folder of this user that other runs find again.
 
-    All users share the temporary place, and the name can be guessed. Where another user made it
-    first, or a link of that name leads elsewhere, a new folder with a random name serves this
-    process.
+    All users share the temporary place. Where another user made the folder first, or a link of that
+    name leads elsewhere, a new folder with a random name serves this process.
     """
     try:
         user = re.sub(r"[^\w.-]", "_", getpass.getuser())
@@ -362,8 +337,7 @@ LOCK_NAME = ".lock"
 def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None]:
     """A context in which no other process that asks for the same lock works in a folder.
 
-    Beside the lock lies a note of who holds it, which only messages are made of. A system or folder
-    that has no locks at all is used without.
+    A note beside the lock names its holder, for messages. A folder without locks is used without.
     """
     lock, note = FileLock(folder / name), folder / f"{name}.json"
     try:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frame of every entry point: errors in one line, Ctrl-C, and what becomes of the output.
 
-Entry points import it alone and load the rest inside of it, because that takes seconds in which
-Ctrl-C is pressed, too. So it imports nothing that is slow.
+Entry points load the rest inside of it, because that takes seconds; so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -48,17 +47,11 @@ _SILENT_SECONDS = 2.0
 
 
 def run_main(main: Callable[[], int | None]) -> int:
-    """Run an entry point: ``sys.exit(run_main(main))``.
+    """Run an entry point, ``sys.exit(run_main(main))``; the exit code is its result, 0 for None.
 
-    What users can put right is printed in one line without a traceback. Anything unexpected
-    propagates with its traceback, because it is a defect of the program.
-
-    Args:
-        main: Parses its flags and does the work; its result is the exit code, None means 0.
-
-    Returns:
-        The exit code: the error's own, 130 after Ctrl-C, 143 when it was terminated, 141 when the
-        reader of the output left, 2 where the output could not be written.
+    What users can put right is printed in one line without a traceback; then the exit code is the
+    error's own, 130 after Ctrl-C, 143 when it was terminated, 141 when the reader of the output
+    left, 2 where the output could not be written. Anything unexpected propagates.
     """
     _open_missing_streams()
     _print_any_character()
@@ -74,10 +67,7 @@ def run_main(main: Callable[[], int | None]) -> int:
 
 
 def discard(stream: IO[str]) -> None:
-    """Let everything that is still written to a stream go nowhere, without an error.
-
-    What its buffer holds counts as well: the interpreter flushes once more on its way out.
-    """
+    """Let everything that is still written to a stream, or buffered, go nowhere without error."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -96,12 +86,9 @@ def complain(line: str) -> None:
 def signal_handler(
     handle: Callable[[int, FrameType | None], None], replaces: Callable[[object], bool]
 ) -> Iterator[None]:
-    """Handle the signals that ask a program to stop; the handlers before are back afterwards.
+    """Handle the signals that ask a program to stop, in place of handlers that may be replaced.
 
     Outside the main thread Python delivers no signals; the context then changes nothing.
-
-    Args:
-        replaces: Whether a handler that is in force may be replaced.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -120,8 +107,7 @@ def signal_handler(
 def _guarded(main: Callable[[], int | None]) -> int:
     """Run it; a stop signal raises ``KeyboardInterrupt``, so what is half-written is removed.
 
-    Native modules that are loading turn it into an error of their own, as do libraries that catch
-    everything. What arrives after a signal is then a consequence of it, whatever it is called.
+    Libraries turn it into errors of their own. What arrives after a signal is a consequence of it.
     """
     seen: list[str] = []
 

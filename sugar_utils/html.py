@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One HTML file that needs nothing else: no font, no picture from elsewhere.
 
-A page collects blocks; the Jinja template ``web/page.html.j2`` shows them, in light and dark, on a
-phone and on paper. Pictures are inside the file, and so are models that turn, with the script that
-shows them: Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts under
-the BSD and MIT licences that it names). All text is escaped: names of files and scenes may hold
-anything.
+The Jinja template ``web/page.html.j2`` shows blocks, in light and dark, on a phone and on paper.
+Models turn by Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts under
+the BSD and MIT licences that it names). All text is escaped.
 """
 
 from __future__ import annotations
@@ -62,10 +60,7 @@ class Chart:
 
 
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most ``limit`` points of a line, the lowest and the highest of each stretch.
-
-    Peaks survive, which every n-th point would lose. First and last point stay.
-    """
+    """At most ``limit`` points of a line: the first, the last, and the extremes of each stretch."""
     if len(points) <= limit:
         return list(points)
     inner, n_stretches = points[1:-1], (limit - 2) // 2
@@ -91,10 +86,7 @@ def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten in [low, high], with 2 and 5 between them where there are few.
-
-    Where fewer than two lie inside, round numbers as on a linear axis.
-    """
+    """Powers of ten in [low, high], with 2 and 5 between few of them; else round numbers."""
     decades = math.log10(high / low)
     steps = (1,) if decades > _FEW_DECADES else (1, 2, 5)
     every = max(1, math.ceil(decades / 6)) if len(steps) == 1 else 1
@@ -232,11 +224,7 @@ class Page:
             self._add("facts", rows=rows)
 
     def pairs(self, rows: Iterable[tuple[str, object]], folded: str | None = None) -> None:
-        """Names and values below each other.
-
-        Args:
-            folded: Text to click on to see the table, for long ones; None shows it at once.
-        """
+        """Names and values below each other; ``folded``: the text to click on to see them."""
         if rows := list(rows):
             self._add("pairs", rows=rows, folded=folded)
 
@@ -244,12 +232,7 @@ class Page:
         self, header: Sequence[str], rows: Iterable[Sequence[object]], text_columns: int = 1,
         folded: str | None = None,
     ) -> None:  # fmt: skip
-        """A table.
-
-        Args:
-            text_columns: Columns from the left whose cells are words; the others are numbers,
-                except for paths.
-        """
+        """A table; the first columns, and those with links, are words, the others numbers."""
         if rows := [list(row) for row in rows]:
             # A column of files is one of words, wherever it stands.
             links = {i for row in rows for i, cell in enumerate(row) if isinstance(cell, Link)}
@@ -332,11 +315,7 @@ class Link:
 
 
 def write_page(path: Path, build: Callable[[], Page], notify: Callable[[str], None]) -> Path | None:
-    """Build a report and write it, complete or not at all; whatever goes wrong is only told.
-
-    Returns:
-        The file, or None without a report.
-    """
+    """Build a report and write it, complete or not at all; None where that failed."""
     try:
         write_text_atomic(path, build().html())
     # The results a report is about are on the disk already and may have taken a day. No defect

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading libraries with habits of their own, some only on demand, some in a process apart.
-
-Meanwhile no progress could be shown, and Ctrl-C would wait for the end.
-"""
+"""Libraries with habits of their own: loaded on demand, silenced, or run in a process apart."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ from sugar_utils.errors import UserError
 def load_package(
     what: str, package: str, *modules: str, instead: str | None = None
 ) -> tuple[ModuleType, ...]:
-    """Import modules of a package that may be missing.
-
-    Args:
-        instead: What to do without it, as an infinitive; None where there is no other way.
-    """
+    """Import modules of a package that may be missing; ``instead``: what else to do."""
     try:
         return tuple(importlib.import_module(module) for module in modules)
     except ImportError as error:
@@ -42,12 +35,7 @@ _FATAL = 3  # level by which glog, which pycolmap prints with, knows what it die
 
 
 def load_pycolmap() -> ModuleType:
-    """pycolmap, without its handler of SIGTERM, and silent.
-
-    Once loaded, it answers a request to terminate with a page of addresses, instead of what was
-    to answer it before. Of what it does it would print several lines per photograph; what goes
-    wrong is known by what it returns.
-    """
+    """pycolmap, without its handler of SIGTERM, which prints a page of addresses, and silent."""
     if "pycolmap" in sys.modules:
         return _silenced(sys.modules["pycolmap"])
     import pycolmap

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory this process uses, has used at most, and could still take.
 
-On a CUDA device the figures are those of torch's allocator there; otherwise they are the resident
-set of the process. ``psutil`` asks the system; what it does not know is read here: the peak that
-Linux lets a process reset, that of macOS, and the limits of containers.
+On a CUDA device the figures are those of torch's allocator there, else the resident set. What
+``psutil`` does not know is read here: the peaks of Linux and macOS, and limits of containers.
 """
 
 from __future__ import annotations
@@ -51,12 +50,7 @@ def memory_usage(device: torch.device | str) -> MemoryUsage:
 
 
 def reset_peak(device: torch.device | str) -> bool:
-    """Start a new peak measurement.
-
-    Returns:
-        False where the system offers no way to do so (macOS, Windows, some containers); the peak
-        then stays that of the whole process.
-    """
+    """Start a new peak measurement; False where the system offers no way (macOS, Windows)."""
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -69,10 +63,7 @@ def reset_peak(device: torch.device | str) -> bool:
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Bytes that can still be allocated without swapping; None where the system does not say.
-
-    Limits of a container (cgroup) are respected.
-    """
+    """Bytes to be had without swapping, within limits of a container; None if unknown."""
     device = torch.device(device)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -6,10 +6,9 @@ binary tree of bounding boxes stands on the leaves (children of node i are 2i an
 thread per query starts in its own leaf, or one near to it, climbs to the root and searches each
 sibling subtree on the way, nearest box first.
 
-The result is exact, not "exact up to rounding": a box bound is computed with the operations of
-the distance itself, and float32 subtraction, multiplication and addition are monotonic, so a
-bound never exceeds the distance of a point inside. Nodes also know their lowest point index;
-with it, ties at equal distance are decided (and thousands of identical points are searched)
+The result is exact: a box bound is computed with the operations of the distance itself, and float32
+subtraction, multiplication and addition are monotonic, so a bound never exceeds the distance of a
+point inside. Nodes also know their lowest point index; with it, ties at equal distance are decided
 without opening every box that ties.
 """
 
@@ -75,18 +74,13 @@ class _Tree:
 
 
 def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = None) -> Neighbors:
-    """Find the k nearest points of every point, itself included.
+    """Find the k nearest points of every point, (N, 3) float32; (N, min(k, N)), without gradients.
 
     Column 0 is always the point itself, also among exact duplicates. The others follow by
     (squared distance, index), so equal distances have one right answer.
 
     Args:
-        points: (N, 3) float32 world units, CPU or CUDA.
-        k: Neighbours per point. More than N are clipped: the result has ``min(k, N)`` columns.
         query_batch: Points per kernel launch; if None, all on a GPU, 100,000 on a CPU.
-
-    Returns:
-        Indices and squared distances, (N, min(k, N)) each; without gradients.
     """
     points = _checked(points)
     n_columns = min(k, points.shape[0])
@@ -97,15 +91,7 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = 
 
 
 def nearest_neighbors_of(queries: Tensor, points: Tensor, k: int = 16) -> Neighbors:
-    """Find the k points nearest to arbitrary positions, by (squared distance, index).
-
-    Args:
-        queries: (Q, 3) float32 world units.
-        points: (N, 3) float32 world units, on the same device.
-
-    Returns:
-        Indices into ``points`` and squared distances, (Q, min(k, N)) each; without gradients.
-    """
+    """Find the k points, (N, 3), nearest to positions, (Q, 3), by (squared distance, index)."""
     queries, points = _checked(queries), _checked(points)
     n_columns = min(k, points.shape[0])
     if n_columns == 0 or queries.shape[0] == 0:
@@ -117,14 +103,7 @@ def nearest_neighbors_of(queries: Tensor, points: Tensor, k: int = 16) -> Neighb
 
 
 def mean_sq_distance_to_nearest(points: Tensor) -> Tensor:
-    """Mean squared distance to the three nearest other points, the classic initial splat size.
-
-    Args:
-        points: (N, 3) float32 world units.
-
-    Returns:
-        (N,) float32, world units squared; 0 for a point that is alone.
-    """
+    """Mean squared distance of points, (N, 3), to the three nearest others; 0 when alone. (N,)"""
     sq_distances = nearest_neighbors(points, 4).sq_distances[:, 1:]
     return sq_distances.sum(dim=1) / max(sq_distances.shape[1], 1)
 

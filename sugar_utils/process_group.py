@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes that train one model together, as torchrun starts them.
 
-Every process (rank) holds the same parameters, renders its own views and adds its gradients to
-those of the others. Numbers that the host needs travel through gloo, tensors of a GPU through NCCL
-where torch has it. Only the first process writes and speaks; where one fails, the others end, too,
-and one of them says why.
+Every process holds the same parameters, renders its own views and adds its gradients to those of
+the others. Numbers that the host needs travel through gloo, tensors of a GPU through NCCL where
+torch has it. Only the first process writes; where one fails, all end, and one says why.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ class PeerLost(UserError):
 
 
 class ProcessGroup:
-    """The processes of a run, seen from one of them.
+    """The processes of a run, seen from one of them; of a single process calls change nothing.
 
     Every method but the properties, :meth:`share` and :meth:`single_report` is a collective call:
-    all processes make it, in the same order, and none goes on before all have. Of a single
-    process they change nothing and cost nothing.
+    all processes make it, in the same order, and none goes on before all have.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None) -> None:
@@ -145,11 +143,7 @@ class ProcessGroup:
         self.all_gather_numbers([0])
 
     def check_same(self, tensors: Iterable[Tensor], iteration: int) -> None:
-        """Stop where the processes no longer hold the same bits; one synchronisation.
-
-        Raises:
-            TrainingError: They differ.
-        """
+        """Stop (TrainingError) where the processes no longer hold the same bits."""
         if self.is_alone:
             return
         sums = [t.detach().view(_BITS[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
@@ -164,8 +158,8 @@ class ProcessGroup:
     def single_report(self) -> Iterator[None]:
         """A context whose errors one process reports: the one that failed first.
 
-        The others leave because their next collective call fails, or with an error of their own;
-        theirs are marked as silent, and take over its exit code.
+        The others leave because their next collective call fails; their errors are silent, with its
+        exit code.
         """
         if self.is_alone:
             yield

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files must hold: one schema for each kind of file, checked where the file is read.
+"""What files must hold: one ``msgspec`` type per kind of file, checked where the file is read.
 
-A schema is a ``msgspec`` type. Numbers have bounds, which also keep out what is no number; keys
-that are not needed are let through, because other programs write more than we read.
+Numbers have bounds, which also keep out what is no number; other keys are let through.
 """
 
 from __future__ import annotations

@@ -149,9 +149,7 @@ def launch(
 ) -> None:
     """Run ``kernel(first, *inputs)`` for ``n_items`` items where its tensors are; none are a no-op.
 
-    Args:
-        device: Needed where ``inputs`` hold addresses and no tensor.
-        block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
+    ``device`` is needed where there is no tensor. Blocks of fewer threads suit many registers.
     """
     if n_items == 0:
         return
@@ -179,11 +177,8 @@ def launch_blocks(
 ) -> None:
     """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
 
-    On the CPU the threads of a block are fibers on one core: slow, and there to check the very
-    kernel that a GPU runs.
-
-    Args:
-        together: So many blocks are one on a GPU; for blocks that are warps and share nothing.
+    On the CPU the threads of a block are fibers on one core: slow, and only for checks.
+    ``together`` blocks are one on a GPU, for blocks that are warps and share nothing.
     """
     if n_blocks == 0:
         return

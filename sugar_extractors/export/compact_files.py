@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compact files of Gaussians, ``.splat`` and SPZ, and how far they are from what was written.
+"""Compact files of Gaussians, ``.splat``, SPZ and glTF, and how far they are from what was written.
 
-Position and scale are 3 + 3 float32; colour, opacity and rotation (wxyz) are bytes. The Gaussians
-that cover most come first, because pages show what has arrived.
-
-A gzip stream of a header of 16 bytes and, one after the other for all Gaussians, positions (24-bit
-fixed point), opacities, colours, logarithmic scales (8 bits each), rotations (the three smallest
-parts of a quaternion in 10 bits each) and spherical harmonics (8 bits, of which 5 are used in band
-1 and 4 beyond). Axes are x right, y up, z back.
+``.splat``: position and scale are 3 + 3 float32; colour, opacity and rotation (wxyz) are bytes.
+Those that cover most come first, because pages show what has arrived. SPZ: a gzip stream of a
+header of 16 bytes and, one after the other for all Gaussians, positions (24-bit fixed point),
+opacities, colours, logarithmic scales (8 bits each), rotations (the three smallest parts of a
+quaternion in 10 bits each) and spherical harmonics (8 bits, of which 5 are used in band 1 and 4
+beyond). Axes are x right, y up, z back.
 """
 
 from __future__ import annotations
@@ -39,14 +38,9 @@ def shares(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quaternions without their largest part, which the others tell.
+    """Place of the largest part of quaternions, (N,), and the others of unit length, (N, 3).
 
-    Args:
-        quats: Of any length but zero. (N, 4)
-
-    Returns:
-        Place of the largest part (N,) int64; and the others of the unit quaternion in their order,
-        the signs such that the largest is positive: within +-sqrt(1/2). (N, 3)
+    Their order stays; their signs are such that the largest is positive: within +-sqrt(1/2).
     """
     unit = quats / np.linalg.norm(quats, axis=1, keepdims=True)
     largest = np.abs(unit).argmax(axis=1)
@@ -79,16 +73,10 @@ def cloud_of(
     sh_dc: np.ndarray,
     sh_rest: np.ndarray | None = None,
 ) -> GaussianCloud:
-    """A cloud of what a compact file holds.
+    """A cloud of what a compact file holds, (N, ...) each; ``sh_rest`` None for none, quats wxyz.
 
-    Args:
-        means: (N, 3)
-        quats: wxyz. (N, 4)
-        log_scales: (N, 3)
-        opacities: In [0, 1]; the ends, whose logits are infinite, move inwards by less than the
-            8 bits of the formats tell. (N,)
-        sh_dc: (N, 3)
-        sh_rest: Bands 1 to 3 as far as there are; None for none. (N, K, 3)
+    Opacities are in [0, 1]; the ends, whose logits are infinite, move inwards by less than the 8
+    bits of the formats tell.
     """
     opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     rest = np.zeros((len(means), 15, 3))
@@ -164,11 +152,7 @@ ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("ro
 
 
 def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write a ``.splat`` file, complete or not at all.
-
-    Returns:
-        Rows of the cloud in the order of the file. (N,)
-    """
+    """Write a ``.splat`` file, complete or not at all; rows of the cloud in its order. (N,)"""
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"][:, 0])
     rows = np.zeros(len(cloud), ROW)
@@ -215,11 +199,7 @@ _XYZW = [1, 2, 3, 0]
 
 
 def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write an SPZ file, complete or not at all.
-
-    Returns:
-        Rows of the cloud in the order of the file: their own. (N,)
-    """
+    """Write an SPZ file, complete or not at all; rows of the cloud in the file's order. (N,)"""
     with atomic_path(path) as temporary:
         # Without the time of day, the same Gaussians give the same bytes.
         temporary.write_bytes(gzip.compress(spz_content(cloud), mtime=0))
@@ -329,11 +309,7 @@ _WRONG = "damaged, or another kind of glTF; export it again"
 
 
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write a binary glTF, complete or not at all.
-
-    Returns:
-        Rows of the cloud in the order of the file. (N,)
-    """
+    """Write a binary glTF, complete or not at all; rows of the cloud in the file's order. (N,)"""
     attributes = _attributes(cloud)
     views, accessors, parts, start = [], [], [], 0
     for name, values in attributes.items():

@@ -194,9 +194,8 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
-        path: A PLY of Gaussians; an SPZ or ``.splat`` file; a GLB with
-            Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
-            checkpoint, whose last iteration is taken.
+        path: A PLY, SPZ, ``.splat`` or GLB of Gaussians; a ``.pt`` of any stage, or the folder of
+            its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
     """
     suffix = path.suffix.lower()
     if suffix == ".ply":

@@ -43,8 +43,8 @@ _ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute",
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
     """The largest connected part of a mesh with all its holes covered.
 
-    Covering a hole can bring three faces together at an edge; the clean-up takes one of them away,
-    and what that opens is covered again, a few times at most.
+    Where that brings three faces together at an edge, the clean-up takes one away; the hole is
+    covered again, a few times at most.
     """
     labels = component_labels(mesh)
     faces_of = np.bincount(labels[mesh.faces[:, 0]])
@@ -165,12 +165,7 @@ _GREY = 128
 
 
 def simplified(mesh: TexturedMesh, n_faces: int | None, texture_side: int | None) -> TexturedMesh:
-    """The mesh with at most so many triangles and texels a side.
-
-    Args:
-        n_faces: Triangles to be left; None for all.
-        texture_side: Most texels per side of the picture; None for as many as now.
-    """
+    """The mesh with at most so many triangles and texels a side; None for as many as now."""
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:
         reduced = clean_mesh(choose_backend().decimate(reduced, n_faces))
@@ -199,11 +194,7 @@ def shape_of(mesh: TexturedMesh) -> TriangleMesh:
 
 
 def transferred(mesh: TexturedMesh, target: TriangleMesh, atlas: Atlas) -> Tensor:
-    """The picture of one mesh on another that has nearly its shape.
-
-    Returns:
-        Row 0 is at v = 1; grey where there is no triangle. (side, side, 3) uint8
-    """
+    """The picture of one mesh on another of nearly its shape, else grey. (side, side, 3) uint8"""
     low, size = target.vertices.min(axis=0), max(np.ptp(target.vertices, axis=0).max(), 1e-12)
     source = shape_of(mesh)
     places = (source.vertices - low) / size

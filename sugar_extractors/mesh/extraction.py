@@ -84,11 +84,7 @@ def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
 
 
 def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str:
-    """What to say of a region with few points; an empty box that the user drew is an error.
-
-    Args:
-        points: All surface points. (P, 3) world units
-    """
+    """What to say of a region with few of the points; an empty box of the user is an error."""
     if name == "foreground" and options.bboxmin is not None:
         moved = ", the box was moved by --center_bbox True" if options.center_bbox else ""
         raise UserError(
@@ -105,13 +101,9 @@ def span(points: np.ndarray) -> str:
 
 
 def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
-    """Extract meshes of all levels and decimation targets.
+    """Extract meshes of all levels and decimation targets, each with a ``.json`` file beside it.
 
-    Every mesh has a ``.json`` file beside it with its settings and figures. Meshes that exist
-    with the same settings are not made again.
-
-    Args:
-        console: Where to report; a new one on the standard output if None.
+    Meshes that exist with the same settings are not made again.
     """
     console = console or Console()
     _check(options)

@@ -229,7 +229,6 @@ def march_rays(
     Args:
         coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
         depths: Depth of the hits along the view axis. (S,) world units
-        hit_gaussians: Gaussian hit by each ray. (S,)
     """
     n, device = coordinates.shape[0], coordinates.device
     shape = (len(levels), n)
@@ -339,14 +338,10 @@ def collect_surface_samples(
     hull: VisualHull | None = None,
     on_view: Callable[[int, int], None] = lambda done, found: None,
 ) -> list[SurfaceSamples]:
-    """Sample the level sets from all views.
+    """Sample the level sets from all views, within a hull if there is one.
 
     Every view gives at most ``target // views + 1`` points per level, taken at random from
-    ``candidates_per_point`` times as many random pixels. The arrays are allocated once for the
-    target; nothing else grows with the number of views.
-
-    Args:
-        hull: Points outside of it are dropped; None keeps all.
+    ``candidates_per_point`` times as many random pixels. Memory does not grow with the views.
     """
     per_view = target // len(cameras) + 1
     stores = [_Store(per_view * len(cameras)) for _ in levels]

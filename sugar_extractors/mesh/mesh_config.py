@@ -244,10 +244,7 @@ class MeshOptions(CaptureOptions):
 
 
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:
-    """File name of a coarse mesh.
-
-    ``model`` is the coarse run's folder without ``sugarcoarse_``, or ``vanilla3dgs``.
-    """
+    """File name of a coarse mesh of the run ``sugarcoarse_<model>``, or of ``vanilla3dgs``."""
     kind = {
         "": f"_level{number_text(level)}",
         "tsdf": "_tsdf",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Screened Poisson reconstruction and quadric decimation, by whichever library is at hand.
 
-Open3D needs system libraries (libusb, libGL) that bare machines and containers lack, and takes
-seconds to load, so importing it is tried only when a mesh is made; pycolmap needs none. Both run
-the screened Poisson code of Kazhdan and Hoppe (ACM Trans. Graph. 2013), and both tell a density per
-vertex. Both hold the interpreter while they do, so that they do it in a process of their own.
+Open3D needs system libraries that bare machines lack and takes seconds to load, so it is tried only
+when a mesh is made; pycolmap needs none. Both run the screened Poisson code of Kazhdan and Hoppe
+(ACM Trans. Graph. 2013), tell a density per vertex, and hold the interpreter meanwhile, so that
+they do it in a process of their own.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ _open3d = functools.partial(
 
 @dataclass(frozen=True)
 class SolverConfig:
-    """Constants of the screened Poisson solver.
-
-    Sums depend on the timing of threads: only with one the same input gives the same bits.
-    """
+    """Constants of screened Poisson; with one thread the same input gives the same bits."""
 
     poisson_depth: Automatic = _solver_flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
@@ -378,14 +375,7 @@ class PoissonConfig:
 
 
 def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarray:
-    """Statistical outliers: mean distance to the neighbours above mean + ratio * deviation.
-
-    Args:
-        points: (P, 3) float32 world units.
-
-    Returns:
-        (P,) bool
-    """
+    """Points, (P, 3), whose mean distance to neighbours exceeds mean + ratio * deviation. (P,)"""
     cloud = torch.from_numpy(points)
     distances = np.empty(len(points), dtype=np.float64)
     for first in range(0, len(points), _QUERY_CHUNK):
@@ -419,25 +409,17 @@ def reconstruct_region(
 
 
 def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
-    """Median size of a pixel at points, in the view that is nearest to each.
-
-    Args:
-        points: (P, 3) world units, at least one.
-    """
+    """Median size of a pixel at points, (P, 3), in the view that is nearest to each."""
     some = points[:: max(1, len(points) // _SAMPLED_POINTS)]
     sizes = [np.linalg.norm(some - camera.center, axis=1) / camera.fx for camera in cameras]
     return float(np.median(np.min(sizes, axis=0)))
 
 
 def automatic_depth(points: np.ndarray, pixel: float, scale: float) -> int:
-    """Octree depth for ``--poisson_depth auto``.
+    """Octree depth for ``--poisson_depth auto``. points: (P, 3); pixel: its size on the surface
 
     The cells are as small as a pixel, which nothing in the photographs is smaller than; a surface
     that crosses the whole cube, six sides of it, still has a point in each.
-
-    Args:
-        points: (P, 3) world units.
-        pixel: Size of a pixel on the surface in world units.
     """
     side = scale * float((points.max(axis=0) - points.min(axis=0)).max())
     by_pixel = math.ceil(math.log2(max(side, pixel) / pixel)) if pixel > 0 else MOST_DEPTH
@@ -469,11 +451,7 @@ def finish_mesh(
     backend: MeshingBackend,
     surface: SurfaceSamples | None,
 ) -> TriangleMesh:
-    """Decimate and clean each region, put them together and snap them to the surface points.
-
-    Args:
-        surface: Points that vertices move to, the nearest one each; None leaves them in place.
-    """
+    """Decimate and clean each region, merge them, and snap vertices to surface points, if any."""
     mesh = merge_meshes([clean_mesh(backend.decimate(region, n_faces)) for region in regions])
     if surface is None:
         return with_vertex_normals(mesh)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a reconstruction has points: their convex hull, and a margin around it.
 
-Sky and other things without texture lie wherever they please: all photographs are explained by a
-dome right behind the scene as well as by one far away. No point of a reconstruction is ever found
-there, while walls of a room have some at their corners and on what hangs there.
+Sky and other things without texture lie wherever they please, and all photographs are explained;
+but no point of a reconstruction is ever found there.
 """
 
 from __future__ import annotations
@@ -37,14 +36,7 @@ class ObservedRegion:
 def observed_region(
     observations: Observations | None, box: Box, margin: float
 ) -> ObservedRegion | None:
-    """The region around the points of a reconstruction.
-
-    Args:
-        observations: Points and how many photographs observe each; None if unknown.
-
-    Returns:
-        None where there are too few points, or all in one plane.
-    """
+    """The region around the points of a reconstruction; None for too few, or all in one plane."""
     # Here and not above: most commands start without it.
     from scipy.spatial import ConvexHull, QhullError
 

@@ -39,11 +39,7 @@ _KEPT_BYTES = 2**30
 def plane_renderer(
     gaussians: Gaussians, cameras: Sequence[Camera], neighbors: NeighborViews, extent: float
 ) -> Renderer:
-    """What renders depth and colour of a view for the fusion.
-
-    Args:
-        extent: Camera extent in world units.
-    """
+    """What renders depth and colour of a view for the fusion. extent: in world units"""
     reach = REACH * extent
     largest = max(4 * camera.width * camera.height for camera in cameras)
 
@@ -80,14 +76,7 @@ def plane_view(
 def confirmed_depth(
     depth: Tensor, camera: Camera, neighbors: Sequence[tuple[Camera, Tensor]]
 ) -> Tensor:
-    """Where a neighbour has the same depth, or none has any there.
-
-    Args:
-        depth: 0 where unknown. (H, W) world units
-
-    Returns:
-        (H, W) bool
-    """
+    """Where a neighbour has the same depth, or none has any (0) there. (H, W) bool"""
     rays = pixel_rays(camera, dtype=depth.dtype, device=depth.device)
     compared = torch.zeros_like(depth, dtype=torch.bool).reshape(-1)
     agreed = compared.clone()

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mesh extraction by fusing rendered depth into a truncated signed distance field.
 
-The field (Curless and Levoy, SIGGRAPH 1996) lives in blocks of voxels near the surface only. Two
-passes over the views, which are rendered twice for it: the first finds the blocks that some depth
-reaches, the second averages distances and colours in them. So the memory depends on the surface
-and the voxel size, not on the number of views, and the result not on their order of arrival.
-
-Case tables are those of Warp (Lorensen and Cline, SIGGRAPH 1987). Memory beyond the field itself
-is that of the cells the surface passes through.
+The field (Curless and Levoy, SIGGRAPH 1996) lives in blocks of voxels near the surface only. The
+first of two passes over the views finds the blocks that some depth reaches, the second averages
+distances and colours in them. So the memory does not depend on the number of views, and the result
+not on their order of arrival. Case tables are those of Warp (Lorensen and Cline, SIGGRAPH 1987).
 """
 
 from __future__ import annotations
@@ -72,9 +69,8 @@ _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poi
 class TsdfConfig:
     """Constants of the fusion.
 
-    Blended depth is the mean along the ray, divided by alpha; the level set is sharper and slower.
-    The automatic voxel is the median side of a pixel on the surface times ``pixels_per_voxel``, at
-    least 1/2048 of the box.
+    Blended depth is the mean along the ray, divided by alpha. The automatic voxel is the median
+    side of a pixel on the surface times ``pixels_per_voxel``, at least 1/2048 of the box.
     """
 
     tsdf_depth: str = _flag(
@@ -153,10 +149,7 @@ def view_renderer(model: LevelSetModel, cloud: GaussianCloud, config: TsdfConfig
 
 
 def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
-    """What renders the views, without depth of pixels outside of their own masks.
-
-    What other views exclude is cut off the mesh, which has far fewer points than all depth maps.
-    """
+    """What renders the views, without depth of pixels outside of their own masks."""
     if hull is None:
         return render
 
@@ -200,12 +193,7 @@ def fuse_region(
     console: Console,
     region: ObservedRegion | None = None,
 ) -> FusedRegion:
-    """Fuse all views within a box and extract the surface.
-
-    Args:
-        hole: Part of it whose surface is left out; None for nothing.
-        region: Surface outside of it is left out; None for nothing.
-    """
+    """Fuse all views within a box and extract the surface, outside of a hole, within a region."""
     with torch.no_grad():
         voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
         if voxel is None:

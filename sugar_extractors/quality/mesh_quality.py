@@ -5,12 +5,12 @@ Only the object counts. What is compared, and where:
 
 - All lengths are in fractions of the object's longest side.
 - The mesh is sampled evenly by area. Samples inside the object's bounding box grown by
-  ``MARGIN`` count, except those below the ground plus ``CLEARANCE``: there ground and object
-  touch, and their border is not visible. Ground height is the upper side of the ground's box.
+  ``MARGIN`` count, except those below the ground's upper side plus ``CLEARANCE``, where the border
+  between ground and object is not visible.
 - Accuracy is the mean distance of these samples to the true object or the true ground, whichever
   is nearer: a correct piece of ground inside the box is no error, a blob in the air is one.
 - Completeness is the mean distance of the true object's visible samples (seen by three views or
-  more) to the whole mesh. What no photograph shows, such as the underside, is not asked for.
+  more) to the whole mesh.
 - Topology is that of the whole mesh, because a cut would make edges that it does not have.
 """
 
@@ -157,8 +157,6 @@ def make_reference(
     """Set up a comparison by the rules at the top of this file.
 
     Args:
-        visible_points: (N, 3)
-        visible_normals: (N, 3)
         box: Low and high corner of the object. (2, 3)
         ground: Box of a flat ground, None without one. (2, 3)
         sign: 1 when it points up, -1 when down.
@@ -342,14 +340,10 @@ class Nearest(NamedTuple):
 def sample_surface(
     vertices: np.ndarray, faces: np.ndarray, count: int, seed: int = 0
 ) -> AreaSamples:
-    """Draw points of a mesh, uniform in area.
+    """Draw points of a mesh, (V, 3) and (F, 3), uniform in area.
 
     The areas are gone through in equal steps from one random start, so each face gets its share
     to within one sample.
-
-    Args:
-        vertices: (V, 3)
-        faces: (F, 3) rows of the vertices.
     """
     weighted = _doubled_normals(vertices, faces)
     doubled = np.linalg.norm(weighted, axis=1)

@@ -64,16 +64,10 @@ def shaded_views(
     colored: bool = False,
     device: torch.device | str = "cpu",
 ) -> list[np.ndarray]:
-    """Picture a mesh as clay: Lambertian, lit from behind the viewer.
+    """Picture a mesh as clay, lit from behind the viewer. One (h, w, 3) uint8 picture per camera
 
     Flat shading is the default because it hides nothing: smooth normals make a rough mesh look
     better than it is.
-
-    Args:
-        mesh: World units; may be empty.
-
-    Returns:
-        One (h, w, 3) uint8 picture per camera.
     """
     views = [_scaled(camera, _SAMPLES_PER_SIDE * width) for camera in cameras]
     if mesh.n_faces == 0:
@@ -104,11 +98,7 @@ def shaded_views(
 def textured_views(
     mesh: TexturedMesh, cameras: Sequence[Camera], width: int, white_background: bool = False
 ) -> list[np.ndarray]:
-    """Picture a textured mesh as it is, without light, on black or white.
-
-    Returns:
-        One (h, w, 3) uint8 picture per camera.
-    """
+    """Picture a textured mesh without light, on black or white. One (h, w, 3) uint8 per camera"""
     background = plain_background(white_background, mesh.vertices.device)
     pictures = (
         render_textured(mesh, at_most(camera, width), background, supersampling=_SAMPLES_PER_SIDE)
@@ -118,11 +108,7 @@ def textured_views(
 
 
 def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
-    """Views that differ as much as possible in position and direction.
-
-    The first is the one farthest from the mean view; each further one is farthest from all
-    before it.
-    """
+    """Views that differ as much as possible in position and direction."""
     if len(cameras) <= n:
         return list(cameras)
     centers = np.stack([camera.center for camera in cameras])
@@ -322,11 +308,7 @@ def write_mesh_report(
     cameras: Sequence[Camera],
     notify: Callable[[str], None],
 ) -> Path | None:
-    """Write ``report.html`` about some meshes.
-
-    Returns:
-        The file, or None.
-    """
+    """Write ``report.html`` about some meshes; the file, or None."""
 
     def build() -> Page:
         page = Page(f"Meshes of {directory.resolve().name}", str(directory.resolve()))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results upright and in metres: a copy of mesh and Gaussians, and the matrix that moved them.
 
-Everything else stays in the world of the capture, which has no up and no unit: cameras, Gaussians
-and meshes fit each other there, and other programs expect them there.
+Everything else stays in the world of the capture, which has no up and no unit.
 """
 
 from __future__ import annotations
@@ -38,13 +37,7 @@ from sugar_utils.settings import flag
 
 
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
-    """The cloud after a similarity: a camera that moves along sees the same picture.
-
-    Computed in float64; results have the types of the cloud.
-
-    Args:
-        matrix: Scale times rotation, and a shift, for columns (x, y, z, 1). (4, 4)
-    """
+    """The cloud after a similarity, (4, 4): a camera that moves along sees the same picture."""
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
     rotation = matrix[:3, :3] / scale
     linear, shift = _like(matrix[:3, :3], cloud.means), _like(matrix[:3, 3], cloud.means)
@@ -66,8 +59,6 @@ def _like(array: np.ndarray, tensor: Tensor) -> Tensor:
 
 def sh_rotation(rotation: np.ndarray) -> Tensor:
     """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
-
-    The bands do not mix: each turns in a space of its own, of 3, 5 and 7 dimensions.
 
     Args:
         rotation: One or several. (..., 3, 3)
@@ -186,17 +177,10 @@ def _noted(target: Path) -> Any:
 def placement(
     cameras: Sequence[Camera], points: np.ndarray, vertices: np.ndarray, options: PlacementOptions
 ) -> np.ndarray:
-    """The matrix from the world of the capture to where the copy stands.
+    """The (4, 4) matrix from the world of the capture to where the copy stands, for (x, y, z, 1).
 
     Upright meshes stand on y = 0, the middle of their base at the origin, and face the first camera
     (+z). Others stay where they are, but for the scale.
-
-    Args:
-        points: Of its reconstruction. (P, 3)
-        vertices: Of the mesh. (V, 3)
-
-    Returns:
-        (4, 4) float64, to be multiplied with columns (x, y, z, 1).
     """
     matrix = np.eye(4)
     if options.orient == "up":

@@ -51,11 +51,7 @@ class Atlas:
         return self.corners / self.side
 
     def texel_faces(self, first_row: int, end_row: int) -> Tensor:
-        """Face that each texel of some rows belongs to, the texels around it included.
-
-        Returns:
-            -1 for texels of no face. (end_row - first_row, side) int32
-        """
+        """Face of each texel of some rows, -1 for none; (end_row - first_row, side) int32"""
         shape = (end_row - first_row, self.side)
         owners = torch.empty(shape, dtype=torch.int32, device=self.corners.device)
         # In parts, because the temporaries are several times the result.
@@ -112,12 +108,7 @@ class Atlas:
 
 
 def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> Atlas:
-    """Lay out the faces of a mesh in a texture.
-
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers, F at least 1.
-    """
+    """Lay out the faces of a mesh in a texture. vertices: (V, 3); faces: (F, 3), F > 0"""
     if kind not in ATLASES:
         raise UserError(f"--texture_atlas {kind} is unknown; choose from {', '.join(ATLASES)}")
     check_square_size(square_size)
@@ -178,12 +169,7 @@ def load_xatlas() -> Any:
 
 
 def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
-    """Unfold a mesh into charts.
-
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers
-    """
+    """Unfold a mesh into charts. vertices: (V, 3) world units; faces: (F, 3)"""
     xatlas = load_xatlas()
     packing = xatlas.PackOptions()
     packing.resolution, packing.padding, packing.bilinear = side, CHART_MARGIN, True

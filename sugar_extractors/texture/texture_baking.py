@@ -263,15 +263,10 @@ def bake_texture(
     config: BakingConfig | None = None,
     on_view: Callable[[int, int], None] = lambda done, total: None,
 ) -> BakedTexture:
-    """Colour a mesh from pictures.
+    """Colour a mesh from pictures. vertices: (V, 3); faces: (F, 3); face_colors: (F, 3) in [0, 1]
 
     A texel that no view shows gets the mean colour of its face's texels, and a face that no view
     shows its own colour.
-
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers
-        face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
     """
     config = config or BakingConfig()
     bands = _bands(atlas.side, config.budget_bytes)

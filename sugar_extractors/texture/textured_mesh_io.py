@@ -66,11 +66,7 @@ def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
 def write_textured_mesh(
     obj_path: Path, mesh: TexturedMesh, *, glb: bool = True, y_up: bool = False
 ) -> list[Path]:
-    """Write OBJ, MTL, PNG and, if wanted, GLB.
-
-    Nothing is replaced before everything is written, and the OBJ comes last: it never refers to a
-    picture that is not there.
-    """
+    """Write OBJ, MTL, PNG and, if wanted, GLB; the OBJ last, so that its picture is there."""
     paths = mesh_files(obj_path, glb)
     with ExitStack() as stack:
         # The last one to be entered takes its final name first.
@@ -80,11 +76,7 @@ def write_textured_mesh(
 
 
 def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: bool = False) -> None:
-    """Write the files of a textured mesh under other names than they will have.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    """Write the files of a textured mesh under other names than they will have."""
     names = {path.suffix: path for path in targets}
     png = png_bytes(mesh.texture)
     targets[names[".png"]].write_bytes(png)
@@ -136,10 +128,9 @@ def glb_chunks(
 ) -> Iterator[bytes]:
     """A binary glTF 2.0 file in parts: one mesh, its picture inside, no lighting.
 
-    glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward:
-    (x, y, z) becomes (x, -y, -z), a half turn about x. The OBJ keeps the axes of the capture.
-    Corners are not shared, because every face has its own place in the picture. The material is
-    ``KHR_materials_unlit`` and double-sided, so that viewers show the colours of the photographs.
+    glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward.
+    Corners are not shared, because every face has its own place in the picture.
+    ``KHR_materials_unlit`` shows the colours of the photographs.
     """
     if not y_up:
         mesh = replace(mesh, vertices=_upright(mesh.vertices))
@@ -255,10 +246,7 @@ def _write_chunks(file: IO[bytes], chunks: Iterable[bytes]) -> None:
 
 
 def read_textured_mesh(path: Path) -> TexturedMesh:
-    """Read an OBJ of triangles with texture coordinates, and its picture.
-
-    The picture is the one that the material file names.
-    """
+    """Read an OBJ of triangles with texture coordinates, and the picture of its material file."""
     path = Path(path)
     try:
         lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
@@ -314,13 +302,10 @@ def _value(lines: list[bytes], prefix: bytes, path: Path) -> str:
 def render_textured(
     mesh: TexturedMesh, camera: Camera, background: Tensor | None = None, *, supersampling: int = 1
 ) -> Tensor:
-    """Render the first hit of every pixel with the bilinear colour of the texture.
+    """Render the first hit of every pixel with the bilinear colour of the texture. (H, W, 3)
 
     Args:
-        background: Colour behind the mesh; black when None. (3,)
-
-    Returns:
-        (H, W, 3) in [0, 1], on the device of the mesh.
+        background: Colour behind the mesh, (3,) or of each sample; black when None.
     """
     device = mesh.vertices.device
     fine = camera.resized(camera.width * supersampling, camera.height * supersampling)
@@ -339,15 +324,7 @@ def render_textured(
 
 
 def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
-    """Bilinear colours of a texture.
-
-    Args:
-        texture: Row 0 is at v = 1. (H, W, 3) uint8
-        uvs: Coordinates in [0, 1], v upwards. (P, 2)
-
-    Returns:
-        (P, 3) in [0, 1]
-    """
+    """Bilinear colours of a texture, (H, W, 3) uint8, at coordinates, (P, 2), v upwards. (P, 3)"""
     height, width, _ = texture.shape
     x = (uvs[:, 0] * width - 0.5).clamp(0, width - 1)
     y = ((1 - uvs[:, 1]) * height - 0.5).clamp(0, height - 1)

@@ -78,14 +78,7 @@ FaceDensity = Callable[[Tensor], Tensor]
 
 
 def interior_faces(faces: Tensor, iterations: int) -> Tensor:
-    """Faces that are left after rings of border faces were taken off.
-
-    Args:
-        faces: (F, 3) integers
-
-    Returns:
-        (F,) bool
-    """
+    """Faces, (F, 3), that are left after rings of border faces were taken off. (F,) bool"""
     keys = edge_keys(faces.cpu().numpy().astype(np.int64))
     keep = np.ones(len(keys), dtype=bool)
     edges = np.unique(keys, return_inverse=True)[1].reshape(keys.shape)
@@ -104,14 +97,7 @@ def kept_faces(
     iterations: int = ITERATIONS,
     threshold: float = DENSITY_THRESHOLD,
 ) -> Tensor:
-    """Faces away from the border, and those at it that are dense.
-
-    Args:
-        faces: (F, 3) integers
-
-    Returns:
-        (F,) bool
-    """
+    """Faces, (F, 3), away from the border, and those at it that are dense. (F,) bool"""
     keep = interior_faces(faces, iterations)
     peeled = (~keep).nonzero()[:, 0]
     if len(peeled):
@@ -233,13 +219,9 @@ class TextureOptions(CaptureOptions):
 def extract_textured_mesh(
     options: TextureOptions, console: Console | None = None, images: ImageStore | None = None
 ) -> Path:
-    """Write a refined model as a textured mesh.
+    """Write a refined model as a textured mesh, with a ``.json`` file beside it.
 
-    A ``.json`` file beside the mesh keeps its settings and figures. A complete mesh of the same
-    settings is not made again.
-
-    Args:
-        console: Where to report; a new one on the standard output if None.
+    A complete mesh of the same settings is not made again.
     """
     console = console or Console()
     if options.texture_source not in SOURCES:

@@ -122,11 +122,7 @@ def render_options(args: argparse.Namespace) -> RenderOptions:
 
 
 def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Camera]:
-    """A circle around what the cameras look at, upright, at their middle height and distance.
-
-    Args:
-        points: Of its reconstruction; they help to find what is up. (P, 3)
-    """
+    """A circle around what the cameras look at, upright, at their middle height and distance."""
     target = looked_at(cameras)
     centers = np.stack([camera.center for camera in cameras])
     up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
@@ -146,8 +142,7 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
 def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
     """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
 
-    Where all look the same forward pass is no such point; it is then one distance of the outermost
-    cameras ahead of their middle.
+    Where all look the same way, it is one distance of the outermost cameras ahead of their middle.
     """
     centers = np.stack([camera.center for camera in cameras])
     ahead = np.stack([camera.rotation[2] for camera in cameras])
@@ -172,10 +167,7 @@ def looking(place: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray
 
 
 def between(cameras: Sequence[Camera], n: int) -> list[Camera]:
-    """A smooth path through cameras, in their order, as long in time between each two.
-
-    Places lie on a cubic spline, orientations on a spline of rotations.
-    """
+    """A path through cameras, in their order: a cubic spline of places, and one of rotations."""
     if len(cameras) < 2:
         raise UserError(f"a path needs at least 2 cameras to pass through, not {len(cameras)}")
     times = np.arange(len(cameras), dtype=float)

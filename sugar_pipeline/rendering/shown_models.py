@@ -69,11 +69,7 @@ def open_model(
 
 
 def read_result(path: Path, notify: Callable[[str], None]) -> Result:
-    """Read a result.
-
-    Args:
-        path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-    """
+    """Read Gaussians as ``read_any_gaussians`` does, a mesh ``.ply``, or a textured ``.obj``."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; check the path of the result")
     suffix = path.suffix.lower()
@@ -212,7 +208,7 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: i
 
     Args:
         pictures: (H, W, 3) uint8 each. The first one's size is that of the video, less a row or
-            column where a side is odd, which the format does not know; others are fitted into it.
+            column where a side is odd; others are fitted into it.
     """
     try:
         _encode(path, pictures, frames_per_second)

@@ -28,11 +28,7 @@ _PATH_SIDE = 1280
 
 
 class BoxPanel:
-    """A box with a handle at each of two corners, and its values as flags to be copied.
-
-    Args:
-        corners: Of the first box. (3,) each
-    """
+    """A box with a handle at each of two corners, (3,), and its values as flags to be copied."""
 
     def __init__(
         self,
@@ -105,7 +101,6 @@ class MeasurePanel:
     Args:
         hit: The point of the surface on a line of sight (origin, direction), None without one.
         metres_per_unit: None where the scale is unknown.
-        size: Of the markers, in world units.
     """
 
     def __init__(
@@ -218,15 +213,7 @@ _COVERED_SHARE = 0.02  # of the points on each side that a first box leaves out:
 
 
 def hit(model: ShownModel, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:
-    """Where a line of sight first meets a model.
-
-    Args:
-        origin: Of the line, in world units. (3,)
-        direction: Of any length. (3,)
-
-    Returns:
-        The point, None where there is nothing. (3,)
-    """
+    """Where a line of sight, (3,) each, first meets a model, (3,); None where there is nothing."""
     origin, ahead = np.asarray(origin, float), np.asarray(direction, float)
     ahead = ahead / np.linalg.norm(ahead)
     rotation = looking(origin, origin + ahead, np.array([0.0, 0.0, 1.0]))

@@ -74,14 +74,10 @@ def _add_gaussians(server: viser.ViserServer, name: str, cloud: GaussianCloud) -
 
 
 def splat_values(cloud: GaussianCloud) -> dict[str, np.ndarray]:
-    """A cloud as the browser draws it: without view-dependent colour.
+    """A cloud as the browser draws it, without view-dependent colour: arguments of viser by name.
 
-    Covariances travel in half precision, which knows neither very small nor very large numbers. So
-    they are sent in units in which typical Gaussians are of a middle size.
-
-    Returns:
-        ``centers`` (N, 3), ``covariances`` (N, 3, 3), ``rgbs`` (N, 3) and ``opacities`` (N, 1) in
-        [0, 1], and ``scale``, which all sizes have to be multiplied with.
+    Covariances travel in half precision, which knows neither very small nor very large numbers.
+    So they are in units in which typical Gaussians are of a middle size; ``scale`` says which.
     """
     gaussians = cloud.activate()
     middle = float(gaussians.scales.max(dim=1).values.median()) if len(cloud) else 1.0
@@ -199,11 +195,7 @@ class OwnPictures:
         )
 
     def make(self, arranged: Arrangement, view: Camera) -> tuple[np.ndarray, str]:
-        """The picture for a browser.
-
-        Returns:
-            (H, W, 3) uint8, and the name of the photograph that it is taken from or "".
-        """
+        """The picture for a browser, (H, W, 3) uint8, and the photograph that it is taken from."""
         size = view.width, view.height
         name = ""
         if arranged.of_photographs:
@@ -254,10 +246,7 @@ class OwnPictures:
 
 
 def nearest_camera(cameras: Sequence[Camera], view: Camera) -> Camera:
-    """The camera of a capture that sees most nearly what a view sees.
-
-    Distances count in the extent of the cameras, directions by their angle.
-    """
+    """The camera that sees most nearly what a view sees: by distance in extents, and by angle."""
     centers = np.stack([camera.center for camera in cameras])
     away = np.linalg.norm(centers - view.center, axis=1)
     spread = max(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max(), 1e-9)
@@ -291,10 +280,7 @@ def slid(left: np.ndarray, right: np.ndarray, split: float) -> np.ndarray:
 
 
 def error_picture(image: np.ndarray, photograph: np.ndarray) -> np.ndarray:
-    """How far a picture is from a photograph: black is equal, then red, yellow and white.
-
-    (H, W, 3) uint8 both -> (H, W, 3) uint8
-    """
+    """How far two pictures, (H, W, 3), differ: black is equal, then red, yellow and white. uint8"""
     difference = np.abs(image.astype(np.float32) - photograph).mean(axis=2) / 255
     ramp = 3 * difference[..., None] / LARGEST_ERROR - np.arange(3, dtype=np.float32)
     return (255 * ramp.clip(0, 1)).round().astype(np.uint8)
@@ -496,11 +482,7 @@ def _go_to(camera: Camera, event: Any) -> None:
 
 
 class OwnPanel:
-    """What our own renderer is to show.
-
-    Attributes:
-        arrangement: What to show; None while the browser draws.
-    """
+    """What our own renderer is to show: ``arrangement``, None while the browser draws."""
 
     def __init__(
         self,

@@ -214,11 +214,7 @@ def scene_context(
 
 
 def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np.ndarray, float]:
-    """Where the browser looks from at first.
-
-    Returns:
-        The camera; what is up, (3,); and how far what it turns around is from it, in world units.
-    """
+    """First camera of the browser, what is up, (3,), and the distance that it turns around."""
     if scene is not None and scene.train_cameras:
         cameras = scene.train_cameras
         up = up_direction(np.stack([camera.rotation for camera in cameras]), scene.points)

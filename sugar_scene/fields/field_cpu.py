@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU bodies of the fields: C++ in ``native/`` that works on eight neighbours at a time.
 
-They say the same as the Warp functions of ``field_device``, and are tested against the same
-reference. What differs is the order in which neighbours are added up.
+They say the same as the functions of ``field_device``, but add up neighbours in another order.
 """
 
 from __future__ import annotations

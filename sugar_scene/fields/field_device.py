@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code of the fields: Warp functions and kernels, launched by ``field_kernels``.
 
-The fields come first, then their adjoint. The loops over neighbours are also written for CPU vector
-registers, in ``field_cpu``.
-
 Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an axis of j, y the
 sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 """

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Density, tangent-plane and normal fields at random points, as Warp kernels with their adjoint.
 
-Same results as :func:`.reference_fields.evaluate_fields_reference` (letters N, K, S as there) in
-O(S + N) memory: nothing of size S x K is stored. The backward pass recomputes the pairs.
+N Gaussians with K neighbours each have S samples; nothing of size S x K is stored. The backward
+pass recomputes the pairs.
 
-The adjoint uses that all samples of one Gaussian i share its neighbour list. One thread per
-Gaussian i takes its neighbours j in turn and sums over its samples, in the local coordinates
-y = diag(1/s_j) R_j^T (x - mean_j), what the gradients of row j need: moments of y for mean,
-scales and rotation, and likewise the part that reaches row i through x. Each (i, j) owns a row
-of 11 numbers; the rows are then added up in a fixed order. So there are no atomics, and
-the bits depend neither on the number of threads nor on the chunk size.
+All samples of one Gaussian i share its neighbour list. One thread per i takes its neighbours j in
+turn and sums over its samples, in the local coordinates y = diag(1/s_j) R_j^T (x - mean_j), what
+the gradients of row j need: moments of y for mean, scales and rotation, and likewise the part that
+reaches row i through x. Each (i, j) owns a row of 11 numbers; the rows are then added up in a fixed
+order. So there are no atomics, and the bits depend neither on the number of threads nor on the
+chunk size.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def evaluate_fields(
         means, scales: (N, 3) float32 world units, CPU or CUDA.
         quats: Unit quaternions, wxyz. (N, 4)
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) int32
-        indices: Gaussian of each sample, sorted: samples of one Gaussian must be adjacent to
-            share work. Unsorted indices are slow, not wrong. (S,) integers
+        indices: Gaussian of each sample; those of one must be adjacent to share work. (S,)
         noise: Standard normal draws. (S, 3)
         n_owners: Most Gaussians with samples; None makes the host count them on a GPU.
         native: Whether to run the CPU's vector code; None: by the device.

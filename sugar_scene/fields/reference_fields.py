@@ -41,13 +41,7 @@ class FieldSamples(NamedTuple):
 def sample_points(
     means: Tensor, quats: Tensor, scales: Tensor, indices: Tensor, noise: Tensor
 ) -> Tensor:
-    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable. (S, 3) world units
-
-    Args:
-        means, scales: (N, 3) world units.
-        quats: Unit quaternions, wxyz. (N, 4)
-        indices, noise: Gaussian and standard normal draw of each sample. (S,) int64, (S, 3)
-    """
+    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable. (S, 3)"""
     local = SAMPLE_SPREAD * scales[indices] * noise
     return means[indices] + (rotation_matrices(quats[indices]) @ local[..., None]).squeeze(-1)
 
@@ -64,7 +58,6 @@ def neighbor_opacities(
     """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
 
     Args:
-        points, means, scales: (S, 3), (N, 3), (N, 3) world units
         neighbor_rows: Gaussians to evaluate at each point. (S, K)
         quats: Unit quaternions, wxyz. (N, 4)
     """
@@ -91,21 +84,14 @@ def density_at(
 
 
 def sdf_from_density(density: Tensor, beta: Tensor, threshold: float = 1.0) -> Tensor:
-    """Distance to the level set at which the density equals ``threshold``.
+    """Distance to the level set at which the density equals ``threshold``. (S,) world units
 
     sdf = beta (sqrt(-2 ln d) - sqrt(-2 ln threshold)), with densities of 1 and more set to 1 (their
     gradient divided by the density) and densities below 1e-16 to 1e-16.
 
     The square root has an infinite slope where the density reaches 1. Values are exact there; the
-    gradient is left out for -2 ln d < 1e-6, densities within a few float32 steps of 1 and above.
-    It would be rounding noise over nearly zero below 1, and is infinite from 1 on.
-
-    Args:
-        density: Unclamped densities. (S,)
-        beta: Scale of the field. (S,) world units
-
-    Returns:
-        (S,) world units, between 0 and 8.58 beta for a threshold of 1.
+    gradient is left out for -2 ln d < 1e-6, densities within a few float32 steps of 1 and above,
+    where it would be rounding noise over nearly zero.
     """
     saturated = density / (density.detach() + 1e-12)
     clamped = torch.where(density < 1, density, saturated).clamp_min(_MIN_DENSITY)

@@ -107,10 +107,7 @@ def add_up_corners(
 
 
 class CornerSums:
-    """Adds up what corners say to their vertices: no atomics, the same bits every time.
-
-    index: vertex of each corner, any shape of M values, int64
-    """
+    """Adds up what corners say to their vertices, given the vertex of each: the same bits always."""
 
     def __init__(self, index: Tensor, n_vertices: int) -> None:
         flat = index.reshape(-1)

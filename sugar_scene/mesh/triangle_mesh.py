@@ -97,10 +97,7 @@ def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
 
 
 def edge_keys(faces: np.ndarray) -> np.ndarray:
-    """One number per face and side, equal for the two directions of an edge. (F, 3) int64
-
-    Side k is that between corners k and k + 1.
-    """
+    """One number for the side from corner k to k + 1, the same both ways. (F, 3) int64"""
     ends = np.roll(faces, -1, axis=1)
     low, high = np.minimum(faces, ends), np.maximum(faces, ends)
     return low * (int(faces.max(initial=0)) + 1) + high
@@ -219,8 +216,7 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
 def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     """Closed walks along open edges, in the sense of rotation of the faces beside them.
 
-    Where holes touch in a vertex a walk may go around both. Edges that no walk comes back from,
-    as they are beside faces of opposite senses, are in none.
+    Where holes touch a walk may go around both. Edges that no walk comes back from are in none.
     """
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
     is_open = counts[inverse.reshape(-1)] == 1
@@ -299,10 +295,7 @@ def _header(vertices: np.ndarray, n_faces: int) -> bytes:
 
 
 def read_mesh_ply(path: Path) -> TriangleMesh:
-    """Read a mesh; colours are grey and normals None where the file has none.
-
-    Polygons are split into fans.
-    """
+    """Read a mesh, polygons as fans; colours are grey and normals None where there are none."""
     path = require_regular_file(path, missing_ok=True)
     try:
         mesh = _mesh_of(path, _read(path))

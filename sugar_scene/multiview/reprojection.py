@@ -54,11 +54,7 @@ class ViewPair:
 
 
 def bilinear_depth(depth: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Read a depth map between the middles of its pixels.
-
-    Args:
-        depth: 0 where unknown. (H, W) world units
-        at: Positions, measured from the corner of the image. (n, 2) pixels
+    """Read a depth map, (H, W), 0 where unknown, between the middles of its pixels, (n, 2).
 
     Returns:
         Depth, and where all of the four pixels around have one. (n,) each; the gradient reaches
@@ -133,11 +129,7 @@ MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World u
 
 
 def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
-    """Depth at which rays meet blended planes.
-
-    Args:
-        plane: Blended N and D. (..., 4)
-        rays: Points of the rays at depth 1. (..., 3)
+    """Depth at which rays of depth 1, (..., 3), meet blended planes N and D, (..., 4).
 
     Returns:
         Depth along the view axis, 1 where it is undefined, in world units; and where it is known.
@@ -197,8 +189,8 @@ class _Gather(torch.autograd.Function):
 def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
     """Add M <= 2^26 values to places, (M,) int64, with the same bits for any order of additions.
 
-    They are added as integers, multiples of 2^-36 of the power of two above the largest of them.
-    All sums are NaN if any value is not finite.
+    They are added as multiples of 2^-36 of the power of two above the largest; NaN if any is not
+    finite.
     """
     if values.numel() == 0:
         return values.new_zeros(n_places)
@@ -222,12 +214,7 @@ class NeighborRule:
 
 
 class NeighborViews:
-    """The neighbours of training views, and those that other views have among them.
-
-    Args:
-        extent: Camera extent in world units.
-        observations: Points that photographs observe; None where that is not known.
-    """
+    """The neighbours of training views, and those that other views have among them."""
 
     def __init__(
         self,
@@ -465,7 +452,6 @@ def patch_correlation(
 
     Args:
         planes: m of the planes m . X = 1 in the reference's camera axes, differentiable. (n, 3)
-            per world unit
         pixels: Column and row of the patches' middles. (n, 2) int32
         gray, neighbor_gray: In [0, 1], ``UNCOUNTED`` outside of masks. (H, W) float32
 
