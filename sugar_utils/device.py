@@ -16,23 +16,21 @@ from sugar_utils import warp_launch
 from sugar_utils.errors import UserError
 
 DEVICE_KINDS = ("auto", "cpu", "cuda")
-MIN_CAPABILITY = (7, 5)
-"""Oldest GPUs that kernels are built for: GeForce RTX 20 and GTX 16, Quadro RTX, T4."""
+MIN_CAPABILITY = (7, 5)  # GeForce RTX 20 and GTX 16, Quadro RTX, T4
 
 INSTALL_CUDA_TORCH = (
     'install the CUDA build of torch with the pip command that pytorch.org shows under "Get '
     'Started" for your system, then "pip install -r requirements-without-torch.txt", which keeps it'
 )
 INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart"
+# What the pinned torch and Warp are built for, and the first driver that serves it.
 MIN_DRIVER_CUDA, MIN_DRIVER = (13, 0), "580"
-"""What the pinned versions of torch and Warp are built for, and the first driver that serves it."""
 
+# The newest Warp for such drivers: the fast tests pass with it, on a GPU it has not been run.
 KEEP_DRIVER = (
     'or, to keep a driver of CUDA 12, "pip install warp-lang==1.17.0" and the build of torch for '
     "CUDA 12 from pytorch.org"
 )
-"""The newest Warp for such drivers. The fast tests pass with it, and its compiler takes all
-kernels; on a GPU it has not been run."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,11 @@ class Gpu:
     name: str
     capability: tuple[int, int]  # CUDA compute capability, for example (8, 9)
     memory: int = 0
+
+    @property
+    def version(self) -> str:
+        """The capability as text."""
+        return ".".join(map(str, self.capability))
 
 
 @dataclass(frozen=True)
@@ -90,17 +93,16 @@ def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) ->
     if gpu is not None and facts.gpus and not 0 <= gpu < len(facts.gpus):
         named = ", ".join(f"{i}: {g.name}" for i, g in enumerate(facts.gpus))
         raise UserError(f"--gpu {gpu}: there is no such CUDA device; choose from {named}")
-    candidates = range(len(facts.gpus)) if gpu is None else [gpu]
     obstacle = _obstacle_to_all(facts)
     if obstacle is None:
+        candidates = range(len(facts.gpus)) if gpu is None else [gpu]
         obstacles = {index: _obstacle_to(index, facts) for index in candidates}
         usable = next((index for index, found in obstacles.items() if found is None), None)
         if usable is not None:
             chosen = facts.gpus[usable]
-            version = ".".join(map(str, chosen.capability))
             return DeviceChoice(
                 torch.device("cuda", usable),
-                f"computing on cuda:{usable}: {chosen.name}, compute capability {version}",
+                f"computing on cuda:{usable}: {chosen.name}, compute capability {chosen.version}",
             )
         obstacle = next(iter(obstacles.values()))
     if kind == "cuda":
@@ -184,17 +186,16 @@ def _obstacle_to_all(facts: CudaFacts) -> str | None:
 def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
     """Why one GPU cannot be used, and how to fix it."""
     gpu = facts.gpus[index]
-    version = ".".join(map(str, gpu.capability))
     if gpu.capability < MIN_CAPABILITY:
         oldest = ".".join(map(str, MIN_CAPABILITY))
         return (
-            f"{gpu.name} has compute capability {version}, below the {oldest} that is needed; "
+            f"{gpu.name} has compute capability {gpu.version}, below the {oldest} that is needed; "
             "use a newer GPU"
         )
     if not any(_runs_on(name, gpu.capability) for name in facts.architectures):
         return (
             f"torch {torch.__version__} has no kernels for {gpu.name} (compute capability "
-            f"{version}), it is too old or too new for this GPU; {INSTALL_CUDA_TORCH}"
+            f"{gpu.version}), it is too old or too new for this GPU; {INSTALL_CUDA_TORCH}"
         )
     if index >= facts.warp_gpus:
         return (
@@ -212,6 +213,5 @@ def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
     if not digits.isdigit():
         return False
     built_for = (int(digits[:-1]), int(digits[-1]))
-    if kind == "compute":
-        return built_for <= capability
-    return built_for[0] == capability[0] and built_for <= capability
+    same = kind == "compute" or built_for[0] == capability[0]
+    return same and built_for <= capability

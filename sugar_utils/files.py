@@ -47,13 +47,6 @@ def _cause(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {path}: {_cause(error)}; "
-        "free some space, fix the permissions or choose another output folder"
-    )
-
-
 def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
     """Check that a path leads to a plain file, or perhaps to nothing, before it is opened.
 
@@ -90,19 +83,13 @@ def _make_directory(directory: Path) -> None:
         ) from error
 
 
-def _flush_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _flush_directory(directory: Path) -> None:
-    """Make a rename durable; systems that cannot flush a folder (Windows) do without."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _flush(path: Path) -> None:
+    """Have a file, or what is called how in a folder, written to the disk."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _replace(source: Path, target: Path) -> None:
@@ -129,16 +116,24 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     _make_directory(path.parent)
     temporary = temporary_path(path)
     try:
-        _remove_leftovers(path)
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(f"{path.name}.tmp-")]
+        for name in names:
+            _removed_as_stale(path.with_name(name))
         yield temporary
-        _flush_file(temporary)
+        _flush(temporary)
         _replace(temporary, path)
-        _flush_directory(path.parent)
+        # Systems that cannot flush a folder (Windows) do without.
+        with contextlib.suppress(OSError):
+            _flush(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
-            raise _cannot_write(path, error) from error
+            raise UserError(
+                f"cannot write {path}: {_cause(error)}; "
+                "free some space, fix the permissions or choose another output folder"
+            ) from error
         if isinstance(error, UserError) and str(temporary) in str(error):
             # The user knows the file by its final name.
             error.args = (str(error).replace(str(temporary), str(path)),)
@@ -186,18 +181,14 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); "
-            "the file is damaged, write it again"
-        ) from error
+        reason = f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})"
+        raise UserError(f"{reason}; the file is damaged, write it again") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file; write it again") from error
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, or brackets of thousands of levels.
-        raise UserError(
-            f"{path}: a number too long or values nested too deep; the file is damaged, write it "
-            "again"
-        ) from error
+        reason = f"{path}: a number too long or values nested too deep"
+        raise UserError(f"{reason}; the file is damaged, write it again") from error
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
@@ -232,10 +223,10 @@ def file_digest(path: Path) -> str:
     """Digest of the content of a file; not read again while its size and times stay the same."""
     try:
         stat = path.stat()
-        # The last of them changes with every write, whatever a copy made of the others.
-        return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     except OSError as error:
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+    # The last of them changes with every write, whatever a copy made of the others.
+    return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -262,26 +253,18 @@ def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = F
     return [path for path in sorted(Path(directory).glob(pattern)) if _removed_as_stale(path)]
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporaries of one file that no living process writes to."""
-    with os.scandir(path.parent) as entries:
-        names = [entry.name for entry in entries if entry.name.startswith(f"{path.name}.tmp-")]
-    for name in names:
-        _removed_as_stale(path.with_name(name))
-
-
 def _removed_as_stale(path: Path) -> bool:
     match = _TEMPORARY.search(path.name)
     if match is None or path.is_dir():
         return False
     pid = int(match.group(1))
-    if pid != os.getpid() and process_is_alive(pid):
-        return False
     try:
-        path.unlink()
+        if pid == os.getpid() or not process_is_alive(pid):
+            path.unlink()
+            return True
     except OSError:
-        return False
-    return True
+        pass
+    return False
 
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -299,17 +282,16 @@ def temporary_cache(name: str) -> Path:
         user = "user"
     try:
         path = Path(tempfile.gettempdir()) / f"sugar-{name}-{user}"
-        path.mkdir(mode=0o700, exist_ok=True)
-        if _is_ours(path):
-            return path
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise _no_room(error) from error
-    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700, exist_ok=True)
+            if _is_ours(path):
+                return path
         return Path(tempfile.mkdtemp(prefix=f"sugar-{name}-"))
     except OSError as error:
-        raise _no_room(error) from error
+        raise UserError(
+            f"cannot write in the temporary folder ({error.strerror or error}); free some space, "
+            "or name another one in the variable TMPDIR"
+        ) from error
 
 
 def _is_ours(path: Path) -> bool:
@@ -321,13 +303,6 @@ def _is_ours(path: Path) -> bool:
         # Windows keeps a temporary folder for each user.
         return True
     return found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
-
-
-def _no_room(error: OSError) -> UserError:
-    return UserError(
-        f"cannot write in the temporary folder ({error.strerror or error}); free some space, or "
-        "name another one in the variable TMPDIR"
-    )
 
 
 LOCK_NAME = ".lock"

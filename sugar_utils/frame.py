@@ -24,24 +24,19 @@ from sugar_utils.torchrun import is_follower
 
 EXIT_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 EXIT_BROKEN_PIPE = 141
-_SPACE, _ACCESS = "free some space", "fix the permissions or choose another place"
 _GONE = "it was moved or removed meanwhile; put it back, or start again"
+# Why the system refuses a file, whatever program asks for it, and what helps.
 _NO_DEFECTS = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EFBIG: _SPACE,
-    errno.EACCES: _ACCESS,
-    errno.EPERM: _ACCESS,
-    errno.EROFS: _ACCESS,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "fix the permissions or choose another place"
+    ),
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "fix the links",
     errno.EIO: "check the disk",
     errno.EMFILE: "allow more open files (ulimit -n)",
-    errno.ENOENT: _GONE,
-    errno.ENOTDIR: _GONE,
-    errno.ESTALE: _GONE,
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), _GONE),
 }
-"""Why the system refuses a file, whatever program asks for it, and what helps."""
 
 _SILENT_SECONDS = 2.0
 
@@ -53,8 +48,14 @@ def run_main(main: Callable[[], int | None]) -> int:
     error's own, 130 after Ctrl-C, 143 when it was terminated, 141 when the reader of the output
     left, 2 where the output could not be written. Anything unexpected propagates.
     """
-    _open_missing_streams()
-    _print_any_character()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Closed streams get a place where nothing is read and everything is dropped.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Pipes on Windows know some 250 characters.
+            stream.reconfigure(errors="backslashreplace")
     with _warnings_in_one_line():
         try:
             code = _guarded(main)
@@ -119,7 +120,10 @@ def _guarded(main: Callable[[], int | None]) -> int:
     with signal_handler(note, lambda handler: handler in usual):
         try:
             code = main() or 0
-            _leave_ranks()
+            if "sugar_utils.process_group" in sys.modules:
+                from sugar_utils.process_group import leave_process_group
+
+                leave_process_group()
             return code
         except KeyboardInterrupt:
             return _interrupted(seen[-1] if seen else "SIGINT")
@@ -174,14 +178,6 @@ def _interrupted(name: str) -> int:
     return EXIT_OF_SIGNAL[name]
 
 
-def _leave_ranks() -> None:
-    """Destroy the process group if it was initialised."""
-    if "sugar_utils.process_group" in sys.modules:
-        from sugar_utils.process_group import leave_process_group
-
-        leave_process_group()
-
-
 def _flushed(code: int) -> int:
     """Bring the output on its way; the exit code, which tells where that cannot be done."""
     try:
@@ -201,20 +197,6 @@ def _unwritable(error: OSError) -> int:
     discard(sys.stdout)
     complain(f"error: cannot write: {error.strerror or error}; free some space for the output")
     return 2
-
-
-def _open_missing_streams() -> None:
-    """Give closed standard streams a place where nothing is read and everything is dropped."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
-
-def _print_any_character() -> None:
-    """Spell what the output's encoding lacks: pipes on Windows know some 250 characters."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,9 +55,13 @@ class Chart:
     y_label: str = ""
     log_y: bool = False
 
+    def can_draw(self, point: Point) -> bool:
+        """Whether a point has a place."""
+        return all(map(math.isfinite, point)) and (point[1] > 0 or not self.log_y)
+
     def drawable(self) -> list[Series]:
         """Series with at least one point to draw."""
-        return [s for s in self.series if any(_is_drawable(p, self.log_y) for p in s.points)]
+        return [s for s in self.series if any(map(self.can_draw, s.points))]
 
 
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
@@ -116,7 +121,7 @@ def tick_text(value: float) -> str:
 def drawn(chart: Chart) -> dict[str, Any]:
     """What of a chart with something to draw lies where on a canvas, in its units."""
     series = chart.drawable()
-    frame = _Frame.around(series, chart.log_y)
+    frame = _Frame.around([p for s in series for p in s.points if chart.can_draw(p)], chart.log_y)
     y_ticks = log_ticks(*frame.y) if chart.log_y else nice_ticks(*frame.y)
     return {
         "title": chart.title, "x_label": chart.x_label, "y_label": chart.y_label,
@@ -124,13 +129,11 @@ def drawn(chart: Chart) -> dict[str, Any]:
         "left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM,
         "y_ticks": [(frame.at(frame.x[0], y)[1], tick_text(y)) for y in y_ticks],
         "x_ticks": [(frame.at(x, frame.y[0])[0], tick_text(x)) for x in nice_ticks(*frame.x)],
-        "lines": [_line(line, frame, number) for number, line in enumerate(series)],
+        "lines": [
+            {"name": line.name, "color": number % N_COLORS, **_paths(line.points, chart, frame)}
+            for number, line in enumerate(series)
+        ],
     }  # fmt: skip
-
-
-def _is_drawable(point: Point, log_y: bool) -> bool:
-    x, y = point
-    return math.isfinite(x) and math.isfinite(y) and (y > 0 or not log_y)
 
 
 @dataclass(frozen=True)
@@ -142,8 +145,7 @@ class _Frame:
     log_y: bool
 
     @staticmethod
-    def around(series: Sequence[Series], log_y: bool) -> _Frame:
-        points = [p for s in series for p in s.points if _is_drawable(p, log_y)]
+    def around(points: Sequence[Point], log_y: bool) -> _Frame:
         (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*points, strict=True))
         if x0 == x1:
             x0, x1 = x0 - 1, x1 + 1
@@ -160,29 +162,22 @@ class _Frame:
         (x0, x1), (y0, y1) = self.x, self.y
         across = (x - x0) / (x1 - x0)
         up = math.log(y / y0) / math.log(y1 / y0) if self.log_y else (y - y0) / (y1 - y0)
-        return (
-            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
-            _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),
-        )
+        width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+        return _LEFT + across * width, _HEIGHT - _BOTTOM - up * height
 
 
-def _line(series: Series, frame: _Frame, number: int) -> dict[str, Any]:
-    """Name, number of the colour, paths between gaps, and dots where the points are few."""
-    runs: list[list[Point]] = [[]]
-    for point in series.points:
-        if _is_drawable(point, frame.log_y):
-            runs[-1].append(point)
-        elif runs[-1]:
-            runs.append([])
+def _paths(points: Sequence[Point], chart: Chart, frame: _Frame) -> dict[str, Any]:
+    """Paths between gaps, and dots where the points are few."""
+    groups = itertools.groupby(points, chart.can_draw)
+    runs = [list(run) for can_draw, run in groups if can_draw]
     total = sum(map(len, runs))
     paths, dots = [], []
-    for run in filter(None, runs):
-        limit = max(4, MAX_POINTS * len(run) // total)
-        places = [frame.at(x, y) for x, y in thinned(run, limit)]
+    for run in runs:
+        places = [frame.at(*p) for p in thinned(run, max(4, MAX_POINTS * len(run) // total))]
         paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
         if total <= _MARKED or len(run) == 1:
             dots += places
-    return {"name": series.name, "color": number % N_COLORS, "paths": paths, "dots": dots}
+    return {"paths": paths, "dots": dots}
 
 
 PICTURE_WIDTH = 640
@@ -234,7 +229,6 @@ class Page:
     ) -> None:  # fmt: skip
         """A table; the first columns, and those with links, are words, the others numbers."""
         if rows := [list(row) for row in rows]:
-            # A column of files is one of words, wherever it stands.
             links = {i for row in rows for i, cell in enumerate(row) if isinstance(cell, Link)}
             words = links | set(range(text_columns))
             self._add("table", header=header, rows=rows, words=words, folded=folded)
@@ -289,11 +283,6 @@ def _template() -> Any:
     )
     environment.filters["shown"] = value_text
     return environment.get_template("page.html.j2")
-
-
-def chart_svg(chart: Chart) -> str:
-    """The chart as an ``<svg>`` element; empty text when there is nothing to draw."""
-    return _template().module.chart_svg(drawn(chart)) if chart.drawable() else ""
 
 
 @dataclass(frozen=True)
@@ -358,13 +347,11 @@ def flattened(settings: Mapping[str, object]) -> list[tuple[str, object]]:
 
 def sizes_of(paths: Iterable[Path]) -> list[tuple[Path, int]]:
     """Files and folders that exist, with their bytes."""
-    found = []
-    for path in paths:
-        if path.is_dir():
-            found.append((path, sum(p.stat().st_size for p in path.rglob("*") if p.is_file())))
-        elif path.is_file():
-            found.append((path, path.stat().st_size))
-    return found
+    return [
+        (path, sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()))
+        for path in paths
+        if path.exists()
+    ]
 
 
 def _typed(value: object) -> object:

@@ -108,16 +108,6 @@ def mean_sq_distance_to_nearest(points: Tensor) -> Tensor:
     return sq_distances.sum(dim=1) / max(sq_distances.shape[1], 1)
 
 
-def nearest_neighbors_reference(queries: Tensor, points: Tensor, k: int) -> Neighbors:
-    """Brute force with the same order of operations: the slow twin for tests. O(Q N) memory."""
-    offset = points[None] - queries[:, None]
-    x, y, z = offset.unbind(-1)
-    sq_distances = (x * x + y * y) + z * z
-    values, order = sq_distances.sort(dim=1, stable=True)
-    n_columns = min(k, points.shape[0])
-    return Neighbors(order[:, :n_columns].int(), values[:, :n_columns])
-
-
 def _checked(points: Tensor) -> Tensor:
     points = points.detach().float().contiguous()
     n_bad = int((~points.isfinite()).any(dim=1).sum())
@@ -200,20 +190,14 @@ def _build_tree(points: Tensor) -> _Tree:
     # Refined cells stay where they are, so these rise.
     low, side = _bounding_cube(points)
     codes = _morton_codes(sorted_points, low, side)
-    n_leaves = -(-n // LEAF_SIZE)
-    first_leaf = 1 << (n_leaves - 1).bit_length()
+    first_leaf = level = 1 << (-(-n // LEAF_SIZE) - 1).bit_length()
     boxes = torch.empty((2 * first_leaf, 6), device=device)
     lowest = torch.empty(2 * first_leaf, dtype=torch.int32, device=device)
-    launch(
-        _leaf_boxes,
-        first_leaf,
-        [first_leaf, n, sorted_points, rows, boxes, lowest],
-        min_items=_MIN_ITEMS,
-    )
-    level = first_leaf // 2
-    while level >= 1:
-        launch(_inner_boxes, level, [level, boxes, lowest], min_items=_MIN_ITEMS)
+    arguments = [first_leaf, n, sorted_points, rows, boxes, lowest]
+    launch(_leaf_boxes, first_leaf, arguments, min_items=_MIN_ITEMS)
+    while level > 1:
         level //= 2
+        launch(_inner_boxes, level, [level, boxes, lowest], min_items=_MIN_ITEMS)
     return _Tree(sorted_points, rows, boxes, lowest, codes, low, side)
 
 
@@ -221,25 +205,20 @@ def _search(
     tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None,
     leaves: Tensor | None = None,
 ) -> Neighbors:  # fmt: skip
-    skip_self = leaves is None
-    if leaves is None:
-        leaves = rows.new_empty(0)
+    skip_self = int(leaves is None)
+    leaves = rows.new_empty(0) if leaves is None else leaves
     n, device = queries.shape[0], queries.device
-    indices = torch.empty((n, k), dtype=torch.int32, device=device)
-    sq_distances = torch.empty((n, k), dtype=torch.float32, device=device)
-    tree_arguments = [tree.points, tree.rows, tree.boxes, tree.lowest, tree.first_leaf]
+    found = _empty(n, device, k)
+    arguments = [queries, rows, tree.points, tree.rows, tree.boxes, tree.lowest, tree.first_leaf,
+                 leaves, skip_self, *found]  # fmt: skip
     kernel = _query_kernel(max(16, 1 << (k - 1).bit_length()))
     if query_batch is None:
         # Fewer would leave a large GPU half empty; a CPU works in ranges of its own anyway.
         query_batch = BATCH if device.type == "cpu" else n
     for start in range(0, n, max(query_batch, 1)):
-        launch(
-            kernel,
-            min(query_batch, n - start),
-            [start, queries, rows, *tree_arguments, leaves, int(skip_self), indices, sq_distances],
-            min_items=_MIN_ITEMS,
-        )
-    return Neighbors(indices, sq_distances)
+        count = min(query_batch, n - start)
+        launch(kernel, count, [start, *arguments], min_items=_MIN_ITEMS)
+    return found
 
 
 @wp.kernel

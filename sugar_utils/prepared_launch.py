@@ -56,55 +56,35 @@ class _Array:
 
     def __init__(self, given: Argument) -> None:
         self.stored = describe(given)
-        self._sizes = self.stored.shape
-        self._remember(given)
+        self._sizes, self._known = self.stored.shape, None
 
     def take(self, given: Argument) -> None:
         tensor, dtype = given if type(given) is TypedTensor else (given, None)
         shape = tensor.shape
-        same = (
-            shape[1:] == self._columns
-            and tensor.stride() == self._strides
-            and tensor.dtype is self._scalar
-            and dtype is self._dtype
-            and shape[0] <= MAX_ROWS
-        )
-        if same:
+        # What has no rows is described anew.
+        known = bool(shape) and (shape[1:], tensor.stride(), tensor.dtype, dtype)
+        if known and known == self._known and shape[0] <= MAX_ROWS:
             self.stored.data = tensor.data_ptr()
             self._sizes[0] = shape[0]
-        else:
-            found = describe(given)
-            ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(found), ctypes.sizeof(found))
-            self._remember(given)
-
-    def _remember(self, given: Argument) -> None:
-        tensor, self._dtype = given if type(given) is TypedTensor else (given, None)
-        self._scalar = tensor.dtype
-        # None equals no shape: what has no rows is described anew.
-        self._columns = tensor.shape[1:] if tensor.dim() > 0 else None
-        self._strides = tensor.stride()
+            return
+        found = describe(given)
+        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(found), ctypes.sizeof(found))
+        self._known = known
 
 
-class _Number:
-    """Memory of an int or a float."""
-
-    def __init__(self, stored: Any) -> None:
-        self.stored = stored
-
-    def take(self, value: float) -> None:
-        self.stored.value = value
-
-
-class _Struct:
-    """Memory of a struct or of a small vector."""
+class _Value:
+    """Memory of a number, a struct or a small vector, as Warp packed it."""
 
     def __init__(self, packed: Any) -> None:
-        self.stored = type(packed).from_buffer_copy(packed)
-        self._size = ctypes.sizeof(packed)
+        self._is_number = not isinstance(packed, (ctypes.Structure, ctypes.Array))
+        self.stored = packed if self._is_number else type(packed).from_buffer_copy(packed)
 
     def take(self, value: Any) -> None:
+        if self._is_number:
+            self.stored.value = value
+            return
         packed = value if isinstance(value, ctypes.Array) else value.__ctype__()
-        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(packed), self._size)
+        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(packed), ctypes.sizeof(packed))
 
 
 class PreparedLaunch:
@@ -120,9 +100,9 @@ class PreparedLaunch:
                  for x, array in zip(arguments, arrays, strict=True)]  # fmt: skip
         launch = wp.launch(kernel, dim, given, record_cmd=True, **how)
         self._slots = []
-        for i, (value, array) in enumerate(zip(arguments, arrays, strict=True), start=1):
-            # The first parameter are the bounds of the launch.
-            slot = array or _slot_of(value, launch.params[i])
+        # The first parameter are the bounds of the launch.
+        for i, array in enumerate(arrays, start=1):
+            slot = array or _Value(launch.params[i])
             launch.params[i] = slot.stored
             if launch.params_addr:
                 launch.params_addr[i] = ctypes.addressof(slot.stored)
@@ -144,13 +124,12 @@ class PreparedLaunch:
         self._first.launch(dim, stream)
 
     def run_range(self, first: int, count: int) -> None:
-        """Launch on the CPU over ``count`` items, ``first`` being the kernel's first argument; any
-        number of threads at a time."""
+        """Launch on the CPU over some items, ``first`` being the first argument; in any thread."""
         try:
             one = self._idle.pop()
         except IndexError:
             one = self._template.twin()
-        one.begin_at(first)
+        one.params[1] = ctypes.c_int32(first)
         one.launch(count, None)
         self._idle.append(one)
 
@@ -159,26 +138,16 @@ class _Pass:
     """A recorded launch with bounds of its own."""
 
     def __init__(self, launch: Any, dim: Any) -> None:
-        self._launch, self._dim = launch, dim
+        self._launch, self._dim, self.params = launch, dim, launch.params
 
     def twin(self) -> _Pass:
         """Another, of the same arguments, that may run at the same time."""
         launch = copy.copy(self._launch)
-        launch.params = list(self._launch.params)
+        launch.params = list(self.params)
         return _Pass(launch, self._dim)
-
-    def begin_at(self, first: int) -> None:
-        self._launch.params[1] = ctypes.c_int32(first)
 
     def launch(self, dim: Any, stream: Any) -> None:
         if dim != self._dim:
             self._launch.set_dim(dim)
             self._dim = dim
         self._launch.launch(stream=stream)
-
-
-def _slot_of(value: Any, packed: Any) -> _Number | _Struct:
-    """Where a value that is no tensor is kept, as Warp packed it."""
-    if isinstance(packed, (ctypes.Structure, ctypes.Array)):
-        return _Struct(packed)
-    return _Number(packed)

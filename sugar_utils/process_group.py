@@ -21,11 +21,9 @@ from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.memory import out_of_memory
 from sugar_utils.torchrun import Launch
 
-TIMEOUT = timedelta(days=7)
-"""How long a process waits for the others: the first one may extract a mesh meanwhile."""
+TIMEOUT = timedelta(days=7)  # for the others: the first one may extract a mesh meanwhile
 
 _START_TIMEOUT = timedelta(minutes=10)
-"""Timeout at the start, in seconds."""
 
 _FAILURE = "first failure"
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -123,19 +121,16 @@ class ProcessGroup:
 
     def all_gather(self, value: T) -> list[T]:
         """Small values of all processes, in their order."""
-        if self.is_alone:
-            return [value]
-        values: list = [None] * self.size
-        self._collective(lambda: dist.all_gather_object(values, value))
+        values: list = [value] * self.size
+        if not self.is_alone:
+            self._collective(lambda: dist.all_gather_object(values, value))
         return values
 
     def broadcast(self, value: T) -> T:
         """The first process's value; those of the others are ignored."""
-        if self.is_alone:
-            return value
-        values = [value]
-        host = torch.device("cpu")
-        self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
+        values, host = [value], torch.device("cpu")
+        if not self.is_alone:
+            self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
         return values[0]
 
     def barrier(self) -> None:

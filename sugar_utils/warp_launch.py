@@ -72,13 +72,11 @@ def _start_warp() -> None:
 # Before any module defines the first kernel or constant, which would start it, too.
 _start_warp()
 
-RANGES_PER_THREAD = 8
-"""Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""
+RANGES_PER_THREAD = 8  # enough for an even load where tiles differ, few enough to stay cheap
 
 WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
 
-HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")
-"""Whether this Warp can run kernels of thread blocks on a CPU, which only checks do."""
+HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
 
 NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
 """CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
@@ -90,20 +88,13 @@ NATIVE_OPTIONS = {
 }
 """Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there."""
 
+# What native bodies begin with: eight floats in one vector register.
 SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
-"""What native bodies begin with: eight floats in one vector register."""
 
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
 
 
-class _OwnLaunches(threading.local):
-    """The launches that a thread has prepared."""
-
-    def __init__(self) -> None:
-        self.launches: dict[Any, PreparedLaunch] = {}
-
-
-_PREPARED = _OwnLaunches()
+_PREPARED = threading.local()  # the launches that a thread has prepared
 
 
 @functools.lru_cache(maxsize=4)
@@ -117,11 +108,7 @@ def known_options(**wanted: Any) -> dict[str, Any]:
 
 
 def as_array(tensor: Tensor, dtype: Any = None) -> TypedTensor:
-    """A tensor as an argument of a kernel.
-
-    Args:
-        dtype: Warp type of one element; the tensor's own scalar type when None.
-    """
+    """A tensor as an argument of a kernel, of elements of a Warp type or its own scalars."""
     return TypedTensor(tensor, dtype)
 
 
@@ -139,14 +126,9 @@ def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int
 
 
 def launch(
-    kernel: Any,
-    n_items: int,
-    inputs: Sequence[Any],
-    *,
-    device: torch.device | None = None,
-    min_items: int = 1,
-    block_dim: int = 256,
-) -> None:
+    kernel: Any, n_items: int, inputs: Sequence[Any], *, device: torch.device | None = None,
+    min_items: int = 1, block_dim: int = 256,
+) -> None:  # fmt: skip
     """Run ``kernel(first, *inputs)`` for ``n_items`` items where its tensors are; none are a no-op.
 
     ``device`` is needed where there is no tensor. Blocks of fewer threads suit many registers.
@@ -167,14 +149,9 @@ def launch(
 
 
 def launch_blocks(
-    kernel: Any,
-    n_blocks: int,
-    inputs: Sequence[Any],
-    *,
-    device: torch.device,
-    block_dim: int,
+    kernel: Any, n_blocks: int, inputs: Sequence[Any], *, device: torch.device, block_dim: int,
     together: int = 1,
-) -> None:
+) -> None:  # fmt: skip
     """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
 
     On the CPU the threads of a block are fibers on one core: slow, and only for checks.
@@ -184,8 +161,8 @@ def launch_blocks(
         return
     # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
-        stream, n_threads = _torch_stream(device), together * block_dim
-        shape = (n_blocks, block_dim)
+        stream, shape = _torch_stream(device), (n_blocks, block_dim)
+        n_threads = together * block_dim
         prepared = _prepare(kernel, shape, inputs, stream=stream, block_dim=n_threads)
         prepared.run(shape, stream)
         return
@@ -204,7 +181,7 @@ def launch_blocks(
 
 def _prepare(kernel: Any, dim: Any, inputs: Sequence[Any], **how: Any) -> PreparedLaunch:
     """A launch with these arguments; this thread's own, from when it met the kernel first."""
-    kept = _PREPARED.launches
+    kept = _PREPARED.__dict__.setdefault("launches", {})
     # A stream is an argument of every launch, its device one of the recorded one.
     where = how["stream"].device if "stream" in how else None
     key = (kernel, where, how.get("block_dim"))

@@ -17,7 +17,8 @@ from sugar_scene.fields.reference_fields import evaluate_fields_reference
 from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import depth_normal_consistency
-from sugar_utils.neighbors import nearest_neighbors, nearest_neighbors_reference
+from sugar_utils.neighbors import nearest_neighbors
+from tests.support.neighbor_reference import nearest_neighbors_reference
 
 FIELD_FLIPS = 1e-3
 NEIGHBORS = 16

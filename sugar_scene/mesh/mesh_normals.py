@@ -107,7 +107,7 @@ def add_up_corners(
 
 
 class CornerSums:
-    """Adds up what corners say to their vertices, given the vertex of each: the same bits always."""
+    """Adds up what corners say to their vertices, given the vertex of each: the same bits."""
 
     def __init__(self, index: Tensor, n_vertices: int) -> None:
         flat = index.reshape(-1)
