@@ -25,22 +25,10 @@ def smallest_scales(scales: Tensor) -> Tensor:
     return scales.gather(-1, smallest_axis(scales)[..., None]).squeeze(-1)
 
 
-def smallest_axis_normals(quats: Tensor, scales: Tensor) -> Tensor:
-    """Local axes of the smallest scales, of arbitrary sign; quats wxyz get gradients. (N, 3)"""
-    axis = smallest_axis(scales)[:, None, None].expand(-1, 3, 1)
-    return rotation_matrices(quats).gather(-1, axis).squeeze(-1)
-
-
 def covariances(quats: Tensor, scales: Tensor) -> Tensor:
     """Covariance matrices R diag(s^2) R^T. (N, 4), (N, 3) -> (N, 3, 3) world units squared"""
     half = rotation_matrices(quats) * scales[:, None, :]
     return half @ half.transpose(1, 2)
-
-
-def packed_covariances(quats: Tensor, scales: Tensor) -> Tensor:
-    """Covariances as rows xx, xy, xz, yy, yz, zz. (N, 6) world units squared"""
-    rows, columns = torch.triu_indices(3, 3, device=scales.device)
-    return covariances(quats, scales)[:, rows, columns]
 
 
 def inverse_square_roots(quats: Tensor, scales: Tensor) -> Tensor:

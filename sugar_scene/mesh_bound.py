@@ -222,12 +222,9 @@ class Placement:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Means, (G, 3); quaternions, (G, 4); scales, (G, 3); opacities, (G,)."""
         n = len(logits)
-        sizes = (n, 3), (n, 4), (n, 3), (n,)
-        found = tuple(vertices.new_empty(size) for size in sizes)
-        self._launch(
-            place_gaussians,
-            self._thickness, vertices, logits, log_scales, rotations, *found,
-        )  # fmt: skip
+        found = tuple(vertices.new_empty(size) for size in ((n, 3), (n, 4), (n, 3), (n,)))
+        raw = vertices, logits, log_scales, rotations
+        self._launch(place_gaussians, self._thickness, *raw, *found)
         return found
 
     def pull(
@@ -238,26 +235,21 @@ class Placement:
         n = len(rotations)
         d_corners = vertices.new_empty(len(self._faces), 3, 3)
         own = [vertices.new_empty(size) for size in ((n, 1), (n, 2), (n, 2))]
+        placed = vertices, rotations, quats, scales, opacities
         gradients = [gradient.contiguous() for gradient in gradients]
-        self._launch(
-            pull_corners,
-            vertices, rotations, quats, scales, opacities, *gradients, d_corners, *own,
-        )  # fmt: skip
+        self._launch(pull_corners, *placed, *gradients, d_corners, *own)
         return self._sums(d_corners), *own
 
     def _launch(self, kernel, *tensors: Tensor) -> None:
-        arrays = [self._faces, as_array(self._weights, wp.vec3), *map(_described, tensors)]
+        arrays = [self._faces, as_array(self._weights, wp.vec3)]
+        for tensor in tensors:
+            width = 1 if tensor.dim() == 1 else tensor.shape[-1]
+            flat = tensor.view(-1) if width == 1 else tensor
+            arrays.append(as_array(flat, _VECTORS[width]))
         launch(kernel, len(self._faces), arrays, min_items=_MIN_ITEMS)
 
 
-_VECTORS = {2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
-
-
-def _described(tensor: Tensor):
-    """Rows of up to four numbers, as kernels take them."""
-    if tensor.dim() == 1 or tensor.shape[-1] == 1:
-        return as_array(tensor.view(-1))
-    return as_array(tensor, _VECTORS[tensor.shape[-1]])
+_VECTORS = {1: None, 2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
 
 
 MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised

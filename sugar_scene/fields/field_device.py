@@ -109,13 +109,10 @@ def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
 
 @wp.kernel
 def pack_rows(
-    first: int,
-    means: wp.array2d(dtype=float),
-    quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float),
-    opacities: wp.array(dtype=float),
+    first: int, means: wp.array2d(dtype=float), quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float), opacities: wp.array(dtype=float),
     packed: wp.array2d(dtype=float),
-):
+):  # fmt: skip
     """Columns: mean, opacity, whitening (9), smallest scale, its axis, normal weight factor."""
     i = first + wp.tid()
     rotation = rotation_matrix(quat_of(quats, i))

@@ -32,27 +32,18 @@ from sugar_scene.fields.field_device import (
 from sugar_scene.fields.reference_fields import FieldSamples
 from sugar_utils.warp_launch import launch
 
-PAIR_BYTES = 64 * 2**20
-PAIR_BYTES_GPU = 256 * 2**20
-"""Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
-the host two launches and a sort."""
+# Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
+# the host two launches and a sort.
+PAIR_BYTES, PAIR_BYTES_GPU = 64 * 2**20, 256 * 2**20
 
 _MIN_ITEMS = 256
 
 
 def evaluate_fields(
-    means: Tensor,
-    quats: Tensor,
-    scales: Tensor,
-    opacities: Tensor,
-    neighbors: Tensor,
-    indices: Tensor,
-    noise: Tensor,
-    density_factor: float = 1.0,
-    *,
-    n_owners: int | None = None,
+    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, neighbors: Tensor,
+    indices: Tensor, noise: Tensor, density_factor: float = 1.0, *, n_owners: int | None = None,
     native: bool | None = None,
-) -> FieldSamples:
+) -> FieldSamples:  # fmt: skip
     """Sample points from Gaussians and evaluate all fields that the losses need.
 
     Args:
@@ -84,7 +75,9 @@ class _Fields(torch.autograd.Function):
             return torch.empty((n_samples, *shape), device=device)
 
         outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
-        residual, packed, indices = empty(4), _pack(*gaussians), indices.int()
+        residual, indices = empty(4), indices.int()
+        packed = torch.empty((means.shape[0], PACK_SIZE), device=device)
+        launch(pack_rows, means.shape[0], [*gaussians, packed], min_items=_MIN_ITEMS)
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
         owners, starts = _runs(indices, n_owners)
         if native:
@@ -147,12 +140,3 @@ def _runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
     starts = torch.zeros(owners.shape[0] + 1, dtype=torch.int32, device=indices.device)
     starts[1:] = counts.cumsum(dim=0)
     return owners, starts
-
-
-def _pack(means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor) -> Tensor:
-    """What each neighbour contributes to a sample, in one cache line. (N, 16)"""
-    packed = torch.empty((means.shape[0], PACK_SIZE), device=means.device)
-    launch(
-        pack_rows, means.shape[0], [means, quats, scales, opacities, packed], min_items=_MIN_ITEMS
-    )
-    return packed

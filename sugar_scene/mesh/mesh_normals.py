@@ -60,12 +60,9 @@ def normal_gradient(own: wp.vec3, other: wp.vec3, cosine: float) -> wp.vec3:
 
 @wp.kernel
 def bend_pairs(
-    first: int,
-    vertices: wp.array(dtype=wp.vec3),
-    pairs: wp.array2d(dtype=int),
-    errors: wp.array(dtype=float),
-    pulls: wp.array2d(dtype=wp.vec3),
-):
+    first: int, vertices: wp.array(dtype=wp.vec3), pairs: wp.array2d(dtype=int),
+    errors: wp.array(dtype=float), pulls: wp.array2d(dtype=wp.vec3),
+):  # fmt: skip
     """1 - cos of the angle between two triangles, and its gradient to their four corners."""
     pair = first + wp.tid()
     start = vertices[pairs[pair, 0]]
@@ -92,12 +89,9 @@ def bend_pairs(
 
 @wp.kernel
 def add_up_corners(
-    first: int,
-    ends: wp.array(dtype=int),
-    corners: wp.array(dtype=int),
-    values: wp.array(dtype=wp.vec3),
-    sums: wp.array(dtype=wp.vec3),
-):
+    first: int, ends: wp.array(dtype=int), corners: wp.array(dtype=int),
+    values: wp.array(dtype=wp.vec3), sums: wp.array(dtype=wp.vec3),
+):  # fmt: skip
     """Sum of the values at a vertex's corners."""
     vertex = first + wp.tid()
     total = wp.vec3(0.0)

@@ -25,7 +25,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.warp_launch import as_array, launch
@@ -41,9 +41,8 @@ class ViewPair:
 
     reference: Camera
     neighbor: Camera
-    # From camera axes of the reference to those of the neighbour, (3, 3) float64.
-    rotation: np.ndarray
-    translation: np.ndarray  # x' = rotation X + translation, (3,) float64, world units
+    rotation: np.ndarray  # X of the reference is rotation X + translation of the neighbour, (3, 3)
+    translation: np.ndarray  # (3,) float64, world units
 
     @classmethod
     def of(cls, reference: Camera, neighbor: Camera) -> ViewPair:
@@ -121,9 +120,7 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
 
 MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
 
-REACH = 10.0
-"""Gaussians farther from a camera, in camera extents, are sky and background that no two views see
-differently: they have no planes."""
+REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
 
 MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 
@@ -139,13 +136,6 @@ def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
     distance = plane[..., 3]
     known = (facing < -MIN_FACING) & (distance < MIN_DEPTH * facing)
     return torch.where(known, distance, -1.0) / torch.where(known, facing, -1.0), known
-
-
-def plane_depth_map(plane: Tensor, camera: Camera) -> Tensor:
-    """The same of a whole image, 0 where it is undefined. (H, W, 4) -> (H, W) world units"""
-    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
-    depth, known = plane_depth(plane, rays)
-    return torch.where(known, depth, 0.0)
 
 
 _BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bits
@@ -223,16 +213,19 @@ class NeighborViews:
         rule: NeighborRule | None = None,
         observations: Observations | None = None,
     ) -> None:
-        self._cameras = list(cameras)
-        self._extent = extent
+        self._cameras, self._extent = list(cameras), extent
         self._rule = rule or NeighborRule()
         self._centers = np.stack([camera.center for camera in cameras])
         self._directions = np.stack([camera.rotation[2] for camera in cameras])
-        shared = _SharedPoints(cameras, observations)
-        self._by_name = {
-            camera.name: self.among(camera, shared.with_view(row))
-            for row, camera in enumerate(cameras)
-        }
+        points, none = {} if observations is None else observations.rows, np.zeros(0, np.int32)
+        rows = [points.get(camera.name, none) for camera in cameras]
+        seen = np.zeros(0 if observations is None else len(observations.points), dtype=bool)
+        self._by_name = {}
+        for camera, own in zip(cameras, rows, strict=True):
+            seen[own] = True
+            common = np.array([int(seen[others].sum()) for others in rows])
+            seen[own] = False
+            self._by_name[camera.name] = self.among(camera, common)
 
     def of(self, name: str) -> tuple[Camera, ...]:
         """Neighbours of a training view, the best first; none if it has none."""
@@ -267,24 +260,6 @@ class NeighborViews:
     def without_neighbors(self) -> list[str]:
         """Names of the training views without neighbours."""
         return [name for name, found in self._by_name.items() if not found]
-
-
-class _SharedPoints:
-    """How many points of the reconstruction two views have in common."""
-
-    def __init__(self, cameras: Sequence[Camera], observations: Observations | None) -> None:
-        none = np.zeros(0, np.int32)
-        rows = {} if observations is None else observations.rows
-        self._rows = [rows.get(camera.name, none) for camera in cameras]
-        n_points = 0 if observations is None else len(observations.points)
-        self._seen = np.zeros(n_points, dtype=bool)
-
-    def with_view(self, view: int) -> np.ndarray:
-        """Points that each view has in common with this one. (number of views,) int64"""
-        self._seen[self._rows[view]] = True
-        counts = np.array([int(self._seen[rows].sum()) for rows in self._rows])
-        self._seen[self._rows[view]] = False
-        return counts
 
 
 wp.set_module_options({"enable_backward": False})
