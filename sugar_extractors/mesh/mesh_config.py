@@ -40,9 +40,9 @@ from sugar_utils.flags import (
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag, from_args, parser_of
 
+# How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
+# the original only.
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
-"""How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
-the original only."""
 
 COARSE_FLAG, OUTPUT_FLAG = "--coarse_model_path", "--mesh_output_dir"
 EXTRACTORS = ("poisson", "tsdf")
@@ -176,22 +176,12 @@ class MeshOptions(CaptureOptions):
 
     def mesh_path(self, level: float, target: int) -> Path:
         """File of one mesh."""
-        model = "vanilla3dgs"
-        if not self.use_vanilla_3dgs and self.coarse_model_path is not None:
-            path = self.coarse_model_path
+        model, path = "vanilla3dgs", self.coarse_model_path
+        if not self.use_vanilla_3dgs and path is not None:
             folder = path if path.is_dir() else path.resolve().parent
             model = folder.resolve().name.removeprefix("sugarcoarse_")
-        return self.directory / mesh_name(model, level, target, self.variant)
-
-    @property
-    def variant(self) -> MeshVariant:
-        """How file names tell the extractor."""
-        return "tsdf" if self.mesh_extractor == "tsdf" else ""
-
-    @property
-    def has_levels(self) -> bool:
-        """Whether the surface is a level set of the density."""
-        return self.mesh_extractor == "poisson"
+        variant = "tsdf" if self.mesh_extractor == "tsdf" else ""
+        return self.directory / mesh_name(model, level, target, variant)
 
     @property
     def reads_tracks(self) -> bool:
@@ -202,7 +192,7 @@ class MeshOptions(CaptureOptions):
     @property
     def jobs(self) -> list[tuple[float, int]]:
         """Level and target of every mesh: levels in the outer, targets in the inner loop."""
-        levels = self.surface_levels if self.has_levels else (0.0,)
+        levels = self.surface_levels if self.mesh_extractor == "poisson" else (0.0,)
         return [(level, target) for level in levels for target in self.decimation_targets]
 
     @property
@@ -212,20 +202,20 @@ class MeshOptions(CaptureOptions):
 
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
+        is_tsdf = self.mesh_extractor == "tsdf"
         skipped = {
             "preset", "scene_path", "checkpoint_path", "coarse_model_path", "mesh_output_dir",
             "compute", "mask_options", "view_options", "overwrite", "surface_levels",
-            "decimation_targets",
+            "decimation_targets", "poisson" if is_tsdf else "tsdf",
         }  # fmt: skip
-        skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
-        if "tsdf" in values:
+        if is_tsdf:
             values["tsdf"] |= {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill}
-        values["level"] = level if self.has_levels else None
+        values["level"] = None if is_tsdf else level
         values["decimation_target"] = target
         alone = replace(self, decimation_targets=(target,))
-        if self.mesh_extractor == "poisson" and alone.n_surface_points != self.n_surface_points:
+        if not is_tsdf and alone.n_surface_points != self.n_surface_points:
             # With "auto" the largest of all targets decides.
             values["surface_points"] = self.n_surface_points
         return values
@@ -298,22 +288,15 @@ def mesh_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def mesh_options(args: argparse.Namespace) -> MeshOptions:
-    """The extraction that was asked for."""
+    """The extraction that was asked for, in the mode that the coarse model was trained in."""
     chosen = from_args(MeshScriptFlags, args).choices
-    args = _of_model(args)
+    path = args.coarse_model_path
+    if path is not None and not args.use_vanilla_3dgs:
+        record = (path if path.is_dir() else path.parent) / RUN_FILE
+        if record.is_file():
+            settings = read_checked(record, RunRecord).get("settings", {})
+            mode = settings.get("regularization_type")
+            args = argparse.Namespace(**{**vars(args), "regularization_type": mode})
     return replace(
         from_args(MeshOptions, args, **chosen), compute=from_args(DeviceFlags, args).choose()
     )
-
-
-def _of_model(args: argparse.Namespace) -> argparse.Namespace:
-    """The flags with the mode that the coarse model was trained in."""
-    resolved = argparse.Namespace(**vars(args))
-    if args.coarse_model_path is None or args.use_vanilla_3dgs:
-        return resolved
-    path = args.coarse_model_path
-    record = (path if path.is_dir() else path.parent) / RUN_FILE
-    if record.is_file():
-        settings = read_checked(record, RunRecord).get("settings", {})
-        resolved.regularization_type = settings.get("regularization_type")
-    return resolved

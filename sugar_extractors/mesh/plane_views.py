@@ -28,9 +28,7 @@ from sugar_scene.multiview.reprojection import (
 
 MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
 MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
-MAX_MISS = 3.0
-"""Pixels by which the way to a neighbour and back may miss. Three make spot more complete than one,
-and as accurate."""
+MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
 
 MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
 _KEPT_BYTES = 2**30

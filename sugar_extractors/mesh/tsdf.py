@@ -51,6 +51,7 @@ BLOCK = 8  # voxels along the side of a block
 _BLOCK_SIDE = wp.constant(BLOCK)
 _N_FOOTPRINT_VIEWS = 8
 _COARSER = 1.25
+_EMPTY = TriangleMesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8))
 _MIN_ITEMS = 4096
 
 
@@ -58,9 +59,7 @@ DEPTHS = ("blended", "level_set", "plane")  # where depth comes from
 
 
 PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
-PLANE_FILL = 32
-"""Edges of the pinholes that are closed in its meshes: where ground is seen at a grazing angle,
-views confirm most depths but not all."""
+PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
 
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
@@ -185,21 +184,16 @@ def level_set_view(
 
 
 def fuse_region(
-    render: Renderer,
-    cameras: Sequence[Camera],
-    box: Box,
-    hole: Box | None,
-    config: TsdfConfig,
-    console: Console,
-    region: ObservedRegion | None = None,
-) -> FusedRegion:
+    render: Renderer, cameras: Sequence[Camera], box: Box, hole: Box | None, config: TsdfConfig,
+    console: Console, region: ObservedRegion | None = None,
+) -> FusedRegion:  # fmt: skip
     """Fuse all views within a box and extract the surface, outside of a hole, within a region."""
     with torch.no_grad():
         voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
         if voxel is None:
-            return FusedRegion(_empty_mesh(), 0.0, 0)
-        grid, table = _mark_blocks(render, cameras, box, voxel, config, console)
-        field = _fuse(render, cameras, grid, table, config, console)
+            return FusedRegion(_EMPTY, 0.0, 0)
+        field = _empty_field(render, cameras, box, voxel, config, console)
+        _fuse(render, cameras, field, config, console)
     mesh = extract_surface(field, min(config.min_views, 1 + len(cameras) // 2))
     if region is not None and mesh.n_faces:
         mesh = keep_vertices(mesh, region.contains(mesh.vertices))
@@ -207,15 +201,9 @@ def fuse_region(
     if config.fill:
         mesh = with_holes_filled(mesh, config.fill)
     if hole is not None and mesh.n_faces:
-        centers = mesh.vertices[mesh.faces].mean(axis=1)
-        mesh = without_unused_vertices(
-            TriangleMesh(mesh.vertices, mesh.faces[~hole.contains(centers)], mesh.colors)
-        )
-    return FusedRegion(mesh, grid.voxel, field.distances.numel())
-
-
-def _empty_mesh() -> TriangleMesh:
-    return TriangleMesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8))
+        outside = ~hole.contains(mesh.vertices[mesh.faces].mean(axis=1))
+        mesh = without_unused_vertices(replace(mesh, faces=mesh.faces[outside]))
+    return FusedRegion(mesh, field.voxel, field.distances.numel())
 
 
 def _world_points(view: DepthView, depth: Tensor) -> Tensor:
@@ -230,82 +218,63 @@ def _world_points(view: DepthView, depth: Tensor) -> Tensor:
         [(x - camera.cx) / camera.fx * depth, (y - camera.cy) / camera.fy * depth, depth], dim=-1
     ).reshape(-1, 3)
     rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=device)
-    center = torch.tensor(camera.center, dtype=torch.float32, device=device)
-    return local @ rotation + center
-
-
-def _inside(points: Tensor, box: Box) -> Tensor:
-    low, high = points.new_tensor(box.low), points.new_tensor(box.high)
-    return ((points > low) & (points < high)).all(dim=-1)
+    return local @ rotation + torch.tensor(camera.center, dtype=torch.float32, device=device)
 
 
 def _automatic_voxel(
     render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
 ) -> float | None:
-    step = max(1, len(cameras) // _N_FOOTPRINT_VIEWS)
     pixel_sizes = []
-    for camera in cameras[::step]:
+    for camera in cameras[:: max(1, len(cameras) // _N_FOOTPRINT_VIEWS)]:
         view = render(camera)
-        good = _inside(_world_points(view, view.depth), box) & (view.depth.flatten() > 0)
+        points = _world_points(view, view.depth)
+        low, high = points.new_tensor(box.low), points.new_tensor(box.high)
+        good = ((points > low) & (points < high)).all(dim=-1) & (view.depth.flatten() > 0)
         pixel_sizes.append(view.depth.flatten()[good] / math.sqrt(camera.fx * camera.fy))
     everything = torch.cat(pixel_sizes)
     if everything.shape[0] == 0:
         return None
-    largest = max(h - low for low, h in zip(box.low, box.high, strict=True))
     median = float(everything.sort().values[everything.shape[0] // 2])
-    return max(config.pixels_per_voxel * median, largest / 2048)
+    return max(config.pixels_per_voxel * median, max(np.subtract(box.high, box.low)) / 2048)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Blocks over a box: low corner, voxel side (world units) and blocks per axis."""
-
-    origin: tuple[float, float, float]
-    voxel: float
-    shape: tuple[int, int, int]
-
-    @classmethod
-    def over(cls, box: Box, voxel: float) -> _Grid:
-        sides = [high - low for low, high in zip(box.low, box.high, strict=True)]
-        return cls(box.low, voxel, tuple(max(1, math.ceil(s / (voxel * BLOCK))) for s in sides))
-
-
-def _mark_blocks(
-    render: Renderer,
-    cameras: Sequence[Camera],
-    box: Box,
-    voxel: float,
-    config: TsdfConfig,
+def _empty_field(
+    render: Renderer, cameras: Sequence[Camera], box: Box, voxel: float, config: TsdfConfig,
     console: Console,
-) -> tuple[_Grid, Tensor]:
-    """Blocks within the truncation distance of some depth, as a table of indices (-1: none)."""
+) -> SparseField:  # fmt: skip
+    """Blocks within the truncation distance of some depth, in larger voxels if too many."""
     device = render(cameras[0]).depth.device
     while True:
-        grid = _Grid.over(box, voxel)
-        marked = torch.zeros(math.prod(grid.shape), dtype=torch.bool, device=device)
+        sides = (high - low for low, high in zip(box.low, box.high, strict=True))
+        shape = tuple(max(1, math.ceil(side / (voxel * BLOCK))) for side in sides)
+        marked = torch.zeros(math.prod(shape), dtype=torch.bool, device=device)
         with console.progress("blocks", 1, len(cameras)) as progress:
             for done, camera in enumerate(cameras, start=1):
-                _mark_view(render(camera), grid, marked, config)
+                _mark_view(render(camera), box.low, voxel, shape, marked, config)
                 progress.update(done)
-        n_blocks = int(marked.sum())
-        if n_blocks * BLOCK**3 <= config.max_voxels:
+        n = int(marked.sum()) * BLOCK**3
+        if n <= config.max_voxels:
             break
-        larger = voxel * max(_COARSER, math.sqrt(n_blocks * BLOCK**3 / config.max_voxels))
+        larger = voxel * max(_COARSER, math.sqrt(n / config.max_voxels))
         console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
         voxel = larger
-    indices = marked.cumsum(0).int() - 1
-    return grid, torch.where(marked, indices, -1).int().reshape(grid.shape)
+    table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
+    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
+    colors = torch.zeros(n, 3, device=device)
+    return SparseField(box.low, voxel, table, distances, weights, colors)
 
 
-def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig) -> None:
-    reach = config.tsdf_truncation * grid.voxel
-    n_steps = math.ceil(2 * reach / (grid.voxel * BLOCK / 2)) + 1
+def _mark_view(
+    view: DepthView, origin: Sequence[float], voxel: float, shape: Sequence[int], marked: Tensor,
+    config: TsdfConfig,
+) -> None:  # fmt: skip
+    reach = config.tsdf_truncation * voxel
+    n_steps = math.ceil(2 * reach / (voxel * BLOCK / 2)) + 1
     known = view.depth.flatten() > 0
-    shape = torch.tensor(grid.shape, device=marked.device)
+    shape = torch.tensor(shape, device=marked.device)
     for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
         points = _world_points(view, view.depth + offset)[known]
-        blocks = (points - points.new_tensor(grid.origin)) / (grid.voxel * BLOCK)
-        blocks = blocks.floor().long()
+        blocks = ((points - points.new_tensor(origin)) / (voxel * BLOCK)).floor().long()
         blocks = blocks[((blocks >= 0) & (blocks < shape)).all(dim=1)]
         marked[(blocks[:, 0] * shape[1] + blocks[:, 1]) * shape[2] + blocks[:, 2]] = True
 
@@ -346,37 +315,21 @@ def integrate(
 
 
 def _fuse(
-    render: Renderer,
-    cameras: Sequence[Camera],
-    grid: _Grid,
-    table: Tensor,
-    config: TsdfConfig,
+    render: Renderer, cameras: Sequence[Camera], field: SparseField, config: TsdfConfig,
     console: Console,
-) -> SparseField:
-    device = table.device
-    blocks = (table >= 0).nonzero().int().contiguous()
-    n = blocks.shape[0] * BLOCK**3
-    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    colors = torch.zeros(n, 3, device=device)
-    field = SparseField(grid.origin, grid.voxel, table, distances, weights, colors)
+) -> None:  # fmt: skip
+    n, blocks = field.distances.numel(), (field.table >= 0).nonzero().int().contiguous()
     if n == 0:
-        return field
+        return
+    place = wp.vec3(*field.origin), field.voxel, config.tsdf_truncation * field.voxel
+    sums = field.distances, field.weights, as_array(field.colors, wp.vec3)
     with console.progress("fusion", 1, len(cameras)) as progress:
         for done, camera in enumerate(cameras, start=1):
             view = render(camera)
-            launch(
-                integrate,
-                n,
-                [
-                    make_view(camera), wp.vec3(*grid.origin), grid.voxel,
-                    config.tsdf_truncation * grid.voxel, as_array(blocks, wp.vec3i),
-                    view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3),
-                    distances, weights, as_array(colors, wp.vec3),
-                ],
-                min_items=_MIN_ITEMS,
-            )  # fmt: skip
+            maps = view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3)
+            arguments = [make_view(camera), *place, as_array(blocks, wp.vec3i), *maps, *sums]
+            launch(integrate, n, arguments, min_items=_MIN_ITEMS)
             progress.update(done, fields={"voxels": f"{n:,}"})
-    return field
 
 
 try:
@@ -418,23 +371,19 @@ class SparseField:
 
 def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh:
     """Zero level set; cells with a corner of less than the weight asked for are left open."""
-    table = field.table.cpu().numpy()
-    values = (field.distances.cpu().numpy(), field.weights.cpu().numpy() >= min_weight)
+    table, distances = field.table.cpu().numpy(), field.distances.cpu().numpy()
+    is_known = field.weights.cpu().numpy() >= min_weight
     colors = field.colors.cpu().numpy()
-    parts = []
-    if field.distances.shape[0]:
-        places = np.argwhere(table >= 0)
-        for first in range(0, len(places), _CHUNK_BLOCKS):
-            parts.append(
-                _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], *values, field.side)
-            )
-    cells = np.concatenate([cells for cells, _ in parts] or [np.zeros((0, 3), np.int64)])
-    rows = np.concatenate([rows for _, rows in parts] or [np.zeros((0, 8), np.int64)])
+    places = np.argwhere(table >= 0)
+    parts = [
+        _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], distances, is_known, field.side)
+        for first in range(0, len(places), _CHUNK_BLOCKS)
+    ]
+    cells = np.concatenate([np.zeros((0, 3), np.int64), *(cells for cells, _ in parts)])
+    rows = np.concatenate([np.zeros((0, 8), np.int64), *(rows for _, rows in parts)])
     if len(cells) == 0:
-        return TriangleMesh(
-            np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8)
-        )
-    cell_of, edges = _triangle_edges(values[0][rows])
+        return _EMPTY
+    cell_of, edges = _triangle_edges(distances[rows])
     low, axis = _EDGES[edges, 0], _EDGE_AXES[edges]
     corner = cells[cell_of][:, None] + _CORNERS[low]
     extent = np.array(table.shape) * field.side + 1
@@ -443,7 +392,7 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
 
     row_a = rows[cell_of[:, None], low].ravel()[where]
     row_b = rows[cell_of[:, None], _EDGES[edges, 1]].ravel()[where]
-    a, b = values[0][row_a].astype(np.float64), values[0][row_b].astype(np.float64)
+    a, b = distances[row_a].astype(np.float64), distances[row_b].astype(np.float64)
     share = a / (a - b)
     vertices = corner.reshape(-1, 3)[where].astype(np.float64)
     vertices[np.arange(len(where)), axis.ravel()[where]] += share

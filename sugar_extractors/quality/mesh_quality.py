@@ -132,7 +132,7 @@ def read_reference(scene_dir: Path) -> Reference:
     facts = conform(read_json(path), _Facts, path, "make the scene again")
     box = np.array(facts.object_bbox)
     ground = None if facts.ground_bbox is None else np.array(facts.ground_bbox)
-    axis, sign = _up(facts.up)
+    axis, sign = "xyz".index(facts.up[-1]), -1 if facts.up.startswith("-") else 1
     n_object = facts.gt_visible_object_samples
     mesh = read_mesh_ply(scene_dir / OBJECT_FILE)
     points, normals = _read_visible(scene_dir / VISIBLE_FILE)
@@ -201,6 +201,7 @@ def compare_surfaces(
     found = Surface(vertices, near, device)
     truth = Surface(true_vertices, reference.surface.faces, device)
     to_truth, to_mesh = truth.nearest(samples.points), found.nearest(visible)
+    edges = topology(mesh)
     agreement = [
         np.abs((ours * theirs).sum(axis=1)).mean()
         for ours, theirs in (
@@ -215,18 +216,11 @@ def compare_surfaces(
         recalls=tuple(float((to_mesh.distances < t).mean()) for t in THRESHOLDS),
         normal_agreement=float(np.mean(agreement)),
         object_triangles=int(_inside(vertices[near], unit_low, unit_high).any(axis=1).sum()),
-        **_topology(mesh),
+        non_manifold_edge_share=edges.non_manifold_edge_share,
+        open_edge_share=edges.open_edge_share,
+        components=edges.components,
+        triangles=mesh.n_faces,
     )
-
-
-def _topology(mesh: TriangleMesh) -> dict[str, Any]:
-    found = topology(mesh)
-    return {
-        "non_manifold_edge_share": found.non_manifold_edge_share,
-        "open_edge_share": found.open_edge_share,
-        "components": found.components,
-        "triangles": mesh.n_faces,
-    }
 
 
 def _meets(
@@ -250,8 +244,7 @@ def _samples_inside(
     seed: int,
 ) -> AreaSamples:
     """About ``count`` even samples of that part of a mesh that lies in a box."""
-    meets = _meets(vertices, faces, low, high)
-    rows = np.flatnonzero(meets)
+    rows = np.flatnonzero(_meets(vertices, faces, low, high))
     samples = sample_surface(vertices, faces[rows], count, seed)
     share = _inside(samples.points, low, high).mean() if len(samples) else 1.0
     if share < 1:
@@ -260,12 +253,6 @@ def _samples_inside(
         samples = sample_surface(vertices, faces[rows], drawn, seed)
     samples = samples.select(_inside(samples.points, low, high))
     return replace(samples, faces=rows[samples.faces])
-
-
-def _up(text: str) -> tuple[int, int]:
-    """Axis and sign of a word such as ``+z``."""
-    sign = -1 if text.startswith("-") else 1
-    return "xyz".index(text.lstrip("+-")), sign
 
 
 def _with_ground(

@@ -23,6 +23,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import load_package
 
 ATLASES = ("squares", "xatlas")
 MIN_SQUARE_SIZE = 5  # below this, the margins of a square leave its triangles no area
@@ -114,12 +115,9 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
     check_square_size(square_size)
     per_axis = squares_per_axis(faces.shape[0])
     if per_axis * square_size > MAX_SIDE:
-        largest = MAX_SIDE // per_axis
-        advice = (
-            f"use --square_size {largest} or less"
-            if largest >= MIN_SQUARE_SIZE
-            else "extract a mesh of fewer triangles"
-        )
+        largest, advice = MAX_SIDE // per_axis, "extract a mesh of fewer triangles"
+        if largest >= MIN_SQUARE_SIZE:
+            advice = f"use --square_size {largest} or less"
         raise UserError(
             f"{faces.shape[0]:,} triangles at --square_size {square_size} need a texture of "
             f"{per_axis * square_size} texels per side, more than {MAX_SIDE}; {advice}"
@@ -158,14 +156,8 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
 
 def load_xatlas() -> Any:
     """The library."""
-    try:
-        import xatlas
-    except ImportError as error:
-        raise UserError(
-            f"--texture_atlas xatlas needs the package xatlas ({error}); install it with "
-            "'pip install xatlas' or use --texture_atlas squares"
-        ) from error
-    return xatlas
+    instead = "use --texture_atlas squares"
+    return load_package("--texture_atlas xatlas", "xatlas", "xatlas", instead=instead)[0]
 
 
 def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ _CHUNK_ROWS = 1 << 16
 _PNG_LEVEL = 4
 _FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
-GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])
-"""From the axes of a capture to those of glTF: a half turn about x."""
+GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 
 _JPEG = b"\xff\xd8\xff"
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
@@ -43,8 +42,7 @@ class TexturedMesh:
 
     vertices: Tensor  # (V, 3) float32 world units
     faces: Tensor  # rows of the vertices, (F, 3) int64
-    # Texture coordinates of the corners of each face, v upwards, (F, 3, 2) float32 in [0, 1].
-    uvs: Tensor
+    uvs: Tensor  # texture coordinates of the corners, v upwards, (F, 3, 2) float32 in [0, 1]
     texture: Tensor  # row 0 is at v = 1, (H, W, 3) uint8
 
     @property
@@ -54,7 +52,7 @@ class TexturedMesh:
 
     def to(self, device: torch.device | str) -> TexturedMesh:
         """The same mesh on another device."""
-        return TexturedMesh(*(getattr(self, f.name).to(device) for f in fields(self)))
+        return TexturedMesh(*(tensor.to(device) for tensor in vars(self).values()))
 
 
 def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
@@ -82,16 +80,16 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
     targets[names[".png"]].write_bytes(png)
     targets[names[".mtl"]].write_bytes(f"newmtl mesh\nmap_Kd {names['.png'].name}".encode())
     with targets[names[".obj"]].open("wb") as file:
-        _write_chunks(file, obj_chunks(mesh, names[".mtl"].name))
+        file.writelines(obj_chunks(mesh, names[".mtl"].name))
     if ".glb" in names:
         with targets[names[".glb"]].open("wb") as file:
-            _write_chunks(file, glb_chunks(mesh, png, names[".glb"], y_up))
+            file.writelines(glb_chunks(mesh, png, names[".glb"], y_up))
 
 
 def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
     """Write the one-file form alone, complete or not at all."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        _write_chunks(file, glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
+        file.writelines(glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -133,24 +131,13 @@ def glb_chunks(
     ``KHR_materials_unlit`` shows the colours of the photographs.
     """
     if not y_up:
-        mesh = replace(mesh, vertices=_upright(mesh.vertices))
+        turn = mesh.vertices.new_tensor(np.diag(GLB_AXES)[:3])
+        mesh = replace(mesh, vertices=mesh.vertices.float() * turn)
     n_corners = 3 * mesh.n_faces
-    sizes = [12 * n_corners, 8 * n_corners, len(picture)]
-    padding = b"\0" * (-sizes[-1] % 4)
-    n_binary = sum(sizes) + len(padding)
-    content = _gltf(mesh, sizes, n_binary)
-    if picture.startswith(_JPEG):
-        content["images"][0]["mimeType"] = "image/jpeg"
+    content = _gltf(mesh, [12 * n_corners, 8 * n_corners, len(picture)], picture)
     if variants:
         _add_clay(content)
-    header = json.dumps(content, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 4)
-    total = 12 + 8 + len(header) + 8 + n_binary
-    if total > _GLB_LIMIT:
-        raise UserError(f"{path}: larger than the 4 GiB of a GLB file; use --export_glb False")
-    yield struct.pack("<4sII", b"glTF", 2, total)
-    yield struct.pack("<I4s", len(header), b"JSON") + header
-    yield struct.pack("<I4s", n_binary, b"BIN\0")
+    yield glb_head(content, path, "use --export_glb False")
     vertices = mesh.vertices.float().cpu()
     faces, uvs = mesh.faces.cpu(), mesh.uvs.cpu()
     for first in range(0, mesh.n_faces, _CHUNK_ROWS):
@@ -159,90 +146,79 @@ def glb_chunks(
         # The picture's first row is v = 0 here.
         chunk = uvs[first : first + _CHUNK_ROWS].numpy() * (1, -1) + (0, 1)
         yield chunk.astype("<f4").tobytes()
-    yield picture + padding
+    yield picture + b"\0" * (-len(picture) % 4)
 
 
-def _upright(vertices: Tensor) -> Tensor:
-    return vertices.float() * vertices.new_tensor(np.diag(GLB_AXES)[:3])
+def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
+    """What stands before the binary part of a GLB: two heads, and its description as JSON."""
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    n_binary = content["buffers"][0]["byteLength"]
+    total = 12 + 8 + len(text) + 8 + n_binary
+    if total > _GLB_LIMIT:
+        raise UserError(f"{path}: larger than the 4 GiB of a GLB file; {instead}")
+    head = struct.pack("<4sII", b"glTF", 2, total) + struct.pack("<I4s", len(text), b"JSON")
+    return head + text + struct.pack("<I4s", n_binary, b"BIN\0")
 
 
-def _gltf(mesh: TexturedMesh, sizes: list[int], n_binary: int) -> dict[str, Any]:
+def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any]:
     """The JSON part of a GLB: positions, texture coordinates and picture, in this order."""
-    starts = [0, sizes[0], sizes[0] + sizes[1]]
-    views: list[dict[str, Any]] = [
-        {"buffer": 0, "byteOffset": start, "byteLength": size}
-        for start, size in zip(starts, sizes, strict=True)
+    views = [
+        {"buffer": 0, "byteOffset": sum(sizes[:k]), "byteLength": size}
+        for k, size in enumerate(sizes)
     ]
     for view in views[:2]:
         view["target"] = _ARRAY_BUFFER
     corners = mesh.vertices[mesh.faces.unique()].float()
     accessor = {"componentType": _FLOAT32, "count": 3 * mesh.n_faces}
     bounds = {"min": corners.amin(dim=0).tolist(), "max": corners.amax(dim=0).tolist()}
+    primitive = {
+        "attributes": {"POSITION": 0, "TEXCOORD_0": 1}, "material": 0, "mode": _TRIANGLES
+    }  # fmt: skip
+    material = {
+        "name": "mesh",
+        "doubleSided": True,
+        "pbrMetallicRoughness": {
+            "baseColorTexture": {"index": 0}, "metallicFactor": 0.0, "roughnessFactor": 1.0
+        },
+        "extensions": {"KHR_materials_unlit": {}},
+    }  # fmt: skip
+    kind = "jpeg" if picture.startswith(_JPEG) else "png"
     return {
         "asset": {"version": "2.0", "generator": "sugar-trainer"},
         "extensionsUsed": ["KHR_materials_unlit"],
         "scene": 0,
         "scenes": [{"nodes": [0]}],
         "nodes": [{"mesh": 0}],
-        "meshes": [
-            {
-                "primitives": [
-                    {
-                        "attributes": {"POSITION": 0, "TEXCOORD_0": 1},
-                        "material": 0,
-                        "mode": _TRIANGLES,
-                    }
-                ]
-            }
-        ],
-        "materials": [
-            {
-                "name": "mesh",
-                "doubleSided": True,
-                "pbrMetallicRoughness": {
-                    "baseColorTexture": {"index": 0},
-                    "metallicFactor": 0.0,
-                    "roughnessFactor": 1.0,
-                },
-                "extensions": {"KHR_materials_unlit": {}},
-            }
-        ],
+        "meshes": [{"primitives": [primitive]}],
+        "materials": [material],
         "textures": [{"sampler": 0, "source": 0}],
         # Smaller copies of the picture would mix the colours of unrelated faces.
         "samplers": [
             {"magFilter": _LINEAR, "minFilter": _LINEAR, "wrapS": _CLAMP, "wrapT": _CLAMP}
         ],
-        "images": [{"bufferView": 2, "mimeType": "image/png"}],
+        "images": [{"bufferView": 2, "mimeType": f"image/{kind}"}],
         "accessors": [
             {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
             {"bufferView": 1, "type": "VEC2", **accessor},
         ],
         "bufferViews": views,
-        "buffers": [{"byteLength": n_binary}],
+        "buffers": [{"byteLength": -(-sum(sizes) // 4) * 4}],
     }
 
 
 def _add_clay(content: dict[str, Any]) -> None:
     """A second material, lit by the viewer, and names for both."""
-    metal = {
-        "baseColorFactor": [0.6, 0.6, 0.58, 1.0],
-        "metallicFactor": 0.0,
-        "roughnessFactor": 0.9,
-    }
+    color, variants = [0.6, 0.6, 0.58, 1.0], "KHR_materials_variants"
+    metal = {"baseColorFactor": color, "metallicFactor": 0.0, "roughnessFactor": 0.9}
     content["materials"].append(
         {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
     )
-    variants = "KHR_materials_variants"
     content["extensionsUsed"].append(variants)
     content["extensions"] = {variants: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
     mappings = [{"material": k, "variants": [k]} for k in range(2)]
     (primitive,) = content["meshes"][0]["primitives"]
     primitive["extensions"] = {variants: {"mappings": mappings}}
-
-
-def _write_chunks(file: IO[bytes], chunks: Iterable[bytes]) -> None:
-    for chunk in chunks:
-        file.write(chunk)
 
 
 def read_textured_mesh(path: Path) -> TexturedMesh:

@@ -198,7 +198,6 @@ def scene_context(
     """Where the results stand."""
     cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
     low, high = box_around(layers[-1].points)
-    scaled = options.scale_factor is not None or options.known_distance is not None
     if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = scene.extent if scene is not None and scene.extent > 0 else None
@@ -206,7 +205,9 @@ def scene_context(
         scene=scene,
         extent=extent or float(np.linalg.norm(high - low)),
         box=(low, high),
-        metres_per_unit=scale_of(cameras, options.placement) if scaled else None,
+        metres_per_unit=(
+            scale_of(cameras, options.placement) if options.placement.is_scaled else None
+        ),
         white=options.white_background,
         path_file=options.path_file,
         picture_size=options.picture_size,
