@@ -138,11 +138,6 @@ def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     )
 
 
-def _unit(cloud: GaussianCloud):
-    quats = cloud.quats.cpu().double()
-    return quats / quats.norm(dim=1, keepdim=True)
-
-
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("rotation", "u1", 4)])
 
 

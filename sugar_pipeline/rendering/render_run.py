@@ -192,29 +192,9 @@ _PROBES = 8  # cameras that decide which depth is white: one for all pictures, o
 
 def render_results(options: RenderOptions, console: Console | None = None) -> Path:
     """Render what was asked for."""
-    console = console or Console()
+    console, target = console or Console(), options.target
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
-    target = options.target
-    _check_target(target)
-    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
-    cameras = film_cameras(scene, options)
-    device = options.compute.device
-    models = [open_model(p, options.white_background, device, console.info)
-              for p in options.results]  # fmt: skip
-    require_showable(models, options.show)
-    with console.progress("rendering", 1, len(cameras)) as progress:
-        pictures = _pictures(models, options.show, cameras, progress)
-        if target.suffix.lower() == VIDEO_SUFFIX:
-            write_video(target, pictures, options.fps)
-        else:
-            names = [Path(camera.name).with_suffix("").as_posix() for camera in cameras]
-            write_pictures(target, names, pictures)
-    console.info(f"{len(cameras)} pictures: {target}")
-    return target
-
-
-def _check_target(target: Path) -> None:
     is_video = target.suffix.lower() == VIDEO_SUFFIX
     if is_video and target.is_dir():
         raise UserError(f"{target}: is a folder, not a video; choose another --output")
@@ -223,6 +203,20 @@ def _check_target(target: Path) -> None:
     if not is_video and target.suffix and not target.is_dir():
         raise UserError(f"{target}: neither NAME.mp4 nor a folder; choose another --output")
     check_writable(target.parent if is_video else target)
+    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
+    cameras = film_cameras(scene, options)
+    look = options.white_background, options.compute.device, console.info
+    models = [open_model(path, *look) for path in options.results]
+    require_showable(models, options.show)
+    with console.progress("rendering", 1, len(cameras)) as progress:
+        pictures = _pictures(models, options.show, cameras, progress)
+        if is_video:
+            write_video(target, pictures, options.fps)
+        else:
+            names = [Path(camera.name).with_suffix("").as_posix() for camera in cameras]
+            write_pictures(target, names, pictures)
+    console.info(f"{len(cameras)} pictures: {target}")
+    return target
 
 
 def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
@@ -233,8 +227,9 @@ def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
     views = {"test": scene.test_cameras, "train": scene.train_cameras, "all": both}
     if options.path in views:
         if not views[options.path]:
-            raise UserError(f"--path {options.path}: {options.scene_path} has no such views; "
-                            "use --path all")  # fmt: skip
+            raise UserError(
+                f"--path {options.path}: {options.scene_path} has no such views; use --path all"
+            )
         return list(views[options.path])
     if options.path == "turntable":
         return turntable(both, scene.points, options.n_frames)
@@ -248,11 +243,9 @@ def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
 
 
 def _pictures(
-    models: Sequence[ShownModel],
-    shows: Sequence[str],
-    cameras: Sequence[Camera],
+    models: Sequence[ShownModel], shows: Sequence[str], cameras: Sequence[Camera],
     progress: Progress,
-) -> Iterator[np.ndarray]:
+) -> Iterator[np.ndarray]:  # fmt: skip
     """One picture per camera: each model side by side, and then what else is to be shown."""
     probes = cameras[:: max(1, len(cameras) // _PROBES)]
     far = max(far_depth(model, probes) for model in models) if {*DEPTHS} & {*shows} else 1.0
