@@ -38,7 +38,6 @@ T = TypeVar("T")
 
 
 def note_path(result: Path) -> Path:
-    """The note of a result."""
     return result.with_suffix(".json")
 
 

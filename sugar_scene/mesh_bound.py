@@ -105,7 +105,6 @@ def place_gaussians(
     quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
     opacities: wp.array(dtype=float),
 ):  # fmt: skip
-    """All Gaussians of a triangle."""
     face = first + wp.tid()
     a = vertices[faces[face, 0]]
     b = vertices[faces[face, 1]]
@@ -295,17 +294,14 @@ class BoundCloud:
     thickness: Tensor  # standard deviation along the normal, not optimised. Scalar, world units
 
     def to(self, device: torch.device | str) -> BoundCloud:
-        """The same on another device."""
         return BoundCloud(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @property
     def per_triangle(self) -> int:
-        """Gaussians per triangle g."""
         return self.opacity_logits.shape[0] // max(1, self.faces.shape[0])
 
     @property
     def layout(self) -> TriangleLayout:
-        """Where they sit on each triangle."""
         return triangle_layout(self.per_triangle)
 
     def activate(self, placement: Placement | None = None) -> Gaussians:
@@ -434,11 +430,9 @@ class TrainableBoundCloud(TrainableModel):
 
     @property
     def cloud(self) -> BoundCloud:
-        """The current leaf parameters with the fixed mesh topology."""
         return replace(self._start, **self.optimizer.parameters)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Faces and thickness."""
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
 
     def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
@@ -449,7 +443,6 @@ class TrainableBoundCloud(TrainableModel):
         return {**super().visible_rows(visible), "vertices": vertices}
 
     def schedule_vertex_rate(self, iteration: float) -> None:
-        """Set the vertex learning rate of an (unscaled) iteration."""
         rate = self._rates.position(iteration, self._vertex_scale)
         self.optimizer.set_learning_rate("vertices", rate)
 

@@ -68,7 +68,6 @@ class Console:
 
     @classmethod
     def silent(cls) -> Console:
-        """A console without output."""
         return cls(stream=_Nowhere(), terminal=False)
 
     @property
@@ -152,7 +151,6 @@ class Console:
             ) from error
 
     def close(self) -> None:
-        """Close the log file; the console still prints."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -199,8 +197,6 @@ class Console:
 
 
 class _Nowhere(io.TextIOBase):
-    """Takes text and drops it."""
-
     def write(self, text: str) -> int:
         return len(text)
 
@@ -209,7 +205,6 @@ class _Terminal(rich.console.Console):
     """Rich's console, which leaves it to us to end the program when the reader of a pipe left."""
 
     def on_broken_pipe(self) -> None:
-        """Called while the error is handled."""
         raise
 
 
@@ -264,7 +259,6 @@ class Progress:
             self._print_line(self._console.clock())
 
     def _measured_rate(self, iteration: int, now: float) -> float | None:
-        """Iterations per second over the last seconds."""
         self._marks.append((now, iteration))
         while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_MEMORY_SECONDS:
             self._marks.popleft()
@@ -304,13 +298,11 @@ class _Bar(rich.progress.Progress):
         self._task = self.add_task(description, total=total, count="", timing="")
 
     def get_renderables(self) -> Iterator[Any]:
-        """The bar, then the fields."""
         yield self.make_tasks_table(self.tasks)
         if self._fields_text.plain:
             yield self._fields_text
 
     def show(self, iteration: int, timing: Iterable[str], fields: Mapping[str, str]) -> None:
-        """Take over new values; the next redraw shows them."""
         words = printable("  ".join(f"{name} {value}" for name, value in fields.items()))
         self._fields_text = Text(words, no_wrap=True, overflow="ellipsis", style="dim")
         self.update(
@@ -334,12 +326,10 @@ class _Watch(rich.progress.Progress):
         self._task = self.add_task(description, total=None, words="")
 
     def show(self, words: str) -> None:
-        """Take over new words; the next redraw shows them."""
         self.update(self._task, words=printable(words))
 
 
 def _clock_text(seconds: float) -> str:
-    """``m:ss`` or ``h:mm:ss``"""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

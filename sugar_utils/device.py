@@ -35,22 +35,17 @@ KEEP_DRIVER = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """One CUDA device as torch sees it."""
-
     name: str
     capability: tuple[int, int]  # CUDA compute capability, for example (8, 9)
     memory: int = 0
 
     @property
     def version(self) -> str:
-        """The capability as text."""
         return ".".join(map(str, self.capability))
 
 
 @dataclass(frozen=True)
 class CudaFacts:
-    """What decides whether CUDA can be used."""
-
     driver: bool
     torch_cuda: str | None  # CUDA version that torch was built for; None for the CPU-only build
     architectures: tuple[str, ...] = ()

@@ -174,7 +174,6 @@ def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file."""
     path = require_regular_file(path, missing_ok=True)
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig"))
@@ -236,7 +235,6 @@ def _digest_at(path: Path, *state: int) -> str:
 
 
 def process_is_alive(pid: int) -> bool:
-    """Whether a process of this number exists on this machine."""
     try:
         return pid > 0 and psutil.pid_exists(pid)
     except OverflowError:

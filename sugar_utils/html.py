@@ -39,16 +39,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart."""
-
     name: str
     points: Sequence[Point]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart."""
-
     title: str
     series: Sequence[Series]
     x_label: str = "iteration"
@@ -56,11 +52,9 @@ class Chart:
     log_y: bool = False
 
     def can_draw(self, point: Point) -> bool:
-        """Whether a point has a place."""
         return all(map(math.isfinite, point)) and (point[1] > 0 or not self.log_y)
 
     def drawable(self) -> list[Series]:
-        """Series with at least one point to draw."""
         return [s for s in self.series if any(map(self.can_draw, s.points))]
 
 
@@ -158,7 +152,6 @@ class _Frame:
         return _Frame((x0, x1), (low, y1 + room), False)
 
     def at(self, x: float, y: float) -> Point:
-        """Canvas position of a value."""
         (x0, x1), (y0, y1) = self.x, self.y
         across = (x - x0) / (x1 - x0)
         up = math.log(y / y0) / math.log(y1 / y0) if self.log_y else (y - y0) / (y1 - y0)
@@ -188,8 +181,6 @@ _WEB = Path(__file__).parent / "web"
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with a line below it."""
-
     image: np.ndarray | Path  # (H, W, 3) uint8, or an image file
     caption: str = ""
     alt: str = ""
@@ -206,7 +197,6 @@ class Page:
         self._blocks.append({"kind": kind, **content})
 
     def heading(self, text: str, level: int = 2) -> None:
-        """A heading of level 2 or 3."""
         self._add("heading", text=text, level=level)
 
     def paragraph(self, text: str, note: bool = False) -> None:
@@ -257,7 +247,6 @@ class Page:
         self.table(("file", "size"), rows, folded=folded)
 
     def html(self) -> str:
-        """The whole page."""
         component = None
         if any(block["kind"] == "model" for block in self._blocks):
             source = (_WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
@@ -346,7 +335,6 @@ def flattened(settings: Mapping[str, object]) -> list[tuple[str, object]]:
 
 
 def sizes_of(paths: Iterable[Path]) -> list[tuple[Path, int]]:
-    """Files and folders that exist, with their bytes."""
     return [
         (path, sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()))
         for path in paths

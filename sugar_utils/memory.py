@@ -29,8 +29,6 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Memory of one device at one moment."""
-
     current: int
     peak: int
     kind: str

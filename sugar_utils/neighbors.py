@@ -43,16 +43,12 @@ wp.set_module_options(_EXACT)
 
 
 class Neighbors(NamedTuple):
-    """Nearest points of each query."""
-
     indices: Tensor  # rows of the points, nearest first, (Q, k) int32
     sq_distances: Tensor  # squared distances, (Q, k) float32, world units squared
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """Bounding boxes over Morton-sorted points."""
-
     points: Tensor  # in tree order, (N, 3)
     rows: Tensor  # row of each of them in the caller's order, (N,) int32
     boxes: Tensor  # low and high corner of each node; row 0 unused, (2 P, 6)

@@ -120,7 +120,6 @@ class PreparedLaunch:
             slot.take(value)
 
     def run(self, dim: Any, stream: Any = None) -> None:
-        """Launch over some work items."""
         self._first.launch(dim, stream)
 
     def run_range(self, first: int, count: int) -> None:

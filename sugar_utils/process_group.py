@@ -55,7 +55,6 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, launch: Launch, *, cuda: bool) -> ProcessGroup:
-        """Join the other processes."""
         if launch.size == 1:
             return cls()
         if not dist.is_available():
@@ -82,12 +81,10 @@ class ProcessGroup:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one process only."""
         return self.size == 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
         return self.rank == 0
 
     def share(self, n: int) -> range:
@@ -134,7 +131,6 @@ class ProcessGroup:
         return values[0]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
         self.all_gather_numbers([0])
 
     def check_same(self, tensors: Iterable[Tensor], iteration: int) -> None:

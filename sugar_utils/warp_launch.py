@@ -78,16 +78,14 @@ WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
 
 HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
 
+# CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
+# drivers of CUDA 12, do not know them.
 NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
-"""CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
-drivers of CUDA 12, do not know them."""
-
+# Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
 NATIVE_OPTIONS = {
     "enable_backward": False,
     "cpu_compiler_flags": "-march=native -ffp-contract=fast" + NO_VECTORISER,
 }
-"""Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there."""
-
 # What native bodies begin with: eight floats in one vector register.
 SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
 

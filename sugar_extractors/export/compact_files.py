@@ -107,7 +107,6 @@ class Fidelity:
     harmonics: float
 
     def line(self) -> str:
-        """All of it in one line."""
         return (
             f"largest errors: position {self.position:.2g}, size {self.scale:.2%}, rotation "
             f"{self.rotation:.2g} degrees, colour {self.color:.2g} and opacity {self.opacity:.2g} "
@@ -158,7 +157,6 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
 
 def read_splat(path: Path) -> GaussianCloud:
-    """Read a ``.splat`` file."""
     content = require_regular_file(path).read_bytes()
     if not content or len(content) % ROW.itemsize:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")

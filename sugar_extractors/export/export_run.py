@@ -87,8 +87,6 @@ _PLACEMENT = {
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What ``export.py`` is asked for."""
-
     result: Path = _flag(
         MISSING, "what to export. Gaussians: a .ply, .spz, .splat or .glb, a .pt of any stage, a "
         "folder; meshes: a textured .obj", positional=True, parse=Path,
@@ -169,14 +167,12 @@ class ExportOptions:
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``export.py``."""
     parser = parser_of(description)
     add_flags(parser, ExportOptions, **_PLACEMENT)
     return parser
 
 
 def export_options(args: argparse.Namespace) -> ExportOptions:
-    """What was asked for."""
     return from_args(ExportOptions, args)
 
 
@@ -221,7 +217,6 @@ def has_gaussians(path: Path) -> bool:
 
 
 def read_bound_gaussians(path: Path) -> BoundCloud:
-    """Read mesh and bound Gaussians of a refined model."""
     if path.is_file() and path.suffix.lower() != ".pt":
         raise UserError(
             f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "

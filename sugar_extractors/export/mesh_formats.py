@@ -57,7 +57,6 @@ def closed_body(mesh: TriangleMesh) -> TriangleMesh:
 
 
 def write_stl(path: Path, mesh: TriangleMesh) -> None:
-    """Write a binary STL, complete or not at all."""
     rows = np.zeros(mesh.n_faces, _ROW)
     normals = doubled_area_normals(mesh)
     rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
@@ -68,7 +67,6 @@ def write_stl(path: Path, mesh: TriangleMesh) -> None:
 
 
 def require_lxml() -> None:
-    """Check that 3MF can be written."""
     load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
 
 
@@ -87,7 +85,6 @@ def load_usd() -> Any:
 
 
 def write_usdz(path: Path, mesh: TexturedMesh) -> None:
-    """Write a USDZ package, complete or not at all."""
     usd = load_usd()
     try:
         with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:

@@ -137,8 +137,6 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
 
 
 class _Extraction:
-    """One run over some (level, target) pairs."""
-
     def __init__(
         self, options: MeshOptions, console: Console, checkpoint: ReferenceCheckpoint, scene: Scene
     ) -> None:
@@ -165,7 +163,6 @@ class _Extraction:
             console.info(f"{', '.join(idle)}: no effect without Open3D")
 
     def run(self, jobs: Mapping[tuple[float, int], Identity]) -> None:
-        """Make the meshes and write them."""
         options = self._options
         levels = sorted({level for level, _ in jobs})
         samples = {}

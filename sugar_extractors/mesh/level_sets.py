@@ -252,7 +252,6 @@ class SurfaceSamples:
         return len(self.points)
 
     def select(self, rows: np.ndarray | slice) -> SurfaceSamples:
-        """Rows by mask, index or slice."""
         return SurfaceSamples(self.points[rows], self.normals[rows], self.colors[rows])
 
 
@@ -265,7 +264,6 @@ class Box:
 
     @classmethod
     def cube(cls, center: np.ndarray, half: float) -> Box:
-        """The cube of the given centre and half side."""
         return cls(tuple(map(float, center - half)), tuple(map(float, center + half)))
 
     def contains(self, points: np.ndarray) -> np.ndarray:

@@ -164,18 +164,15 @@ class MeshOptions(CaptureOptions):
 
     @property
     def n_surface_points(self) -> int:
-        """Points to sample on the surface."""
         if self.surface_points == AUTO:
             return min(MOST_POINTS, POINTS_PER_TRIANGLE * max(self.decimation_targets))
         return self.surface_points
 
     @property
     def directory(self) -> Path:
-        """Folder of the meshes."""
         return self.mesh_output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
 
     def mesh_path(self, level: float, target: int) -> Path:
-        """File of one mesh."""
         model, path = "vanilla3dgs", self.coarse_model_path
         if not self.use_vanilla_3dgs and path is not None:
             folder = path if path.is_dir() else path.resolve().parent
@@ -197,7 +194,6 @@ class MeshOptions(CaptureOptions):
 
     @property
     def mesh_paths(self) -> list[Path]:
-        """The meshes, in the order of the jobs."""
         return [self.mesh_path(*job) for job in self.jobs]
 
     def identity(self, level: float, target: int) -> dict[str, Any]:
@@ -228,7 +224,6 @@ class MeshOptions(CaptureOptions):
         return model_file(self.coarse_model_path, COARSE_FLAG)
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         own = {} if self.model is None else {"coarse_model": self.model.resolve()}
         return {**super().sources(), **own}
 
@@ -283,7 +278,6 @@ class MeshScriptFlags:
 
 
 def mesh_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``extract_mesh.py``."""
     return parser_of(description, MeshOptions, MeshScriptFlags, DeviceFlags)
 
 

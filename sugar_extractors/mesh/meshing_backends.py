@@ -103,8 +103,6 @@ def _unheard(n_bytes: int) -> None:
 
 
 class PoissonMesh(NamedTuple):
-    """A reconstructed surface."""
-
     mesh: TriangleMesh
     densities: np.ndarray  # support of each vertex; only their order is that of all backends, (V,)
 
@@ -130,8 +128,6 @@ def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
 
 
 class Open3dBackend:
-    """Open3D, in memory."""
-
     name = "open3d"
 
     def __init__(self, open3d: Any) -> None:
@@ -435,6 +431,5 @@ def finish_mesh(
 
 
 def project_on_points(mesh: TriangleMesh, surface: SurfaceSamples) -> TriangleMesh:
-    """Give each vertex the position and colour of the nearest surface point."""
     rows = _nearest_rows(mesh.vertices, surface.points)
     return TriangleMesh(surface.points[rows].astype(np.float64), mesh.faces, surface.colors[rows])

@@ -20,8 +20,6 @@ MIN_POINTS = 50  # fewer points in a box do not tell where the scene ends
 
 @dataclass(frozen=True)
 class ObservedRegion:
-    """A convex region."""
-
     normals: np.ndarray  # outward normals of its sides, (S, 3)
     offsets: np.ndarray  # a point x lies inside where normals . x <= offsets. (S,) world units
 

@@ -105,21 +105,17 @@ class TsdfConfig:
 
     @property
     def margin(self) -> float | None:
-        """``tsdf_margin`` as it acts; None for anywhere."""
         unset = PLANE_MARGIN if self.tsdf_depth == "plane" else None
         return unset if self.tsdf_margin is None else self.tsdf_margin
 
     @property
     def fill(self) -> int:
-        """``tsdf_fill`` as it acts."""
         unset = PLANE_FILL if self.tsdf_depth == "plane" else 0
         return unset if self.tsdf_fill is None else self.tsdf_fill
 
 
 @dataclass(frozen=True)
 class FusedRegion:
-    """Result of one region."""
-
     mesh: TriangleMesh
     voxel_size: float  # side of a voxel, world units
     n_voxels: int
@@ -364,7 +360,6 @@ class SparseField:
 
     @property
     def side(self) -> int:
-        """Corners along the side of a block."""
         n_blocks = max(1, int(self.table.max()) + 1)
         return round((self.distances.shape[0] / n_blocks) ** (1 / 3))
 

@@ -47,8 +47,6 @@ _Corner = tuple[Coordinate, Coordinate, Coordinate]
 
 
 class _Facts(msgspec.Struct):
-    """What is read of ``gt.json``."""
-
     object_bbox: tuple[_Corner, _Corner]
     up: Annotated[str, msgspec.Meta(pattern="^[+-]?[xyz]$")]
     gt_visible_object_samples: Count
@@ -57,8 +55,6 @@ class _Facts(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a mesh is compared with."""
-
     surface: TriangleMesh
     visible_points: np.ndarray  # points of the object that the photographs show, (N, 3) world units
     visible_normals: np.ndarray  # their unit normals, (N, 3)
@@ -84,19 +80,16 @@ class MeshQuality:
 
     @property
     def chamfer(self) -> float:
-        """Mean of accuracy and completeness."""
         return (self.accuracy + self.completeness) / 2
 
     @property
     def f_scores(self) -> tuple[float, ...]:
-        """Harmonic means of precision and recall."""
         return tuple(
             2 * p * r / (p + r) if p + r > 0 else 0.0
             for p, r in zip(self.precisions, self.recalls, strict=True)
         )
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON values."""
         return {**asdict(self), "chamfer": self.chamfer, "f_scores": self.f_scores}
 
     def rows(self) -> list[tuple[str, str]]:
@@ -120,7 +113,6 @@ class MeshQuality:
 
 
 def read_reference(scene_dir: Path) -> Reference:
-    """Read the ground truth of a rendered scene."""
     scene_dir = Path(scene_dir)
     for name in (OBJECT_FILE, VISIBLE_FILE, FACTS_FILE):
         if not (scene_dir / name).is_file():
@@ -302,8 +294,6 @@ _MIN_ITEMS = 1024
 
 @dataclass(frozen=True)
 class AreaSamples:
-    """Points on a mesh."""
-
     points: np.ndarray  # (N, 3) float64, the mesh's units
     normals: np.ndarray  # unit normal of the face of each, (N, 3)
     faces: np.ndarray  # row of that face, (N,)
@@ -312,13 +302,10 @@ class AreaSamples:
         return len(self.points)
 
     def select(self, keep: np.ndarray) -> AreaSamples:
-        """Some of them. keep: (N,) bool"""
         return AreaSamples(self.points[keep], self.normals[keep], self.faces[keep])
 
 
 class Nearest(NamedTuple):
-    """The place of a surface that is nearest to each point."""
-
     distances: np.ndarray  # (Q,) float64, the mesh's units
     normals: np.ndarray  # unit normal of the face there, (Q, 3)
     faces: np.ndarray  # row of that face; -1 where there is no surface, (Q,) int64
@@ -422,6 +409,5 @@ def find_blocked(
     first: int, mesh: wp.uint64, starts: wp.array(dtype=wp.vec3), ways: wp.array(dtype=wp.vec3),
     hits: wp.array(dtype=wp.bool),
 ):  # fmt: skip
-    """Whether a line segment meets a mesh."""
     i = first + wp.tid()
     hits[i] = wp.mesh_query_ray_anyhit(mesh, starts[i], ways[i], 1.0)

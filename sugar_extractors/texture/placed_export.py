@@ -107,12 +107,10 @@ class PlacementOptions:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to write."""
         return self.is_scaled or self.orient != "none"
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a scale is given."""
         return self.scale_factor is not None or self.known_distance is not None
 
     @property
@@ -123,12 +121,10 @@ class PlacementOptions:
 
 
 def placed_path(obj_path: Path) -> Path:
-    """The OBJ of the copy."""
     return obj_path.with_name(f"{obj_path.stem}_placed.obj")
 
 
 def placed_gaussians(obj_path: Path) -> Path:
-    """The PLY of the copy's Gaussians."""
     return obj_path.with_name(f"{placed_path(obj_path).stem}_gaussians.ply")
 
 

@@ -33,8 +33,6 @@ _CHUNK_TEXELS = 1 << 22
 
 @dataclass(frozen=True)
 class Atlas:
-    """The texture coordinates of a mesh."""
-
     kind: str
     corners: Tensor  # texture coordinates of the corners of each face, in texels, (F, 3, 2) float32
     side: int
@@ -42,7 +40,6 @@ class Atlas:
 
     @property
     def n_faces(self) -> int:
-        """Number of triangles."""
         return self.corners.shape[0]
 
     @property
@@ -127,7 +124,6 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
 
 
 def check_square_size(square_size: int) -> None:
-    """Refuse squares that are too small to hold two triangles."""
     if square_size < MIN_SQUARE_SIZE:
         raise UserError(
             f"--square_size {square_size} leaves no room for two triangles and their margins; "
@@ -136,7 +132,6 @@ def check_square_size(square_size: int) -> None:
 
 
 def squares_per_axis(n_faces: int) -> int:
-    """Squares along each side of the texture."""
     return int(math.sqrt(n_faces // 2 + 1) + 1)
 
 
@@ -154,7 +149,6 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
 
 
 def load_xatlas() -> Any:
-    """The library."""
     try:
         import xatlas
     except ImportError as error:

@@ -49,8 +49,6 @@ ViewSource = Callable[[Camera], Tensor]
 
 @dataclass(frozen=True)
 class BakingConfig:
-    """How colours are gathered."""
-
     # Of a pixel from the plane of the triangle, in widths of a pixel at that depth.
     depth_tolerance: float = 2.0
     cosine_power: float = 4.0
@@ -59,8 +57,6 @@ class BakingConfig:
 
 @dataclass(frozen=True)
 class BakedTexture:
-    """A filled texture."""
-
     texture: Tensor  # row 0 is at v = 1, as in a picture file, (side, side, 3) uint8
     seen_texels: int
     face_texels: int

@@ -47,11 +47,9 @@ class TexturedMesh:
 
     @property
     def n_faces(self) -> int:
-        """Number of triangles."""
         return self.faces.shape[0]
 
     def to(self, device: torch.device | str) -> TexturedMesh:
-        """The same mesh on another device."""
         return TexturedMesh(*(tensor.to(device) for tensor in vars(self).values()))
 
 
@@ -101,7 +99,6 @@ def png_bytes(texture: Tensor) -> bytes:
 
 
 def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:
-    """The text of an OBJ file in parts."""
     yield f"\nmtllib {material_name}\nusemtl mesh\n\n".encode()
     # Nine digits give every float32 back as it was.
     yield from _lines("v %.9g %.9g %.9g\n", mesh.vertices.cpu().numpy())

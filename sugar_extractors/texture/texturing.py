@@ -204,7 +204,6 @@ class TextureOptions(CaptureOptions):
         }
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         return {**super().sources(), "refined_model": self.refined_model_path.resolve()}
 
 
@@ -425,7 +424,6 @@ _STANDALONE = "only extract_refined_mesh_with_texture.py"
 
 
 def texture_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``extract_refined_mesh_with_texture.py``."""
     parser, group = parser_of(description), {"group": _STANDALONE}
     add_flags(parser, TextureOptions, square_size={"default": STANDALONE_SQUARE_SIZE, **group})
     add_flags(parser, DeviceFlags, gpu={"short": "-g", **group}, device=group)
@@ -433,5 +431,4 @@ def texture_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def texture_options(args: argparse.Namespace) -> TextureOptions:
-    """The run that was asked for."""
     return replace(from_args(TextureOptions, args), compute=from_args(DeviceFlags, args).choose())

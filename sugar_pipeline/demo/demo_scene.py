@@ -283,8 +283,8 @@ def _write_model(
 
 
 VANILLA_ITERATIONS = 1_500
+# Settings of the stages: short schedules, small meshes.
 FLAGS = "-r dn_consistency --schedule_scale 0.08 -v 20000 -f 7500"
-"""Settings of the stages: short schedules, small meshes."""
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:

@@ -47,8 +47,6 @@ _flag = partial(flag, group="pictures")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What ``render.py`` is asked for."""
-
     results: tuple[Path, ...] = _flag(
         MISSING, "what to show, several side by side: Gaussians (a .ply, a .pt of any stage, a "
         "folder), a mesh .ply, a textured .obj", positional=True, parse=Path, nargs="+",
@@ -112,12 +110,10 @@ class RenderOptions:
 
 
 def render_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``render.py``."""
     return parser_of(description, RenderOptions, DeviceFlags)
 
 
 def render_options(args: argparse.Namespace) -> RenderOptions:
-    """What was asked for."""
     return replace(from_args(RenderOptions, args), compute=from_args(DeviceFlags, args).choose())
 
 
@@ -191,7 +187,6 @@ _PROBES = 8  # cameras that decide which depth is white: one for all pictures, o
 
 
 def render_results(options: RenderOptions, console: Console | None = None) -> Path:
-    """Render what was asked for."""
     console, target = console or Console(), options.target
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
@@ -220,7 +215,6 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
 
 
 def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
-    """Where to look from."""
     if options.path.endswith(".json"):
         return [stored.camera for stored in read_cameras_json(Path(options.path))]
     both = sorted([*scene.train_cameras, *scene.test_cameras], key=lambda camera: camera.name)

@@ -62,7 +62,6 @@ class ShownModel:
 def open_model(
     path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
 ) -> ShownModel:
-    """Read a result to look at it."""
     return model_of(path.name, read_result(path, notify), white, device)
 
 
@@ -148,7 +147,6 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
 
 
 def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None:
-    """Check that each model has what is to be shown of it."""
     bare = [model.name for model in models if model.mesh is None]
     if "clay" in shows and bare:
         raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")

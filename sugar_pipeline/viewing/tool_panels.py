@@ -149,8 +149,6 @@ class MeasurePanel:
 
 
 class PathPanel:
-    """Views to pass through, saved as a path that ``render.py`` takes."""
-
     def __init__(self, server: viser.ViserServer, file: Path) -> None:
         self._server, self._file = server, file
         self.views: list[Camera] = []

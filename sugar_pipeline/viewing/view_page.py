@@ -56,7 +56,6 @@ _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
 
 def add_result(server: viser.ViserServer, name: str, result: Result | bytes) -> Any:
-    """Put a result into the scene."""
     if isinstance(result, bytes):
         return server.scene.add_glb(name, result, wxyz=GLB_TURN, **_NO_SHADOW)
     if isinstance(result, GaussianCloud):
@@ -110,16 +109,12 @@ _KEPT_PHOTOGRAPHS = 8
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture."""
-
     model: str
     picture: str = SHOWS[0]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What the page shows of our own renderer."""
-
     left: Shown
     right: Shown
     layout: str = LAYOUTS[0]
@@ -127,13 +122,10 @@ class Arrangement:
 
     @property
     def pictures(self) -> tuple[Shown, ...]:
-        """What has to be rendered."""
         return (self.left,) if self.layout == "one" else (self.left, self.right)
 
 
 class OwnPictures:
-    """Renders what is arranged."""
-
     def __init__(
         self, models: dict[str, ShownModel], cameras: Sequence[Camera], white: bool
     ) -> None:
@@ -222,7 +214,6 @@ def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> C
 
 
 def small(camera: Camera, longest_side: int = 160) -> Camera:
-    """A view with few pixels."""
     return at_scale(camera, min(1.0, longest_side / max(camera.width, camera.height)))
 
 
@@ -246,8 +237,6 @@ _IDLE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Layer:
-    """A result on the page."""
-
     title: str
     result: Result | bytes
     model: ShownModel | None  # what our renderer draws; None of a GLB file
@@ -258,8 +247,6 @@ class Layer:
 
 @dataclass(frozen=True)
 class SceneContext:
-    """Where the results stand."""
-
     scene: Scene | None  # the capture; None where it is unknown
     extent: float  # size of all, in world units
     box: tuple[np.ndarray, np.ndarray]  # corners of a first box, (3,) each
@@ -308,7 +295,6 @@ class ViewPage:
         self._rendered = OwnPictures(models, self._photographed, self._around.white)
 
     def post(self, task: Callable[[], None]) -> None:
-        """Have something done by the thread that renders."""
         self._tasks.put(task)
         self.requests.wake()
 
@@ -397,7 +383,6 @@ class ViewPage:
         self._changed()
 
     def _hit(self, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:
-        """The nearest point of what is shown."""
         titles = [title for title in self._nodes if self._switches[title].value]
         if self._own.arrangement is not None:
             titles = [one.model for one in self._own.arrangement.pictures]
@@ -408,7 +393,6 @@ class ViewPage:
 
 
 def _go_to(camera: Camera, event: Any) -> None:
-    """Look from a camera that was clicked on."""
     look_through(event.client, camera)
 
 

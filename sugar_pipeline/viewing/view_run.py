@@ -51,8 +51,6 @@ _flag = partial(flag, group="viewer")
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What ``view.py`` is asked for."""
-
     results: tuple[Path, ...] = _flag(
         MISSING, "what to show: an output folder, the folder of a run, Gaussians (.ply, .pt, .spz, "
         ".splat), meshes (.ply, .obj, .glb)", positional=True, parse=Path, nargs="+",
@@ -95,12 +93,10 @@ class ViewOptions:
 
 
 def view_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``view.py``."""
     return parser_of(description, ViewOptions, DeviceFlags)
 
 
 def view_options(args: argparse.Namespace) -> ViewOptions:
-    """What was asked for."""
     return replace(from_args(ViewOptions, args), compute=from_args(DeviceFlags, args).choose())
 
 
@@ -110,7 +106,6 @@ _UP_WITHOUT_CAMERAS = np.array([0.0, -1.0, 0.0])
 def view(
     options: ViewOptions, console: Console | None = None, until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Serve the page."""
     console = console or Console()
     load_viser()
     check_free(options.host, options.port, "--port")
@@ -152,8 +147,6 @@ def _layer(one: FoundResult, options: ViewOptions, console: Console) -> Layer:
 
 
 def layer_of(title: str, result: Result, white: bool, device: torch.device) -> Layer:
-    """A result on the page."""
-
     def cut(one: np.ndarray, other: np.ndarray) -> Layer | None:
         inside_of = cut_result(result, one, other)
         return None if inside_of is None else layer_of(title, inside_of, white, device)
@@ -185,7 +178,6 @@ def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result | N
 def scene_context(
     layers: Sequence[Layer], scene: Scene | None, options: ViewOptions
 ) -> SceneContext:
-    """Where the results stand."""
     cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
     low, high = box_around(layers[-1].points)
     if not cameras and options.placement.needs_cameras:
@@ -233,8 +225,6 @@ _PASSED_OVER = ("sparse", "images", "masks", "tensorboard", "renders", "exports"
 
 @dataclass(frozen=True)
 class FoundResult:
-    """Something to look at."""
-
     title: str
     path: Path
 

@@ -64,8 +64,6 @@ def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
 
 @wp.struct
 class Neighbor:
-    """What a packed row says."""
-
     mean: wp.vec3
     opacity: float
     first: wp.vec3
@@ -181,8 +179,8 @@ def evaluate_samples(
 
 
 PAIR_SIZE = 11  # gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1
+# What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s)).
 PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
-"""What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s))."""
 
 
 @wp.func
@@ -341,8 +339,6 @@ def _own_rotation_entries(
 
 @functools.cache
 def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
-    """Make the kernel of the samples' gradients."""
-
     @wp.kernel(module="unique", module_options=OPTIONS)
     def add_up_samples(
         first: int, owners: wp.array(dtype=int), starts: wp.array(dtype=int),

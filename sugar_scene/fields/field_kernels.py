@@ -115,7 +115,6 @@ class _Fields(torch.autograd.Function):
 
 
 def pair_bytes(device: torch.device) -> int:
-    """Ceiling of the buffer on a device."""
     return PAIR_BYTES if device.type == "cpu" else PAIR_BYTES_GPU
 
 

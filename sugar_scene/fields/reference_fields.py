@@ -25,8 +25,6 @@ _SINGULAR_SQUARE = 1e-6
 
 
 class FieldSamples(NamedTuple):
-    """Fields at sampled points."""
-
     points: Tensor  # where the fields are evaluated, (S, 3) world units
     density: Tensor  # sum of the opacities of the neighbours at the point; may exceed 1, (S,)
     beta: Tensor  # mean of the smallest scales of the neighbours, (S,) world units

@@ -92,7 +92,6 @@ def add_up_corners(
     first: int, ends: wp.array(dtype=int), corners: wp.array(dtype=int),
     values: wp.array(dtype=wp.vec3), sums: wp.array(dtype=wp.vec3),
 ):  # fmt: skip
-    """Sum of the values at a vertex's corners."""
     vertex = first + wp.tid()
     total = wp.vec3(0.0)
     for i in range(ends[vertex], ends[vertex + 1]):

@@ -22,8 +22,6 @@ from sugar_utils.files import atomic_path, require_regular_file
 
 @dataclass(frozen=True)
 class TriangleMesh:
-    """A coloured triangle mesh."""
-
     vertices: np.ndarray  # (V, 3) float64 world units
     faces: np.ndarray  # rows of the vertices, counter-clockwise seen from outside, (F, 3) int64
     colors: np.ndarray  # (V, 3) uint8
@@ -36,7 +34,6 @@ class TriangleMesh:
 
     @property
     def n_faces(self) -> int:
-        """Number of triangles."""
         return len(self.faces)
 
 
@@ -71,7 +68,6 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
 
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
-    """Remove vertices that no face uses."""
     used = np.zeros(mesh.n_vertices, dtype=bool)
     used[mesh.faces] = True
     return keep_vertices(mesh, used)
@@ -126,7 +122,6 @@ def component_labels(mesh: TriangleMesh) -> np.ndarray:
 
 
 def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh:
-    """Remove connected parts of fewer than ``min_faces`` triangles."""
     labels = component_labels(mesh)
     sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
     return keep_vertices(mesh, sizes[labels] >= min_faces)
@@ -134,8 +129,6 @@ def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh
 
 @dataclass(frozen=True)
 class Topology:
-    """What a mesh is besides its shape."""
-
     open_edge_share: float
     non_manifold_edge_share: float
     components: int
@@ -143,7 +136,6 @@ class Topology:
 
 
 def topology(mesh: TriangleMesh) -> Topology:
-    """Open and crowded edges, parts and holes of a mesh."""
     if mesh.n_faces == 0:
         return Topology(0.0, 0.0, 0, 0)
     _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)

@@ -38,8 +38,6 @@ _TILE_SIDE = wp.constant(TILE)
 
 @dataclass(frozen=True)
 class TriangleHits:
-    """What each pixel sees first."""
-
     face: Tensor  # row of the face; -1 where there is none, (H, W) int32
     depth: Tensor  # depth along the view axis; infinite where there is none, (H, W) world units
     # Weights of the face's three corners, perspective-correct; zero where there is none, (H, W, 3).
@@ -47,7 +45,6 @@ class TriangleHits:
 
     @property
     def covered(self) -> Tensor:
-        """Pixels with a hit. (H, W) bool"""
         return self.face >= 0
 
 

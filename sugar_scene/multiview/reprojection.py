@@ -37,8 +37,6 @@ _MIN_SQUARE = 1e-12
 
 @dataclass(frozen=True)
 class ViewPair:
-    """A reference view and its neighbour."""
-
     reference: Camera
     neighbor: Camera
     rotation: np.ndarray  # X of the reference is rotation X + translation of the neighbour, (3, 3)
@@ -46,7 +44,6 @@ class ViewPair:
 
     @classmethod
     def of(cls, reference: Camera, neighbor: Camera) -> ViewPair:
-        """Of two cameras."""
         rotation = neighbor.rotation @ reference.rotation.T
         translation = neighbor.translation - rotation @ reference.translation
         return cls(reference, neighbor, rotation, translation)
@@ -162,8 +159,6 @@ def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Elements of a vector, by index of any shape."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
@@ -195,8 +190,6 @@ def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
 
 @dataclass(frozen=True)
 class NeighborRule:
-    """What makes a view a neighbour."""
-
     max_angle: float = 30.0
     min_baseline: float = 0.002
     max_baseline: float = 0.5
@@ -258,7 +251,6 @@ class NeighborViews:
 
     @property
     def without_neighbors(self) -> list[str]:
-        """Names of the training views without neighbours."""
         return [name for name, found in self._by_name.items() if not found]
 
 
