@@ -10,7 +10,7 @@ import warp as wp
 
 from sugar_scene.fields import field_device, field_kernels
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.fields.reference_fields import (
+from sugar_scene.geometry import (
     FieldSamples,
     density_at,
     neighbor_opacities,

@@ -15,7 +15,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
-from sugar_extractors.mesh.plane_views import confirmed_depth, plane_view
+from sugar_extractors.mesh.tsdf import confirmed_depth, plane_view
 from sugar_scene.multiview.reprojection import (
     UNCOUNTED,
     NeighborRule,

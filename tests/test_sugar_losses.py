@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.fields.reference_fields import sdf_from_density
-from sugar_scene.geometry import std_along_view
+from sugar_scene.geometry import sdf_from_density, std_along_view
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,

@@ -37,9 +37,13 @@ from sugar_extractors.mesh.meshing_backends import (
     finish_mesh,
     reconstruct_region,
 )
-from sugar_extractors.mesh.observed_region import observed_region
-from sugar_extractors.mesh.plane_views import plane_renderer
-from sugar_extractors.mesh.tsdf import carved_renderer, fuse_region, view_renderer
+from sugar_extractors.mesh.tsdf import (
+    carved_renderer,
+    fuse_region,
+    observed_region,
+    plane_renderer,
+    view_renderer,
+)
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,

@@ -9,6 +9,7 @@ not on their order of arrival. Case tables are those of Warp (Lorensen and Cline
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,9 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_extractors.mesh.level_sets import (
@@ -31,7 +33,6 @@ from sugar_extractors.mesh.level_sets import (
     march_rays,
     pixel_centers,
 )
-from sugar_extractors.mesh.observed_region import ObservedRegion
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     keep_vertices,
@@ -40,6 +41,13 @@ from sugar_scene.mesh.triangle_mesh import (
     without_unused_vertices,
 )
 from sugar_scene.mesh.triangle_rasterizer import to_camera
+from sugar_scene.multiview.reprojection import (
+    REACH,
+    NeighborViews,
+    ViewPair,
+    cycle_error,
+    plane_depth,
+)
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, non_negative_int, positive_float
 from sugar_utils.settings import flag
@@ -436,3 +444,105 @@ def _triangle_edges(corner_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     cell_of = np.repeat(np.arange(len(case)), n)
     number = np.arange(len(cell_of)) - np.repeat(np.cumsum(n) - n, n) + first[cell_of]
     return cell_of, _TRIANGLES.reshape(-1, 3)[number]
+
+
+# Sky and other things without texture lie wherever they please, and all photographs are explained;
+# but no point of a reconstruction is ever found there.
+MIN_VIEWS = 3  # photographs that observe a point that counts: two agree by chance now and then
+MIN_OBSERVED = 50  # fewer points in a box do not tell where the scene ends
+
+
+@dataclass(frozen=True)
+class ObservedRegion:
+    normals: np.ndarray  # outward normals of its sides, (S, 3)
+    offsets: np.ndarray  # a point x lies inside where normals . x <= offsets. (S,) world units
+
+    def contains(self, points: np.ndarray) -> np.ndarray:
+        """Points inside. (N, 3) -> (N,) bool"""
+        inside = np.ones(len(points), dtype=bool)
+        for normal, offset in zip(self.normals, self.offsets, strict=True):
+            inside &= points @ normal <= offset
+        return inside
+
+
+def observed_region(
+    observations: Observations | None, box: Box, margin: float
+) -> ObservedRegion | None:
+    """The region around the points of a reconstruction; None for too few, or all in one plane."""
+    # Here and not above: most commands start without it.
+    from scipy.spatial import ConvexHull, QhullError
+
+    if observations is None:
+        return None
+    points = observations.points[observations.lengths >= MIN_VIEWS].astype(np.float64)
+    points = points[box.contains(points)]
+    if len(points) < MIN_OBSERVED:
+        return None
+    try:
+        sides = np.unique(ConvexHull(points).equations, axis=0)
+    except QhullError:
+        return None
+    return ObservedRegion(sides[:, :3], margin - sides[:, 3])
+
+
+# For models of the multi-view mode, whose Gaussians are planes: a depth counts where the surface is
+# not seen at a grazing angle, and where a neighbouring view that sees the place has the same depth.
+MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
+_MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
+MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
+
+MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
+_KEPT_BYTES = 2**30
+
+
+def plane_renderer(
+    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: NeighborViews, extent: float
+) -> Renderer:
+    """What renders depth and colour of a view for the fusion. extent: in world units"""
+    reach = REACH * extent
+    largest = max(4 * camera.width * camera.height for camera in cameras)
+
+    @functools.lru_cache(maxsize=max(1 + MAX_NEIGHBORS, _KEPT_BYTES // largest))
+    def depth_of(camera: Camera) -> Tensor:
+        return plane_view(gaussians, camera, reach, colored=False).depth
+
+    def render(camera: Camera) -> DepthView:
+        view = plane_view(gaussians, camera, reach)
+        others = [(other, depth_of(other)) for other in neighbors.of(camera.name)[:MAX_NEIGHBORS]]
+        confirmed = confirmed_depth(view.depth, camera, others)
+        return DepthView(camera, torch.where(confirmed, view.depth, 0.0), view.color)
+
+    return render
+
+
+def plane_view(
+    gaussians: Gaussians, camera: Camera, reach: float, *, colored: bool = True
+) -> DepthView:
+    """Depth of the planes up to a distance and, if wanted, colour of degree 0."""
+    output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
+    plane = output.plane
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
+    depth, known = plane_depth(plane, rays)
+    cosine = -(plane[..., :3] * rays).sum(dim=-1)
+    cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
+    known &= (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
+    color = torch.zeros_like(rays)
+    if colored:
+        color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
+    return DepthView(camera, torch.where(known, depth, 0.0), color)
+
+
+def confirmed_depth(
+    depth: Tensor, camera: Camera, neighbors: Sequence[tuple[Camera, Tensor]]
+) -> Tensor:
+    """Where a neighbour has the same depth, or none has any (0) there. (H, W) bool"""
+    rays = pixel_rays(camera, dtype=depth.dtype, device=depth.device)
+    compared = torch.zeros_like(depth, dtype=torch.bool).reshape(-1)
+    agreed = compared.clone()
+    flat = depth.reshape(-1)
+    for neighbor, there in neighbors:
+        pair = ViewPair.of(camera, neighbor)
+        error, known = cycle_error(rays.reshape(-1, 3), flat, there, pair)
+        compared |= known
+        agreed |= known & (error <= MAX_MISS)
+    return (agreed | ~compared).reshape(depth.shape)

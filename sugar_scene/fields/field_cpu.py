@@ -11,8 +11,7 @@ from pathlib import Path
 import warp as wp
 
 from sugar_scene.fields.field_device import PACK_SIZE, PAIR_SIZE, PairSums, sample_gradients_kernel
-from sugar_scene.fields.reference_fields import MIN_WEIGHT_SUM, SAMPLE_SPREAD
-from sugar_scene.geometry import MIN_SCALE
+from sugar_scene.geometry import MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE
 
 wp.set_module_options(NATIVE_OPTIONS)

@@ -12,8 +12,7 @@ from typing import Any
 
 import warp as wp
 
-from sugar_scene.fields.reference_fields import MIN_NORMAL_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
-from sugar_scene.geometry import MIN_SCALE
+from sugar_scene.geometry import MIN_NORMAL_SCALE, MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_utils.warp_math import (
     add_at,
     add_to_column,

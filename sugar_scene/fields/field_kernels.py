@@ -29,7 +29,7 @@ from sugar_scene.fields.field_device import (
     pack_rows,
     sample_gradients_kernel,
 )
-from sugar_scene.fields.reference_fields import FieldSamples
+from sugar_scene.geometry import FieldSamples
 from sugar_utils.warp_launch import launch
 
 # Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs

@@ -3,14 +3,15 @@
 
 from torch import Tensor
 
-from sugar_scene.fields.reference_fields import (
+from sugar_scene.geometry import (
     MIN_NORMAL_SCALE,
     MIN_WEIGHT_SUM,
     FieldSamples,
     neighbor_opacities,
     sample_points,
+    smallest_axis,
+    smallest_scales,
 )
-from sugar_scene.geometry import smallest_axis, smallest_scales
 from sugar_utils.quaternions import rotation_matrices
 
 
