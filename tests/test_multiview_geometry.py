@@ -15,7 +15,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
-from sugar_extractors.mesh.plane_views import confirmed_depth, plane_view
+from sugar_extractors.mesh.tsdf import confirmed_depth, plane_view
 from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.multiview.reprojection import (
     UNCOUNTED,
@@ -26,7 +26,6 @@ from sugar_scene.multiview.reprojection import (
     cycle_error,
     cycle_weights,
     plane_depth,
-    plane_depth_map,
     triangle_planes,
 )
 from sugar_trainers.losses import (
@@ -76,7 +75,8 @@ def exact_depth(camera: Camera, dtype=torch.float64) -> Tensor:
 def test_flat_gaussians_have_the_depth_of_their_plane_however_transparent(opacity):
     camera, gaussians = view(), disc(opacity=opacity)
     output = rasterize(gaussians, camera, rgb=False, depth=True, plane_reach=100.0)
-    depth = plane_depth_map(output.plane, camera)
+    rays = pixel_rays(camera, dtype=torch.float32, device="cpu")
+    depth, _ = plane_depth(output.plane, rays)
     seen = output.alpha > 0.2
     assert float(seen.float().mean()) > 0.3
     error = (depth - exact_depth(camera, torch.float32))[seen].abs()

@@ -28,7 +28,8 @@ def _scene(setup: Setup) -> Path:
         return Path(setup.scene)
     root = Path(setup.work) / "demo_scene"
     size = {"n_views": 9, "width": 48, "height": 36} if setup.quick else {}
-    return make_demo_scene(root, notify=lambda message: None, **size).root
+    make_demo_scene(root, notify=lambda message: None, **size)
+    return root
 
 
 def _words(setup: Setup, more: str) -> list[str]:

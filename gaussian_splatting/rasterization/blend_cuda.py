@@ -32,8 +32,7 @@ from gaussian_splatting.rasterization.gradient_sums_cuda import (
 )
 from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
 from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE, TRANSMITTANCE_MIN
-from sugar_utils.prepared_launch import TypedTensor
-from sugar_utils.warp_launch import as_array, known_options, launch_blocks
+from sugar_utils.warp_launch import TypedTensor, as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,

@@ -41,9 +41,9 @@ from sugar_utils.flags import (
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag, from_args, parser_of
 
+# How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
+# the original only.
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
-"""How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
-the original only."""
 
 COARSE_FLAG, OUTPUT_FLAG = "--coarse_model_path", "--mesh_output_dir"
 EXTRACTORS = ("poisson", "tsdf")
@@ -189,34 +189,21 @@ class MeshOptions(CaptureOptions):
 
     @property
     def n_surface_points(self) -> int:
-        """Points to sample on the surface."""
         if self.surface_points == AUTO:
             return min(MOST_POINTS, POINTS_PER_TRIANGLE * max(self.decimation_targets))
         return self.surface_points
 
     @property
     def directory(self) -> Path:
-        """Folder of the meshes."""
         return self.mesh_output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
 
     def mesh_path(self, level: float, target: int) -> Path:
-        """File of one mesh."""
-        model = "vanilla3dgs"
-        if not self.use_vanilla_3dgs and self.coarse_model_path is not None:
-            path = self.coarse_model_path
+        model, path = "vanilla3dgs", self.coarse_model_path
+        if not self.use_vanilla_3dgs and path is not None:
             folder = path if path.is_dir() else path.resolve().parent
             model = folder.resolve().name.removeprefix("sugarcoarse_")
-        return self.directory / mesh_name(model, level, target, self.variant)
-
-    @property
-    def variant(self) -> MeshVariant:
-        """How file names tell the extractor."""
-        return "tsdf" if self.mesh_extractor == "tsdf" else ""
-
-    @property
-    def has_levels(self) -> bool:
-        """Whether the surface is a level set of the density."""
-        return self.mesh_extractor == "poisson"
+        variant = "tsdf" if self.mesh_extractor == "tsdf" else ""
+        return self.directory / mesh_name(model, level, target, variant)
 
     @property
     def reads_tracks(self) -> bool:
@@ -227,30 +214,29 @@ class MeshOptions(CaptureOptions):
     @property
     def jobs(self) -> list[tuple[float, int]]:
         """Level and target of every mesh: levels in the outer, targets in the inner loop."""
-        levels = self.surface_levels if self.has_levels else (0.0,)
+        levels = self.surface_levels if self.mesh_extractor == "poisson" else (0.0,)
         return [(level, target) for level in levels for target in self.decimation_targets]
 
     @property
     def mesh_paths(self) -> list[Path]:
-        """The meshes, in the order of the jobs."""
         return [self.mesh_path(*job) for job in self.jobs]
 
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
+        is_tsdf = self.mesh_extractor == "tsdf"
         skipped = {
             "preset", "scene_path", "checkpoint_path", "coarse_model_path", "mesh_output_dir",
             "compute", "mask_options", "view_options", "overwrite", "surface_levels",
-            "decimation_targets", *ABLATIONS,
+            "decimation_targets", "poisson" if is_tsdf else "tsdf", *ABLATIONS,
         }  # fmt: skip
-        skipped |= {"tsdf"} if self.mesh_extractor != "tsdf" else {"poisson"}
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
-        if "tsdf" in values:
+        if is_tsdf:
             values["tsdf"] |= {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill}
-        values["level"] = level if self.has_levels else None
+        values["level"] = None if is_tsdf else level
         values["decimation_target"] = target
         alone = replace(self, decimation_targets=(target,))
-        if self.mesh_extractor == "poisson" and alone.n_surface_points != self.n_surface_points:
+        if not is_tsdf and alone.n_surface_points != self.n_surface_points:
             # With "auto" the largest of all targets decides.
             values["surface_points"] = self.n_surface_points
         return values
@@ -263,16 +249,12 @@ class MeshOptions(CaptureOptions):
         return model_file(self.coarse_model_path, COARSE_FLAG)
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         own = {} if self.model is None else {"coarse_model": self.model.resolve()}
         return {**super().sources(), **own}
 
 
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:
-    """File name of a coarse mesh.
-
-    ``model`` is the coarse run's folder without ``sugarcoarse_``, or ``vanilla3dgs``.
-    """
+    """File name of a coarse mesh of the run ``sugarcoarse_<model>``, or of ``vanilla3dgs``."""
     kind = {
         "": f"_level{number_text(level)}",
         "tsdf": "_tsdf",
