@@ -12,12 +12,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER, load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
@@ -32,10 +33,10 @@ from sugar_utils.files import (
 from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"
+T = TypeVar("T")
 
 
 def note_path(result: Path) -> Path:
-    """The note of a result."""
     return result.with_suffix(".json")
 
 
@@ -58,26 +59,23 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
     if not files[-1].exists():
         return False
     note, whole = read_note(files)
-    differences = identity.differences(note) if note else []
-    if note and not differences:
+    differences = identity.differences(note) if note else ["no settings are beside it"]
+    if not differences:
         return whole and all(file.is_file() for file in files)
     if not overwrite:
-        why = "has no settings beside it"
-        if differences:
-            why = f"was made with other settings or inputs ({'; '.join(differences)})"
+        why = f"was made with other settings or inputs ({'; '.join(differences)})"
+        if not note:
+            why = "has no settings beside it"
         raise UserError(
             f"{files[-1]} exists and {why}; pass --overwrite True to replace it, or another {flag}"
         )
     return False
 
 
-@contextlib.contextmanager
-def alone_with(result: Path, flag: str) -> Iterator[None]:
+def alone_with(result: Path, flag: str) -> contextlib.AbstractContextManager[None]:
     """A context in which no other process makes the same result."""
     advice = f"wait until it ends, stop it, or choose another {flag}"
-    folder = check_writable(result.parent)
-    with exclusive(folder, advice, name=f".{result.stem}.lock"):
-        yield
+    return exclusive(check_writable(result.parent), advice, name=f".{result.stem}.lock")
 
 
 @contextlib.contextmanager
@@ -160,11 +158,7 @@ def _recorded(record: Path) -> Capture:
 def scene_of(
     scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Callable[[str], None]
 ) -> Scene:
-    """Cameras in the world of the results.
-
-    Args:
-        checkpoint_path: Whose cameras to take; None for those of the scene.
-    """
+    """Cameras in the world of the results: of a vanilla checkpoint, or of the scene without one."""
     if checkpoint_path is None:
         return load_scene(scene_path, size_rule=size, notify=notify)
     checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)
@@ -176,3 +170,14 @@ def scene_of(
         require_images=False,
         notify=notify,
     )
+
+
+def read_state(path: Path, build: Callable[[dict[str, Any]], T]) -> T:
+    """What a function makes of the parameters in a ``.pt`` of any stage; errors name the file."""
+    state = load_payload(path).get("state_dict")
+    try:
+        if not isinstance(state, dict):
+            raise UserError("lacks state_dict: not a checkpoint of any stage")
+        return build(state)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error

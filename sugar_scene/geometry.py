@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of Gaussians: normals, covariances, and diamonds that rays can be cast against.
+"""Shapes of Gaussians (SuGaR, Guédon & Lepetit, CVPR 2024, sections 4.1 and 4.2).
 
-A Gaussian close to a surface is flat, so its shortest axis stands for the surface normal
-(SuGaR, Guédon & Lepetit, CVPR 2024, section 4.1).
+A Gaussian close to a surface is flat, so its shortest axis stands for the surface normal. A diamond
+in the plane of the two larger axes, with its corners on them, is what rays are cast against.
 
-A diamond lies in the plane of the two larger axes of its Gaussian and has its corners on them.
-Mesh extraction looks up the depth of the soup to know where to search the level set
-(SuGaR, Guédon & Lepetit, CVPR 2024, section 4.2).
+Density and distance take N Gaussians with K neighbours and S samples; training uses
+:func:`.field_kernels.evaluate_fields`, which needs no (S, K) memory.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,44 +31,22 @@ def smallest_scales(scales: Tensor) -> Tensor:
     return scales.gather(-1, smallest_axis(scales)[..., None]).squeeze(-1)
 
 
-def smallest_axis_normals(quats: Tensor, scales: Tensor) -> Tensor:
-    """Local axes of the smallest scales, of arbitrary sign; gradients reach the quaternions. (N, 3)
-
-    quats: unit quaternions, wxyz, (N, 4); scales: (N, 3) world units
-    """
-    axis = smallest_axis(scales)[:, None, None].expand(-1, 3, 1)
-    return rotation_matrices(quats).gather(-1, axis).squeeze(-1)
-
-
 def covariances(quats: Tensor, scales: Tensor) -> Tensor:
     """Covariance matrices R diag(s^2) R^T. (N, 4), (N, 3) -> (N, 3, 3) world units squared"""
     half = rotation_matrices(quats) * scales[:, None, :]
     return half @ half.transpose(1, 2)
 
 
-def packed_covariances(quats: Tensor, scales: Tensor) -> Tensor:
-    """Covariances as rows xx, xy, xz, yy, yz, zz. (N, 6) world units squared"""
-    rows, columns = torch.triu_indices(3, 3, device=scales.device)
-    return covariances(quats, scales)[:, rows, columns]
-
-
 def inverse_square_roots(quats: Tensor, scales: Tensor) -> Tensor:
-    """Matrices A = R diag(1 / s), so that the inverse covariance is A A^T.
+    """Matrices A = R diag(1 / s), so that the inverse covariance is A A^T. (N, 3, 3)
 
-    The Mahalanobis distance of x is the length of A^T (x - mean). Scales below ``MIN_SCALE``
-    count as ``MIN_SCALE``.
-
-    Returns:
-        (N, 3, 3), inverse world units.
+    The Mahalanobis distance of x is the length of A^T (x - mean); s is at least ``MIN_SCALE``.
     """
     return rotation_matrices(quats) / scales.clamp_min(MIN_SCALE)[:, None, :]
 
 
 def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: Tensor) -> Tensor:
-    """Standard deviation along the line of sight, |s * R^T u|, u the direction to the camera. (N,)
-
-    quats: unit quaternions, wxyz, (N, 4); all else in world units
-    """
+    """Standard deviation along the line of sight: |s * R^T u|, u towards the camera. (N,)"""
     sight = torch.nn.functional.normalize(camera_center - means, dim=-1)
     local = (rotation_matrices(quats).transpose(1, 2) @ sight[..., None]).squeeze(-1)
     return (scales * local).norm(dim=-1)
@@ -75,8 +55,7 @@ def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: 
 def diamond_vertices(means: Tensor, quats: Tensor, scales: Tensor, extent: float = 2.0) -> Tensor:
     """Corners of the diamonds. (N, 4, 3) world units
 
-    With the axes renumbered cyclically so that the shortest comes first, the corners lie on
-    axis 1 (minus), axis 2 (plus), axis 1 (plus), axis 2 (minus), in this order.
+    With the axes renumbered so that the shortest comes first: -axis 1, axis 2, axis 1, -axis 2.
     """
     axes = (smallest_axis(scales)[:, None] + torch.arange(1, 3, device=scales.device)) % 3
     half = rotation_matrices(quats) * (extent * scales)[:, None, :]
@@ -89,3 +68,71 @@ def diamond_faces(n_gaussians: int, device: torch.device | str = "cpu") -> Tenso
     quad = torch.tensor([[0, 2, 1], [0, 3, 2]], device=device)
     corners = 4 * torch.arange(n_gaussians, device=device)
     return (corners[:, None, None] + quad).reshape(-1, 3)
+
+
+SAMPLE_SPREAD = 1.5  # samples are drawn from Gaussians this much wider than those they belong to
+MAX_SQ_MAHALANOBIS = 1e8  # squared Mahalanobis distances are clamped to this before the exponential
+MIN_NORMAL_SCALE = 1e-6  # world units, in the weights of neighbour normals
+MIN_WEIGHT_SUM = 1e-6  # lower clamp of the sum of weights that neighbour normals are averaged with
+_MIN_DENSITY = 1e-16
+_SINGULAR_SQUARE = 1e-6
+
+
+class FieldSamples(NamedTuple):
+    points: Tensor  # where the fields are evaluated, (S, 3) world units
+    density: Tensor  # sum of the opacities of the neighbours at the point; may exceed 1, (S,)
+    beta: Tensor  # mean of the smallest scales of the neighbours, (S,) world units
+    plane_distance: Tensor  # signed, to the tangent plane of the sample's Gaussian, (S,)
+    normal_error: Tensor  # square of that normal less the weighted mean of the neighbours', (S,)
+
+
+def sample_points(
+    means: Tensor, quats: Tensor, scales: Tensor, indices: Tensor, noise: Tensor
+) -> Tensor:
+    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable. (S, 3)"""
+    local = SAMPLE_SPREAD * scales[indices] * noise
+    return means[indices] + (rotation_matrices(quats[indices]) @ local[..., None]).squeeze(-1)
+
+
+def neighbor_opacities(
+    points: Tensor, neighbor_rows: Tensor, means: Tensor, quats: Tensor, scales: Tensor,
+    opacities: Tensor, density_factor: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
+
+    Args:
+        neighbor_rows: Gaussians to evaluate at each point. (S, K)
+        quats: Unit quaternions, wxyz. (N, 4)
+    """
+    rows = neighbor_rows.long()
+    offset = points[:, None] - means[rows]  # (S, K, 3)
+    local = (inverse_square_roots(quats, scales).transpose(1, 2)[rows] @ offset[..., None])[..., 0]
+    square = (local * local).sum(dim=-1).clamp(0.0, MAX_SQ_MAHALANOBIS)
+    return density_factor * opacities[rows] * torch.exp(-0.5 * square)
+
+
+def density_at(
+    points: Tensor, neighbor_rows: Tensor, means: Tensor, quats: Tensor, scales: Tensor,
+    opacities: Tensor, density_factor: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Density at arbitrary points, unclamped: the sum of :func:`neighbor_opacities`. (S,)"""
+    gaussians = means, quats, scales, opacities
+    return neighbor_opacities(points, neighbor_rows, *gaussians, density_factor).sum(dim=-1)
+
+
+def sdf_from_density(density: Tensor, beta: Tensor, threshold: float = 1.0) -> Tensor:
+    """Distance to the level set at which the density equals ``threshold``. (S,) world units
+
+    sdf = beta (sqrt(-2 ln d) - sqrt(-2 ln threshold)), with densities of 1 and more set to 1 (their
+    gradient divided by the density) and densities below 1e-16 to 1e-16.
+
+    The square root has an infinite slope where the density reaches 1. Values are exact there; the
+    gradient is left out for -2 ln d < 1e-6, densities within a few float32 steps of 1 and above,
+    where it would be rounding noise over nearly zero.
+    """
+    saturated = density / (density.detach() + 1e-12)
+    clamped = torch.where(density < 1, density, saturated).clamp_min(_MIN_DENSITY)
+    square = (-2 * clamped.log()).clamp_min(0)
+    regular = square > _SINGULAR_SQUARE
+    root = torch.where(regular, torch.where(regular, square, 1.0).sqrt(), square.detach().sqrt())
+    return beta * (root - math.sqrt(-2 * math.log(min(threshold, 1.0))))

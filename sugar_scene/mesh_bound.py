@@ -105,7 +105,6 @@ def place_gaussians(
     quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
     opacities: wp.array(dtype=float),
 ):  # fmt: skip
-    """All Gaussians of a triangle."""
     face = first + wp.tid()
     a = vertices[faces[face, 0]]
     b = vertices[faces[face, 1]]
@@ -222,12 +221,9 @@ class Placement:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Means, (G, 3); quaternions, (G, 4); scales, (G, 3); opacities, (G,)."""
         n = len(logits)
-        sizes = (n, 3), (n, 4), (n, 3), (n,)
-        found = tuple(vertices.new_empty(size) for size in sizes)
-        self._launch(
-            place_gaussians,
-            self._thickness, vertices, logits, log_scales, rotations, *found,
-        )  # fmt: skip
+        found = tuple(vertices.new_empty(size) for size in ((n, 3), (n, 4), (n, 3), (n,)))
+        raw = vertices, logits, log_scales, rotations
+        self._launch(place_gaussians, self._thickness, *raw, *found)
         return found
 
     def pull(
@@ -238,26 +234,21 @@ class Placement:
         n = len(rotations)
         d_corners = vertices.new_empty(len(self._faces), 3, 3)
         own = [vertices.new_empty(size) for size in ((n, 1), (n, 2), (n, 2))]
+        placed = vertices, rotations, quats, scales, opacities
         gradients = [gradient.contiguous() for gradient in gradients]
-        self._launch(
-            pull_corners,
-            vertices, rotations, quats, scales, opacities, *gradients, d_corners, *own,
-        )  # fmt: skip
+        self._launch(pull_corners, *placed, *gradients, d_corners, *own)
         return self._sums(d_corners), *own
 
     def _launch(self, kernel, *tensors: Tensor) -> None:
-        arrays = [self._faces, as_array(self._weights, wp.vec3), *map(_described, tensors)]
+        arrays = [self._faces, as_array(self._weights, wp.vec3)]
+        for tensor in tensors:
+            width = 1 if tensor.dim() == 1 else tensor.shape[-1]
+            flat = tensor.view(-1) if width == 1 else tensor
+            arrays.append(as_array(flat, _VECTORS[width]))
         launch(kernel, len(self._faces), arrays, min_items=_MIN_ITEMS)
 
 
-_VECTORS = {2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
-
-
-def _described(tensor: Tensor):
-    """Rows of up to four numbers, as kernels take them."""
-    if tensor.dim() == 1 or tensor.shape[-1] == 1:
-        return as_array(tensor.view(-1))
-    return as_array(tensor, _VECTORS[tensor.shape[-1]])
+_VECTORS = {1: None, 2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
 
 
 MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised
@@ -303,17 +294,14 @@ class BoundCloud:
     thickness: Tensor  # standard deviation along the normal, not optimised. Scalar, world units
 
     def to(self, device: torch.device | str) -> BoundCloud:
-        """The same on another device."""
         return BoundCloud(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     @property
     def per_triangle(self) -> int:
-        """Gaussians per triangle g."""
         return self.opacity_logits.shape[0] // max(1, self.faces.shape[0])
 
     @property
     def layout(self) -> TriangleLayout:
-        """Where they sit on each triangle."""
         return triangle_layout(self.per_triangle)
 
     def activate(self, placement: Placement | None = None) -> Gaussians:
@@ -381,10 +369,7 @@ def face_normals(triangles: Tensor) -> Tensor:
 
 
 def face_frames(triangles: Tensor) -> Tensor:
-    """Rotation matrices of triangles, (F, 3, 3) world units. (F, 3, 3)
-
-    Columns: normal, direction from the second to the first corner, their product.
-    """
+    """Normal, direction from corner 2 to 1, and their product as columns. (F, 3, 3) -> (F, 3, 3)"""
     normal = face_normals(triangles)
     tangent = normalize(triangles[:, 0] - triangles[:, 1], dim=-1)
     bitangent = normalize(torch.linalg.cross(normal, tangent), dim=-1)
@@ -412,10 +397,7 @@ GROUP_NAMES = {
 
 
 class TrainableBoundCloud(TrainableModel):
-    """Mesh-bound Gaussians whose faces and thickness are fixed.
-
-    ``vertex_scale`` is the spatial scale of the vertex rate in world units.
-    """
+    """Mesh-bound Gaussians on fixed faces; ``vertex_scale`` scales the rate of vertices."""
 
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
@@ -448,11 +430,9 @@ class TrainableBoundCloud(TrainableModel):
 
     @property
     def cloud(self) -> BoundCloud:
-        """The current leaf parameters with the fixed mesh topology."""
         return replace(self._start, **self.optimizer.parameters)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Faces and thickness."""
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
 
     def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
@@ -463,7 +443,6 @@ class TrainableBoundCloud(TrainableModel):
         return {**super().visible_rows(visible), "vertices": vertices}
 
     def schedule_vertex_rate(self, iteration: float) -> None:
-        """Set the vertex learning rate of an (unscaled) iteration."""
         rate = self._rates.position(iteration, self._vertex_scale)
         self.optimizer.set_learning_rate("vertices", rate)
 

@@ -54,14 +54,12 @@ def draw_samples(
 ) -> tuple[Tensor, Tensor]:
     """Draw Gaussians of a mask, (N,) bool, uniformly, and a standard normal offset for each draw.
 
-    The draws are stratified: each Gaussian that may be drawn gets as many samples as any other,
-    give or take two, which leaves less noise in their mean than independent draws do. They come
-    sorted by Gaussian, as the field kernels want them. The host waits to count the mask if
-    ``n_candidates`` is None.
+    The draws are stratified: each Gaussian gets as many samples as any other, give or take two,
+    which leaves less noise in their mean. Without ``n_candidates`` the host counts the mask.
 
     Returns:
-        Gaussian of each sample, (S,) int64, and offsets, (S, 3) float32 (2^16 values for each
-        coordinate), on the device of ``mask``; S = 0 where it is empty.
+        Gaussian of each sample, rising, (S,) int64, and offsets, (S, 3) float32 (2^16 values for
+        each coordinate); S = 0 where the mask is empty.
     """
     if n_candidates is None:
         n_candidates = int(mask.sum())

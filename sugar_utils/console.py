@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says: to the terminal in colour, to pipes in plain lines, and to ``log.txt``.
 
-One ``Console`` is made by the entry point and passed to all that print. A string is
-one line and no more: a path such as ``scans/[old]/fox`` is not taken for markup, and a line end or
-a control character in a file's name is spelled.
+A string is one line and no more: a path such as ``scans/[old]/fox`` is not taken for markup, and a
+control character in a file's name is spelled.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import io
+import math
 import sys
 import time
 from collections import deque
@@ -36,8 +36,7 @@ class Console:
     """Prints messages, tables and progress, and repeats them in a log file.
 
     Args:
-        log_path: Log file, appended to when it exists so that a resumed run continues its log;
-            None for no log.
+        log_path: Log file, continued when it exists; None for no log.
         stream: Where to print; the standard output if None.
         terminal: Treat the stream as a terminal or not; found out if None.
     """
@@ -62,15 +61,13 @@ class Console:
         self._rich = _Terminal(
             file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
-        self._plain_seconds = plain_seconds
-        self._clock = clock
+        self.plain_seconds, self.clock = plain_seconds, clock
         self._log: IO[str] | None = None
         if log_path is not None:
             self.open_log(Path(log_path))
 
     @classmethod
     def silent(cls) -> Console:
-        """A console without output."""
         return cls(stream=_Nowhere(), terminal=False)
 
     @property
@@ -103,29 +100,18 @@ class Console:
             for name, value in texts:
                 table.add_row(Text(name), Text(value))
             self._print(table)
-        else:
-            for line in lines:
-                self._print(Text(line))
         for line in lines:
+            if not self.is_terminal:
+                self._print(Text(line))
             self._write_log(line)
 
     @contextlib.contextmanager
     def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:
-        """Show how far a loop has come: a bar on a terminal, a line now and then elsewhere.
-
-        Messages printed meanwhile appear above the bar.
-        """
+        """A loop's bar on a terminal, below the messages; a line now and then elsewhere."""
         description = printable(description)
         bar = _Bar(self._rich, description, first, last) if self.is_terminal else None
-        progress = Progress(
-            description,
-            last,
-            bar=bar,
-            emit_line=self._progress_line,
-            line_seconds=self._plain_seconds,
-            clock=self._clock,
-        )
-        with bar if bar is not None else contextlib.nullcontext():
+        progress = Progress(self, description, last, bar)
+        with bar or contextlib.nullcontext():
             try:
                 yield progress
             finally:
@@ -136,28 +122,35 @@ class Console:
         """Show for how long something has been going on that does not say how far it is."""
         description = printable(description)
         bar = _Watch(self._rich, description) if self.is_terminal else None
-        start = said = self._clock()
+        start = said = self.clock()
 
         def show(fields: Mapping[str, str]) -> None:
             nonlocal said
-            now = self._clock()
+            now = self.clock()
             words = " ".join(f"{name} {value}" for name, value in fields.items())
             if bar is not None:
                 bar.show(words)
-            if now - said >= self._plain_seconds:
+            if now - said >= self.plain_seconds:
                 said = now
-                self._progress_line(f"{description} {_clock_text(now - start)} so far {words}")
+                self.progress_line(f"{description} {_clock_text(now - start)} so far {words}")
 
-        with bar if bar is not None else contextlib.nullcontext():
+        with bar or contextlib.nullcontext():
             yield show
 
     def open_log(self, path: Path) -> None:
         """Go on in a log file, appended to when it exists."""
         self.close()
-        self._log = _open_log(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            require_regular_file(path, missing_ok=True)
+            self._log = path.open("a", encoding="utf-8", newline="\n", errors="replace")
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror or error}; "
+                "fix the permissions or choose another output folder"
+            ) from error
 
     def close(self) -> None:
-        """Close the log file; the console still prints."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -168,7 +161,8 @@ class Console:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _progress_line(self, line: str) -> None:
+    def progress_line(self, line: str) -> None:
+        """Log how far it is, and print it where no bar says it."""
         line = printable(line)
         if not self.is_terminal:
             self._print(Text(line))
@@ -203,8 +197,6 @@ class Console:
 
 
 class _Nowhere(io.TextIOBase):
-    """Takes text and drops it."""
-
     def write(self, text: str) -> int:
         return len(text)
 
@@ -213,29 +205,16 @@ class _Terminal(rich.console.Console):
     """Rich's console, which leaves it to us to end the program when the reader of a pipe left."""
 
     def on_broken_pipe(self) -> None:
-        """Called while the error is handled."""
         raise
 
 
 class Progress:
     """Progress of one loop; ``Console.progress`` makes it."""
 
-    def __init__(
-        self,
-        description: str,
-        last: int,
-        *,
-        bar: _Bar | None,
-        emit_line: Callable[[str], None],
-        line_seconds: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._description, self._last = description, last
-        self._bar, self._emit_line = bar, emit_line
-        self._line_seconds, self._clock = line_seconds, clock
+    def __init__(self, console: Console, description: str, last: int, bar: _Bar | None) -> None:
+        self._console, self._description, self._last, self._bar = console, description, last, bar
         self._marks: deque[tuple[float, int]] = deque()
-        self._line_time: float | None = None
-        self._bar_time: float | None = None
+        self._line_time = self._bar_time = -math.inf
         self._iteration: int | None = None
         self._timing: tuple[str, ...] = ()
         self._fields: Mapping[str, str] = {}
@@ -243,11 +222,8 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        """Whether the next update will show something.
-
-        Fields cost a device synchronisation; callers read them off only when this is true.
-        """
-        now = self._clock()
+        """Whether the next update will show something: to be asked before fields are read."""
+        now = self._console.clock()
         return self._line_is_due(now) or self._bar_is_due(now)
 
     def update(
@@ -257,16 +233,16 @@ class Progress:
 
         Args:
             rate: Iterations per second; measured here if None.
-            fields: Short texts by name to show beside (loss terms, Gaussians, memory). None
-                keeps those of the last call.
+            fields: Short texts to show beside; None keeps those of the last call.
         """
-        now = self._clock()
+        now = self._console.clock()
         measured = self._measured_rate(iteration, now)
         rate = measured if rate is None else rate
         self._iteration, self._is_printed = iteration, False
         if rate is not None:
-            remaining = _remaining_text(iteration, self._last, rate)
-            self._timing = (_rate_text(rate), f"eta {remaining}")
+            speed = f"{rate:.1f} it/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/it"
+            left = max(0, self._last - iteration)
+            self._timing = (speed, f"eta {_clock_text(left / rate) if rate > 0 else '?'}")
         if fields is not None:
             self._fields = fields
         if self._line_is_due(now) or iteration >= self._last:
@@ -280,10 +256,9 @@ class Progress:
         if self._bar is not None and self._iteration is not None:
             self._bar.show(self._iteration, self._timing, self._fields)
         if not self._is_printed:
-            self._print_line(self._clock())
+            self._print_line(self._console.clock())
 
     def _measured_rate(self, iteration: int, now: float) -> float | None:
-        """Iterations per second over the last seconds."""
         self._marks.append((now, iteration))
         while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_MEMORY_SECONDS:
             self._marks.popleft()
@@ -291,18 +266,16 @@ class Progress:
         return (iteration - earlier) / (now - then) if now > then else None
 
     def _line_is_due(self, now: float) -> bool:
-        return self._line_time is None or now - self._line_time >= self._line_seconds
+        return now - self._line_time >= self._console.plain_seconds
 
     def _bar_is_due(self, now: float) -> bool:
-        if self._bar is None:
-            return False
-        return self._bar_time is None or now - self._bar_time >= _REDRAW_SECONDS
+        return self._bar is not None and now - self._bar_time >= _REDRAW_SECONDS
 
     def _print_line(self, now: float) -> None:
         self._line_time, self._is_printed = now, True
         fields = (f"{name} {value}" for name, value in self._fields.items())
         count = f"{self._description} {self._iteration}/{self._last}"
-        self._emit_line(" ".join([count, *self._timing, *fields]))
+        self._console.progress_line(" ".join([count, *self._timing, *fields]))
 
 
 class _Bar(rich.progress.Progress):
@@ -325,13 +298,11 @@ class _Bar(rich.progress.Progress):
         self._task = self.add_task(description, total=total, count="", timing="")
 
     def get_renderables(self) -> Iterator[Any]:
-        """The bar, then the fields."""
         yield self.make_tasks_table(self.tasks)
         if self._fields_text.plain:
             yield self._fields_text
 
     def show(self, iteration: int, timing: Iterable[str], fields: Mapping[str, str]) -> None:
-        """Take over new values; the next redraw shows them."""
         words = printable("  ".join(f"{name} {value}" for name, value in fields.items()))
         self._fields_text = Text(words, no_wrap=True, overflow="ellipsis", style="dim")
         self.update(
@@ -355,35 +326,10 @@ class _Watch(rich.progress.Progress):
         self._task = self.add_task(description, total=None, words="")
 
     def show(self, words: str) -> None:
-        """Take over new words; the next redraw shows them."""
         self.update(self._task, words=printable(words))
 
 
-def _rate_text(rate: float) -> str:
-    return f"{rate:.1f} it/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/it"
-
-
-def _remaining_text(iteration: int, last: int, rate: float) -> str:
-    """Time left as ``m:ss`` or ``h:mm:ss``."""
-    if rate <= 0:
-        return "?"
-    return _clock_text(max(0, last - iteration) / rate)
-
-
 def _clock_text(seconds: float) -> str:
-    """``m:ss`` or ``h:mm:ss``"""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _open_log(path: Path) -> IO[str]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        require_regular_file(path, missing_ok=True)
-        return path.open("a", encoding="utf-8", newline="\n", errors="replace")
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}; "
-            "fix the permissions or choose another output folder"
-        ) from error

@@ -16,38 +16,36 @@ from sugar_utils import warp_launch
 from sugar_utils.errors import UserError
 
 DEVICE_KINDS = ("auto", "cpu", "cuda")
-MIN_CAPABILITY = (7, 5)
-"""Oldest GPUs that kernels are built for: GeForce RTX 20 and GTX 16, Quadro RTX, T4."""
+MIN_CAPABILITY = (7, 5)  # GeForce RTX 20 and GTX 16, Quadro RTX, T4
 
 INSTALL_CUDA_TORCH = (
     'install the CUDA build of torch with the pip command that pytorch.org shows under "Get '
     'Started" for your system, then "pip install -r requirements-without-torch.txt", which keeps it'
 )
 INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart"
+# What the pinned torch and Warp are built for, and the first driver that serves it.
 MIN_DRIVER_CUDA, MIN_DRIVER = (13, 0), "580"
-"""What the pinned versions of torch and Warp are built for, and the first driver that serves it."""
 
+# The newest Warp for such drivers: the fast tests pass with it, on a GPU it has not been run.
 KEEP_DRIVER = (
     'or, to keep a driver of CUDA 12, "pip install warp-lang==1.17.0" and the build of torch for '
     "CUDA 12 from pytorch.org"
 )
-"""The newest Warp for such drivers. The fast tests pass with it, and its compiler takes all
-kernels; on a GPU it has not been run."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One CUDA device as torch sees it."""
-
     name: str
     capability: tuple[int, int]  # CUDA compute capability, for example (8, 9)
     memory: int = 0
 
+    @property
+    def version(self) -> str:
+        return ".".join(map(str, self.capability))
+
 
 @dataclass(frozen=True)
 class CudaFacts:
-    """What decides whether CUDA can be used."""
-
     driver: bool
     torch_cuda: str | None  # CUDA version that torch was built for; None for the CPU-only build
     architectures: tuple[str, ...] = ()
@@ -82,12 +80,7 @@ def cuda_facts() -> CudaFacts:
 
 
 def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) -> DeviceChoice:
-    """The device to compute on.
-
-    Args:
-        gpu: Number of the CUDA device; the first usable one if None.
-        facts: What is there; asked from the system if None.
-    """
+    """The device to compute on: the GPU of that number, or the first usable one if None."""
     if kind == "cpu":
         idle = "" if gpu is None else f" (--gpu {gpu} has no effect beside it)"
         return DeviceChoice(torch.device("cpu"), f"computing on the CPU: --device cpu{idle}")
@@ -95,17 +88,16 @@ def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) ->
     if gpu is not None and facts.gpus and not 0 <= gpu < len(facts.gpus):
         named = ", ".join(f"{i}: {g.name}" for i, g in enumerate(facts.gpus))
         raise UserError(f"--gpu {gpu}: there is no such CUDA device; choose from {named}")
-    candidates = range(len(facts.gpus)) if gpu is None else [gpu]
     obstacle = _obstacle_to_all(facts)
     if obstacle is None:
+        candidates = range(len(facts.gpus)) if gpu is None else [gpu]
         obstacles = {index: _obstacle_to(index, facts) for index in candidates}
         usable = next((index for index, found in obstacles.items() if found is None), None)
         if usable is not None:
             chosen = facts.gpus[usable]
-            version = ".".join(map(str, chosen.capability))
             return DeviceChoice(
                 torch.device("cuda", usable),
-                f"computing on cuda:{usable}: {chosen.name}, compute capability {version}",
+                f"computing on cuda:{usable}: {chosen.name}, compute capability {chosen.version}",
             )
         obstacle = next(iter(obstacles.values()))
     if kind == "cuda":
@@ -118,27 +110,20 @@ def make_current(device: torch.device) -> None:
     """Let what has no device of its own belong to this GPU: pinned memory, streams, libraries.
 
     Otherwise each of several processes would open a context on the first GPU, of half a gigabyte.
-    To be called before anything touches CUDA; nothing of ours relies on it. On the CPU a no-op.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Send a host tensor to a device; to a GPU through pinned memory, without waiting.
-
-    torch's pinned allocator reuses a block only after the copies out of it have ended.
-    """
+    """Send a host tensor to a device; to a GPU through pinned memory, without waiting."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def pinned(tensor: Tensor, device: torch.device | None) -> Tensor:
-    """A host tensor in pinned memory where a device is a GPU and so much can be; in any thread.
-
-    Copies from there begin at once. Otherwise the tensor as it is.
-    """
+    """A host tensor in pinned memory if the device is a GPU and so much can be; in any thread."""
     if device is None or device.type != "cuda":
         return tensor
     # The current device is one of each thread's own.
@@ -196,17 +181,16 @@ def _obstacle_to_all(facts: CudaFacts) -> str | None:
 def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
     """Why one GPU cannot be used, and how to fix it."""
     gpu = facts.gpus[index]
-    version = ".".join(map(str, gpu.capability))
     if gpu.capability < MIN_CAPABILITY:
         oldest = ".".join(map(str, MIN_CAPABILITY))
         return (
-            f"{gpu.name} has compute capability {version}, below the {oldest} that is needed; "
+            f"{gpu.name} has compute capability {gpu.version}, below the {oldest} that is needed; "
             "use a newer GPU"
         )
     if not any(_runs_on(name, gpu.capability) for name in facts.architectures):
         return (
             f"torch {torch.__version__} has no kernels for {gpu.name} (compute capability "
-            f"{version}), it is too old or too new for this GPU; {INSTALL_CUDA_TORCH}"
+            f"{gpu.version}), it is too old or too new for this GPU; {INSTALL_CUDA_TORCH}"
         )
     if index >= facts.warp_gpus:
         return (
@@ -224,6 +208,5 @@ def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
     if not digits.isdigit():
         return False
     built_for = (int(digits[:-1]), int(digits[-1]))
-    if kind == "compute":
-        return built_for <= capability
-    return built_for[0] == capability[0] and built_for <= capability
+    same = kind == "compute" or built_for[0] == capability[0]
+    return same and built_for <= capability

@@ -9,11 +9,8 @@ import re
 class UserError(Exception):
     """Something the user can put right; the message says what, where and how.
 
-    Raised by whatever reads or checks input, so docstrings do not repeat it function by function.
-
     Entry points print the message after ``label`` and leave with ``exit_code``. ``silent`` says
-    whether another process of the run has printed it; None means that all know it, so that the
-    first one does.
+    whether another process of the run has printed it; None means that the first one does.
     """
 
     exit_code = 2
@@ -35,7 +32,6 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 def printable(text: str) -> str:
     r"""The text in one line that moves no cursor: a line end becomes ``\n``, escape ``\x1b``.
 
-    A file may be called anything. Printed as it is, its name could colour the terminal, retitle
-    it, or add a line that looks like the program's own. Letters of all scripts stay as they are.
+    Printed as it is, a file's name could colour the terminal, or add a line like the program's own.
     """
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

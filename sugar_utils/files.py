@@ -47,20 +47,10 @@ def _cause(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {path}: {_cause(error)}; "
-        "free some space, fix the permissions or choose another output folder"
-    )
-
-
 def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
-    """Check that a path leads to a plain file, perhaps through links, before it is opened.
+    """Check that a path leads to a plain file, or perhaps to nothing, before it is opened.
 
     Whoever opens a pipe waits for another program, for ever if there is none; a device has no end.
-
-    Args:
-        missing_ok: Whether there may be nothing at all; the caller then finds out.
     """
     path = Path(path)
     try:
@@ -80,10 +70,7 @@ def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = Fal
 
 
 def temporary_path(path: Path) -> Path:
-    """Name under which this process writes ``path`` before it is complete.
-
-    The suffix is kept at the end, because many writers choose the format by it.
-    """
+    """Name under which this process writes a file; many writers choose the format by its suffix."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}{path.suffix}")
 
 
@@ -96,19 +83,13 @@ def _make_directory(directory: Path) -> None:
         ) from error
 
 
-def _flush_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _flush_directory(directory: Path) -> None:
-    """Make a rename durable; systems that cannot flush a folder (Windows) do without."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _flush(path: Path) -> None:
+    """Have a file, or what is called how in a folder, written to the disk."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _replace(source: Path, target: Path) -> None:
@@ -126,27 +107,33 @@ def _replace(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file so that it appears complete or not at all.
+    """Write a file so that it appears complete or not at all: the body writes to the yielded path.
 
-    The body writes to the yielded path. When it ends, the data are flushed to the disk and the
-    file takes its final name; when it raises, the temporary is removed and an older file of the
-    final name stays as it was. Parent folders are created, and what killed processes left of the
-    same file is removed.
+    When it raises, the temporary is removed and an older file stays as it was. Parent folders are
+    created, and what killed processes left of the same file is removed.
     """
     path = require_regular_file(path, missing_ok=True)
     _make_directory(path.parent)
     temporary = temporary_path(path)
     try:
-        _remove_leftovers(path)
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(f"{path.name}.tmp-")]
+        for name in names:
+            _removed_as_stale(path.with_name(name))
         yield temporary
-        _flush_file(temporary)
+        _flush(temporary)
         _replace(temporary, path)
-        _flush_directory(path.parent)
+        # Systems that cannot flush a folder (Windows) do without.
+        with contextlib.suppress(OSError):
+            _flush(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
-            raise _cannot_write(path, error) from error
+            raise UserError(
+                f"cannot write {path}: {_cause(error)}; "
+                "free some space, fix the permissions or choose another output folder"
+            ) from error
         if isinstance(error, UserError) and str(temporary) in str(error):
             # The user knows the file by its final name.
             error.args = (str(error).replace(str(temporary), str(path)),)
@@ -154,11 +141,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file in UTF-8 with ``\\n`` line ends, complete or not at all.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    r"""Write a text file in UTF-8 with ``\n`` line ends, complete or not at all."""
     with atomic_path(path) as temporary:
         # Names of files may be bytes that are no UTF-8. In JSON the escapes are read back as such.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
@@ -171,11 +154,7 @@ def _json_value(value: object) -> str:
 
 
 def json_values(value: Any) -> Any:
-    """``value`` as reading it back from a JSON file gives it: tuples become lists, paths strings.
-
-    Raises:
-        TypeError: ``value`` holds something that JSON cannot express.
-    """
+    """``value`` as a JSON file gives it back: tuples become lists, paths strings."""
     return json.loads(json.dumps(value, default=_json_value))
 
 
@@ -189,35 +168,26 @@ def flat_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
-    """Write ``value`` as indented JSON, complete or not at all; paths become strings.
-
-    Raises:
-        TypeError: ``value`` holds something that JSON cannot express.
-    """
+    """Write ``value`` as indented JSON, complete or not at all; paths become strings."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=_json_value)
     write_text_atomic(path, text + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file."""
     path = require_regular_file(path, missing_ok=True)
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); "
-            "the file is damaged, write it again"
-        ) from error
+        reason = f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})"
+        raise UserError(f"{reason}; the file is damaged, write it again") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file; write it again") from error
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, or brackets of thousands of levels.
-        raise UserError(
-            f"{path}: a number too long or values nested too deep; the file is damaged, write it "
-            "again"
-        ) from error
+        reason = f"{path}: a number too long or values nested too deep"
+        raise UserError(f"{reason}; the file is damaged, write it again") from error
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
@@ -236,11 +206,7 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
 
 
 def fingerprint(path: Path) -> str:
-    """A short text that changes when a file's content does, wherever the file lies.
-
-    Of files above ``FINGERPRINT_BLOCKS`` MiB, that many evenly spread MiB are read, so that a
-    checkpoint of gigabytes costs no more than a second.
-    """
+    """A short text that changes when a file's content does; of large files a part is read."""
     size = require_regular_file(path).stat().st_size
     digest = hashlib.sha256(str(size).encode())
     whole = size <= FINGERPRINT_BLOCKS << 20
@@ -256,10 +222,10 @@ def file_digest(path: Path) -> str:
     """Digest of the content of a file; not read again while its size and times stay the same."""
     try:
         stat = path.stat()
-        # The last of them changes with every write, whatever a copy made of the others.
-        return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     except OSError as error:
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+    # The last of them changes with every write, whatever a copy made of the others.
+    return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -269,7 +235,6 @@ def _digest_at(path: Path, *state: int) -> str:
 
 
 def process_is_alive(pid: int) -> bool:
-    """Whether a process of this number exists on this machine."""
     try:
         return pid > 0 and psutil.pid_exists(pid)
     except OverflowError:
@@ -277,21 +242,13 @@ def process_is_alive(pid: int) -> bool:
 
 
 def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = False) -> list[Path]:
-    """Remove what killed processes left half-written in a folder.
+    """Remove what killed processes left half-written in a folder, before the first write.
 
     A temporary that carries this process's own number is stale too: in a container every run may
-    get the same number. Call it at the start of a run, before the first write.
+    get the same number.
     """
     pattern = "**/*.tmp-*" if nested else "*.tmp-*"
     return [path for path in sorted(Path(directory).glob(pattern)) if _removed_as_stale(path)]
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporaries of one file that no living process writes to."""
-    with os.scandir(path.parent) as entries:
-        names = [entry.name for entry in entries if entry.name.startswith(f"{path.name}.tmp-")]
-    for name in names:
-        _removed_as_stale(path.with_name(name))
 
 
 def _removed_as_stale(path: Path) -> bool:
@@ -299,13 +256,13 @@ def _removed_as_stale(path: Path) -> bool:
     if match is None or path.is_dir():
         return False
     pid = int(match.group(1))
-    if pid != os.getpid() and process_is_alive(pid):
-        return False
     try:
-        path.unlink()
+        if pid == os.getpid() or not process_is_alive(pid):
+            path.unlink()
+            return True
     except OSError:
-        return False
-    return True
+        pass
+    return False
 
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -314,9 +271,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def temporary_cache(name: str) -> Path:
     """A folder of this user that other runs find again.
 
-    All users share the temporary place, and the name can be guessed. Where another user made it
-    first, or a link of that name leads elsewhere, a new folder with a random name serves this
-    process.
+    All users share the temporary place. Where another user made the folder first, or a link of that
+    name leads elsewhere, a new folder with a random name serves this process.
     """
     try:
         user = re.sub(r"[^\w.-]", "_", getpass.getuser())
@@ -324,17 +280,16 @@ def temporary_cache(name: str) -> Path:
         user = "user"
     try:
         path = Path(tempfile.gettempdir()) / f"sugar-{name}-{user}"
-        path.mkdir(mode=0o700, exist_ok=True)
-        if _is_ours(path):
-            return path
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise _no_room(error) from error
-    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700, exist_ok=True)
+            if _is_ours(path):
+                return path
         return Path(tempfile.mkdtemp(prefix=f"sugar-{name}-"))
     except OSError as error:
-        raise _no_room(error) from error
+        raise UserError(
+            f"cannot write in the temporary folder ({error.strerror or error}); free some space, "
+            "or name another one in the variable TMPDIR"
+        ) from error
 
 
 def _is_ours(path: Path) -> bool:
@@ -348,13 +303,6 @@ def _is_ours(path: Path) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
 
 
-def _no_room(error: OSError) -> UserError:
-    return UserError(
-        f"cannot write in the temporary folder ({error.strerror or error}); free some space, or "
-        "name another one in the variable TMPDIR"
-    )
-
-
 LOCK_NAME = ".lock"
 
 
@@ -362,8 +310,7 @@ LOCK_NAME = ".lock"
 def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None]:
     """A context in which no other process that asks for the same lock works in a folder.
 
-    Beside the lock lies a note of who holds it, which only messages are made of. A system or folder
-    that has no locks at all is used without.
+    A note beside the lock names its holder, for messages. A folder without locks is used without.
     """
     lock, note = FileLock(folder / name), folder / f"{name}.json"
     try:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frame of every entry point: errors in one line, Ctrl-C, and what becomes of the output.
 
-Entry points import it alone and load the rest inside of it, because that takes seconds in which
-Ctrl-C is pressed, too. So it imports nothing that is slow.
+Entry points load the rest inside of it, because that takes seconds; so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -25,43 +24,38 @@ from sugar_utils.torchrun import is_follower
 
 EXIT_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 EXIT_BROKEN_PIPE = 141
-_SPACE, _ACCESS = "free some space", "fix the permissions or choose another place"
 _GONE = "it was moved or removed meanwhile; put it back, or start again"
+# Why the system refuses a file, whatever program asks for it, and what helps.
 _NO_DEFECTS = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EFBIG: _SPACE,
-    errno.EACCES: _ACCESS,
-    errno.EPERM: _ACCESS,
-    errno.EROFS: _ACCESS,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "fix the permissions or choose another place"
+    ),
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "fix the links",
     errno.EIO: "check the disk",
     errno.EMFILE: "allow more open files (ulimit -n)",
-    errno.ENOENT: _GONE,
-    errno.ENOTDIR: _GONE,
-    errno.ESTALE: _GONE,
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), _GONE),
 }
-"""Why the system refuses a file, whatever program asks for it, and what helps."""
 
 _SILENT_SECONDS = 2.0
 
 
 def run_main(main: Callable[[], int | None]) -> int:
-    """Run an entry point: ``sys.exit(run_main(main))``.
+    """Run an entry point, ``sys.exit(run_main(main))``; the exit code is its result, 0 for None.
 
-    What users can put right is printed in one line without a traceback. Anything unexpected
-    propagates with its traceback, because it is a defect of the program.
-
-    Args:
-        main: Parses its flags and does the work; its result is the exit code, None means 0.
-
-    Returns:
-        The exit code: the error's own, 130 after Ctrl-C, 143 when it was terminated, 141 when the
-        reader of the output left, 2 where the output could not be written.
+    What users can put right is printed in one line without a traceback; then the exit code is the
+    error's own, 130 after Ctrl-C, 143 when it was terminated, 141 when the reader of the output
+    left, 2 where the output could not be written. Anything unexpected propagates.
     """
-    _open_missing_streams()
-    _print_any_character()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Closed streams get a place where nothing is read and everything is dropped.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Pipes on Windows know some 250 characters.
+            stream.reconfigure(errors="backslashreplace")
     with _warnings_in_one_line():
         try:
             code = _guarded(main)
@@ -74,10 +68,7 @@ def run_main(main: Callable[[], int | None]) -> int:
 
 
 def discard(stream: IO[str]) -> None:
-    """Let everything that is still written to a stream go nowhere, without an error.
-
-    What its buffer holds counts as well: the interpreter flushes once more on its way out.
-    """
+    """Let everything that is still written to a stream, or buffered, go nowhere without error."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -96,12 +87,9 @@ def complain(line: str) -> None:
 def signal_handler(
     handle: Callable[[int, FrameType | None], None], replaces: Callable[[object], bool]
 ) -> Iterator[None]:
-    """Handle the signals that ask a program to stop; the handlers before are back afterwards.
+    """Handle the signals that ask a program to stop, in place of handlers that may be replaced.
 
     Outside the main thread Python delivers no signals; the context then changes nothing.
-
-    Args:
-        replaces: Whether a handler that is in force may be replaced.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -120,8 +108,7 @@ def signal_handler(
 def _guarded(main: Callable[[], int | None]) -> int:
     """Run it; a stop signal raises ``KeyboardInterrupt``, so what is half-written is removed.
 
-    Native modules that are loading turn it into an error of their own, as do libraries that catch
-    everything. What arrives after a signal is then a consequence of it, whatever it is called.
+    Libraries turn it into errors of their own. What arrives after a signal is a consequence of it.
     """
     seen: list[str] = []
 
@@ -133,7 +120,10 @@ def _guarded(main: Callable[[], int | None]) -> int:
     with signal_handler(note, lambda handler: handler in usual):
         try:
             code = main() or 0
-            _leave_ranks()
+            if "sugar_utils.process_group" in sys.modules:
+                from sugar_utils.process_group import leave_process_group
+
+                leave_process_group()
             return code
         except KeyboardInterrupt:
             return _interrupted(seen[-1] if seen else "SIGINT")
@@ -188,14 +178,6 @@ def _interrupted(name: str) -> int:
     return EXIT_OF_SIGNAL[name]
 
 
-def _leave_ranks() -> None:
-    """Destroy the process group if it was initialised."""
-    if "sugar_utils.process_group" in sys.modules:
-        from sugar_utils.process_group import leave_process_group
-
-        leave_process_group()
-
-
 def _flushed(code: int) -> int:
     """Bring the output on its way; the exit code, which tells where that cannot be done."""
     try:
@@ -215,20 +197,6 @@ def _unwritable(error: OSError) -> int:
     discard(sys.stdout)
     complain(f"error: cannot write: {error.strerror or error}; free some space for the output")
     return 2
-
-
-def _open_missing_streams() -> None:
-    """Give closed standard streams a place where nothing is read and everything is dropped."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
-
-def _print_any_character() -> None:
-    """Spell what the output's encoding lacks: pipes on Windows know some 250 characters."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

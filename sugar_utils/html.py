@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One HTML file that needs nothing else: no font, no picture from elsewhere.
 
-A page collects blocks; the Jinja template ``web/page.html.j2`` shows them, in light and dark, on a
-phone and on paper. Pictures are inside the file, and so are models that turn, with the script that
-shows them: Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts under
-the BSD and MIT licences that it names). All text is escaped: names of files and scenes may hold
-anything.
+The Jinja template ``web/page.html.j2`` shows blocks, in light and dark, on a phone and on paper.
+Models turn by Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts under
+the BSD and MIT licences that it names). All text is escaped.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,32 +39,27 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart."""
-
     name: str
     points: Sequence[Point]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart."""
-
     title: str
     series: Sequence[Series]
     x_label: str = "iteration"
     y_label: str = ""
     log_y: bool = False
 
+    def can_draw(self, point: Point) -> bool:
+        return all(map(math.isfinite, point)) and (point[1] > 0 or not self.log_y)
+
     def drawable(self) -> list[Series]:
-        """Series with at least one point to draw."""
-        return [s for s in self.series if any(_is_drawable(p, self.log_y) for p in s.points)]
+        return [s for s in self.series if any(map(self.can_draw, s.points))]
 
 
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most ``limit`` points of a line, the lowest and the highest of each stretch.
-
-    Peaks survive, which every n-th point would lose. First and last point stay.
-    """
+    """At most ``limit`` points of a line: the first, the last, and the extremes of each stretch."""
     if len(points) <= limit:
         return list(points)
     inner, n_stretches = points[1:-1], (limit - 2) // 2
@@ -91,10 +85,7 @@ def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten in [low, high], with 2 and 5 between them where there are few.
-
-    Where fewer than two lie inside, round numbers as on a linear axis.
-    """
+    """Powers of ten in [low, high], with 2 and 5 between few of them; else round numbers."""
     decades = math.log10(high / low)
     steps = (1,) if decades > _FEW_DECADES else (1, 2, 5)
     every = max(1, math.ceil(decades / 6)) if len(steps) == 1 else 1
@@ -124,7 +115,7 @@ def tick_text(value: float) -> str:
 def drawn(chart: Chart) -> dict[str, Any]:
     """What of a chart with something to draw lies where on a canvas, in its units."""
     series = chart.drawable()
-    frame = _Frame.around(series, chart.log_y)
+    frame = _Frame.around([p for s in series for p in s.points if chart.can_draw(p)], chart.log_y)
     y_ticks = log_ticks(*frame.y) if chart.log_y else nice_ticks(*frame.y)
     return {
         "title": chart.title, "x_label": chart.x_label, "y_label": chart.y_label,
@@ -132,13 +123,11 @@ def drawn(chart: Chart) -> dict[str, Any]:
         "left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM,
         "y_ticks": [(frame.at(frame.x[0], y)[1], tick_text(y)) for y in y_ticks],
         "x_ticks": [(frame.at(x, frame.y[0])[0], tick_text(x)) for x in nice_ticks(*frame.x)],
-        "lines": [_line(line, frame, number) for number, line in enumerate(series)],
+        "lines": [
+            {"name": line.name, "color": number % N_COLORS, **_paths(line.points, chart, frame)}
+            for number, line in enumerate(series)
+        ],
     }  # fmt: skip
-
-
-def _is_drawable(point: Point, log_y: bool) -> bool:
-    x, y = point
-    return math.isfinite(x) and math.isfinite(y) and (y > 0 or not log_y)
 
 
 @dataclass(frozen=True)
@@ -150,8 +139,7 @@ class _Frame:
     log_y: bool
 
     @staticmethod
-    def around(series: Sequence[Series], log_y: bool) -> _Frame:
-        points = [p for s in series for p in s.points if _is_drawable(p, log_y)]
+    def around(points: Sequence[Point], log_y: bool) -> _Frame:
         (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*points, strict=True))
         if x0 == x1:
             x0, x1 = x0 - 1, x1 + 1
@@ -164,33 +152,25 @@ class _Frame:
         return _Frame((x0, x1), (low, y1 + room), False)
 
     def at(self, x: float, y: float) -> Point:
-        """Canvas position of a value."""
         (x0, x1), (y0, y1) = self.x, self.y
         across = (x - x0) / (x1 - x0)
         up = math.log(y / y0) / math.log(y1 / y0) if self.log_y else (y - y0) / (y1 - y0)
-        return (
-            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
-            _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),
-        )
+        width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+        return _LEFT + across * width, _HEIGHT - _BOTTOM - up * height
 
 
-def _line(series: Series, frame: _Frame, number: int) -> dict[str, Any]:
-    """Name, number of the colour, paths between gaps, and dots where the points are few."""
-    runs: list[list[Point]] = [[]]
-    for point in series.points:
-        if _is_drawable(point, frame.log_y):
-            runs[-1].append(point)
-        elif runs[-1]:
-            runs.append([])
+def _paths(points: Sequence[Point], chart: Chart, frame: _Frame) -> dict[str, Any]:
+    """Paths between gaps, and dots where the points are few."""
+    groups = itertools.groupby(points, chart.can_draw)
+    runs = [list(run) for can_draw, run in groups if can_draw]
     total = sum(map(len, runs))
     paths, dots = [], []
-    for run in filter(None, runs):
-        limit = max(4, MAX_POINTS * len(run) // total)
-        places = [frame.at(x, y) for x, y in thinned(run, limit)]
+    for run in runs:
+        places = [frame.at(*p) for p in thinned(run, max(4, MAX_POINTS * len(run) // total))]
         paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
         if total <= _MARKED or len(run) == 1:
             dots += places
-    return {"name": series.name, "color": number % N_COLORS, "paths": paths, "dots": dots}
+    return {"paths": paths, "dots": dots}
 
 
 PICTURE_WIDTH = 640
@@ -201,8 +181,6 @@ _WEB = Path(__file__).parent / "web"
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with a line below it."""
-
     image: np.ndarray | Path  # (H, W, 3) uint8, or an image file
     caption: str = ""
     alt: str = ""
@@ -219,7 +197,6 @@ class Page:
         self._blocks.append({"kind": kind, **content})
 
     def heading(self, text: str, level: int = 2) -> None:
-        """A heading of level 2 or 3."""
         self._add("heading", text=text, level=level)
 
     def paragraph(self, text: str, note: bool = False) -> None:
@@ -232,11 +209,7 @@ class Page:
             self._add("facts", rows=rows)
 
     def pairs(self, rows: Iterable[tuple[str, object]], folded: str | None = None) -> None:
-        """Names and values below each other.
-
-        Args:
-            folded: Text to click on to see the table, for long ones; None shows it at once.
-        """
+        """Names and values below each other; ``folded``: the text to click on to see them."""
         if rows := list(rows):
             self._add("pairs", rows=rows, folded=folded)
 
@@ -244,14 +217,8 @@ class Page:
         self, header: Sequence[str], rows: Iterable[Sequence[object]], text_columns: int = 1,
         folded: str | None = None,
     ) -> None:  # fmt: skip
-        """A table.
-
-        Args:
-            text_columns: Columns from the left whose cells are words; the others are numbers,
-                except for paths.
-        """
+        """A table; the first columns, and those with links, are words, the others numbers."""
         if rows := [list(row) for row in rows]:
-            # A column of files is one of words, wherever it stands.
             links = {i for row in rows for i, cell in enumerate(row) if isinstance(cell, Link)}
             words = links | set(range(text_columns))
             self._add("table", header=header, rows=rows, words=words, folded=folded)
@@ -280,7 +247,6 @@ class Page:
         self.table(("file", "size"), rows, folded=folded)
 
     def html(self) -> str:
-        """The whole page."""
         component = None
         if any(block["kind"] == "model" for block in self._blocks):
             source = (_WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
@@ -308,11 +274,6 @@ def _template() -> Any:
     return environment.get_template("page.html.j2")
 
 
-def chart_svg(chart: Chart) -> str:
-    """The chart as an ``<svg>`` element; empty text when there is nothing to draw."""
-    return _template().module.chart_svg(drawn(chart)) if chart.drawable() else ""
-
-
 @dataclass(frozen=True)
 class Link:
     """A table cell that leads to a file; plain text without an address."""
@@ -332,11 +293,7 @@ class Link:
 
 
 def write_page(path: Path, build: Callable[[], Page], notify: Callable[[str], None]) -> Path | None:
-    """Build a report and write it, complete or not at all; whatever goes wrong is only told.
-
-    Returns:
-        The file, or None without a report.
-    """
+    """Build a report and write it, complete or not at all; None where that failed."""
     try:
         write_text_atomic(path, build().html())
     # The results a report is about are on the disk already and may have taken a day. No defect
@@ -378,14 +335,11 @@ def flattened(settings: Mapping[str, object]) -> list[tuple[str, object]]:
 
 
 def sizes_of(paths: Iterable[Path]) -> list[tuple[Path, int]]:
-    """Files and folders that exist, with their bytes."""
-    found = []
-    for path in paths:
-        if path.is_dir():
-            found.append((path, sum(p.stat().st_size for p in path.rglob("*") if p.is_file())))
-        elif path.is_file():
-            found.append((path, path.stat().st_size))
-    return found
+    return [
+        (path, sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()))
+        for path in paths
+        if path.exists()
+    ]
 
 
 def _typed(value: object) -> object:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading libraries with habits of their own, some only on demand, some in a process apart.
-
-Meanwhile no progress could be shown, and Ctrl-C would wait for the end.
-"""
+"""Libraries with habits of their own: loaded on demand, silenced, or run in a process apart."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ from sugar_utils.errors import UserError
 def load_package(
     what: str, package: str, *modules: str, instead: str | None = None
 ) -> tuple[ModuleType, ...]:
-    """Import modules of a package that may be missing.
-
-    Args:
-        instead: What to do without it, as an infinitive; None where there is no other way.
-    """
+    """Import modules of a package that may be missing; ``instead``: what else to do."""
     try:
         return tuple(importlib.import_module(module) for module in modules)
     except ImportError as error:
@@ -42,24 +35,15 @@ _FATAL = 3  # level by which glog, which pycolmap prints with, knows what it die
 
 
 def load_pycolmap() -> ModuleType:
-    """pycolmap, without its handler of SIGTERM, and silent.
-
-    Once loaded, it answers a request to terminate with a page of addresses, instead of what was
-    to answer it before. Of what it does it would print several lines per photograph; what goes
-    wrong is known by what it returns.
-    """
-    if "pycolmap" in sys.modules:
-        return _silenced(sys.modules["pycolmap"])
+    """pycolmap, without its handler of SIGTERM, which prints a page of addresses, and silent."""
+    loaded = "pycolmap" in sys.modules
+    handler = signal.getsignal(signal.SIGTERM)
     import pycolmap
 
-    handler = signal.getsignal(signal.SIGTERM)
     # Only the main thread may set a handler, and only those that Python knows can be set again.
-    if threading.current_thread() is threading.main_thread() and handler is not None:
+    main = threading.current_thread() is threading.main_thread()
+    if not loaded and main and handler is not None:
         signal.signal(signal.SIGTERM, handler)
-    return _silenced(pycolmap)
-
-
-def _silenced(pycolmap: ModuleType) -> ModuleType:
     pycolmap.logging.minloglevel = _FATAL
     return pycolmap
 
@@ -68,14 +52,13 @@ _ROOT = Path(__file__).resolve().parent.parent
 _GLANCE_SECONDS = 0.1
 _KILLED = -9
 _NO_MEMORY = ("MemoryError", "bad_alloc")
+# Reads nothing if the parent was killed; a thread could not end us while the interpreter is held.
 _END_WITH_PARENT = """
 import sys, psutil
 process = psutil.Process(int(sys.argv[1]))
 if not sys.stdin.buffer.read(1):
     process.kill()
 """
-"""Reads nothing if the parent was killed. A thread could not end a process whose interpreter is
-held."""
 
 
 def run_alone(
@@ -95,20 +78,21 @@ def run_alone(
         try:
             with _ended_with_us(process.pid):
                 while process.poll() is None:
-                    waiting(_resident(process.pid))
+                    # It may have just ended.
+                    with contextlib.suppress(psutil.Error):
+                        waiting(psutil.Process(process.pid).memory_info().rss)
                     time.sleep(_GLANCE_SECONDS)
         finally:
             process.kill()
             process.wait()
-        if process.returncode != 0:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
-            if process.returncode == _KILLED or any(
-                w in line for line in lines for w in _NO_MEMORY
-            ):
-                raise MemoryError(f"{module} was ended by the system")
-            reason = lines[-1] if lines else f"exit code {process.returncode}"
-            raise UserError(f"{module} failed: {reason}")
+        if process.returncode == 0:
+            return
+        said.seek(0)
+        text = said.read().decode(errors="replace").strip()
+        if process.returncode == _KILLED or any(word in text for word in _NO_MEMORY):
+            raise MemoryError(f"{module} was ended by the system")
+        reason = text.splitlines()[-1] if text else f"exit code {process.returncode}"
+        raise UserError(f"{module} failed: {reason}")
 
 
 @contextlib.contextmanager
@@ -123,11 +107,3 @@ def _ended_with_us(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             watcher.communicate(b"\n")
-
-
-def _resident(pid: int) -> int:
-    try:
-        return psutil.Process(pid).memory_info().rss
-    except psutil.Error:
-        # It has just ended.
-        return 0

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory this process uses, has used at most, and could still take.
 
-On a CUDA device the figures are those of torch's allocator there; otherwise they are the resident
-set of the process. ``psutil`` asks the system; what it does not know is read here: the peak that
-Linux lets a process reset, that of macOS, and the limits of containers.
+On a CUDA device the figures are those of torch's allocator there, else the resident set. What
+``psutil`` does not know is read here: the peaks of Linux and macOS, and limits of containers.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Memory of one device at one moment."""
-
     current: int
     peak: int
     kind: str
@@ -41,22 +38,14 @@ def memory_usage(device: torch.device | str) -> MemoryUsage:
     """Current and peak memory: torch's allocations on CUDA, the resident set elsewhere."""
     device = torch.device(device)
     if device.type == "cuda":
-        return MemoryUsage(
-            current=torch.cuda.memory_allocated(device),
-            peak=torch.cuda.max_memory_allocated(device),
-            kind="CUDA",
-        )
+        used, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+        return MemoryUsage(used, most, "CUDA")
     current, peak = _resident_bytes()
-    return MemoryUsage(current=current, peak=max(current, peak), kind="RSS")
+    return MemoryUsage(current, max(current, peak), "RSS")
 
 
 def reset_peak(device: torch.device | str) -> bool:
-    """Start a new peak measurement.
-
-    Returns:
-        False where the system offers no way to do so (macOS, Windows, some containers); the peak
-        then stays that of the whole process.
-    """
+    """Start a new peak measurement; False where the system offers no way (macOS, Windows)."""
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -69,10 +58,7 @@ def reset_peak(device: torch.device | str) -> bool:
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Bytes that can still be allocated without swapping; None where the system does not say.
-
-    Limits of a container (cgroup) are respected.
-    """
+    """Bytes to be had without swapping, within limits of a container; None if unknown."""
     device = torch.device(device)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -120,23 +106,24 @@ def _resident_bytes() -> tuple[int, int]:
         return 0, 0
     if sys.platform == "win32":
         return now.rss, now.peak_wset
-    peak = _resettable_peak()
-    if peak is None:
-        import resource
+    # The one that ``reset_peak`` starts anew, where there is one.
+    peak = _entry(_PROC_STATUS, "VmHWM:")
+    if peak is not None:
+        return now.rss, 1024 * peak
+    import resource
 
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return now.rss, peak
+    unit = 1 if sys.platform == "darwin" else 1024
+    return now.rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _resettable_peak() -> int | None:
-    """The peak that ``reset_peak`` starts anew, in bytes; None where there is none."""
+def _entry(path: Path, name: str) -> int | None:
+    """The number behind a name in a file of the system; None where there is none."""
     try:
-        lines = _PROC_STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else None
+    words = (line.split() for line in lines)
+    return next((int(found[1]) for found in words if found[:1] == [name]), None)
 
 
 def _read_number(path: Path) -> int | None:
@@ -154,14 +141,7 @@ def _cgroup_room(root: Path) -> list[int]:
         (root, "memory.max", "memory.current", "inactive_file"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit = _read_number(folder / limit_name)
-        usage = _read_number(folder / usage_name)
-        if limit is None or usage is None:
-            continue
-        try:
-            lines = (folder / "memory.stat").read_text().splitlines()
-        except OSError:
-            lines = []
-        droppable = [int(line.split()[1]) for line in lines if line.startswith(f"{cache_name} ")]
-        rooms.append(limit - usage + sum(droppable))
+        limit, usage = _read_number(folder / limit_name), _read_number(folder / usage_name)
+        if limit is not None and usage is not None:
+            rooms.append(limit - usage + (_entry(folder / "memory.stat", cache_name) or 0))
     return rooms

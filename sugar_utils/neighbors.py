@@ -6,10 +6,9 @@ binary tree of bounding boxes stands on the leaves (children of node i are 2i an
 thread per query starts in its own leaf, or one near to it, climbs to the root and searches each
 sibling subtree on the way, nearest box first.
 
-The result is exact, not "exact up to rounding": a box bound is computed with the operations of
-the distance itself, and float32 subtraction, multiplication and addition are monotonic, so a
-bound never exceeds the distance of a point inside. Nodes also know their lowest point index;
-with it, ties at equal distance are decided (and thousands of identical points are searched)
+The result is exact: a box bound is computed with the operations of the distance itself, and float32
+subtraction, multiplication and addition are monotonic, so a bound never exceeds the distance of a
+point inside. Nodes also know their lowest point index; with it, ties at equal distance are decided
 without opening every box that ties.
 """
 
@@ -44,16 +43,12 @@ wp.set_module_options(_EXACT)
 
 
 class Neighbors(NamedTuple):
-    """Nearest points of each query."""
-
     indices: Tensor  # rows of the points, nearest first, (Q, k) int32
     sq_distances: Tensor  # squared distances, (Q, k) float32, world units squared
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """Bounding boxes over Morton-sorted points."""
-
     points: Tensor  # in tree order, (N, 3)
     rows: Tensor  # row of each of them in the caller's order, (N,) int32
     boxes: Tensor  # low and high corner of each node; row 0 unused, (2 P, 6)
@@ -75,18 +70,13 @@ class _Tree:
 
 
 def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = None) -> Neighbors:
-    """Find the k nearest points of every point, itself included.
+    """Find the k nearest points of every point, (N, 3) float32; (N, min(k, N)), without gradients.
 
     Column 0 is always the point itself, also among exact duplicates. The others follow by
     (squared distance, index), so equal distances have one right answer.
 
     Args:
-        points: (N, 3) float32 world units, CPU or CUDA.
-        k: Neighbours per point. More than N are clipped: the result has ``min(k, N)`` columns.
         query_batch: Points per kernel launch; if None, all on a GPU, 100,000 on a CPU.
-
-    Returns:
-        Indices and squared distances, (N, min(k, N)) each; without gradients.
     """
     points = _checked(points)
     n_columns = min(k, points.shape[0])
@@ -97,15 +87,7 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = 
 
 
 def nearest_neighbors_of(queries: Tensor, points: Tensor, k: int = 16) -> Neighbors:
-    """Find the k points nearest to arbitrary positions, by (squared distance, index).
-
-    Args:
-        queries: (Q, 3) float32 world units.
-        points: (N, 3) float32 world units, on the same device.
-
-    Returns:
-        Indices into ``points`` and squared distances, (Q, min(k, N)) each; without gradients.
-    """
+    """Find the k points, (N, 3), nearest to positions, (Q, 3), by (squared distance, index)."""
     queries, points = _checked(queries), _checked(points)
     n_columns = min(k, points.shape[0])
     if n_columns == 0 or queries.shape[0] == 0:
@@ -117,26 +99,9 @@ def nearest_neighbors_of(queries: Tensor, points: Tensor, k: int = 16) -> Neighb
 
 
 def mean_sq_distance_to_nearest(points: Tensor) -> Tensor:
-    """Mean squared distance to the three nearest other points, the classic initial splat size.
-
-    Args:
-        points: (N, 3) float32 world units.
-
-    Returns:
-        (N,) float32, world units squared; 0 for a point that is alone.
-    """
+    """Mean squared distance of points, (N, 3), to the three nearest others; 0 when alone. (N,)"""
     sq_distances = nearest_neighbors(points, 4).sq_distances[:, 1:]
     return sq_distances.sum(dim=1) / max(sq_distances.shape[1], 1)
-
-
-def nearest_neighbors_reference(queries: Tensor, points: Tensor, k: int) -> Neighbors:
-    """Brute force with the same order of operations: the slow twin for tests. O(Q N) memory."""
-    offset = points[None] - queries[:, None]
-    x, y, z = offset.unbind(-1)
-    sq_distances = (x * x + y * y) + z * z
-    values, order = sq_distances.sort(dim=1, stable=True)
-    n_columns = min(k, points.shape[0])
-    return Neighbors(order[:, :n_columns].int(), values[:, :n_columns])
 
 
 def _checked(points: Tensor) -> Tensor:
@@ -221,20 +186,14 @@ def _build_tree(points: Tensor) -> _Tree:
     # Refined cells stay where they are, so these rise.
     low, side = _bounding_cube(points)
     codes = _morton_codes(sorted_points, low, side)
-    n_leaves = -(-n // LEAF_SIZE)
-    first_leaf = 1 << (n_leaves - 1).bit_length()
+    first_leaf = level = 1 << (-(-n // LEAF_SIZE) - 1).bit_length()
     boxes = torch.empty((2 * first_leaf, 6), device=device)
     lowest = torch.empty(2 * first_leaf, dtype=torch.int32, device=device)
-    launch(
-        _leaf_boxes,
-        first_leaf,
-        [first_leaf, n, sorted_points, rows, boxes, lowest],
-        min_items=_MIN_ITEMS,
-    )
-    level = first_leaf // 2
-    while level >= 1:
-        launch(_inner_boxes, level, [level, boxes, lowest], min_items=_MIN_ITEMS)
+    arguments = [first_leaf, n, sorted_points, rows, boxes, lowest]
+    launch(_leaf_boxes, first_leaf, arguments, min_items=_MIN_ITEMS)
+    while level > 1:
         level //= 2
+        launch(_inner_boxes, level, [level, boxes, lowest], min_items=_MIN_ITEMS)
     return _Tree(sorted_points, rows, boxes, lowest, codes, low, side)
 
 
@@ -242,25 +201,20 @@ def _search(
     tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None,
     leaves: Tensor | None = None,
 ) -> Neighbors:  # fmt: skip
-    skip_self = leaves is None
-    if leaves is None:
-        leaves = rows.new_empty(0)
+    skip_self = int(leaves is None)
+    leaves = rows.new_empty(0) if leaves is None else leaves
     n, device = queries.shape[0], queries.device
-    indices = torch.empty((n, k), dtype=torch.int32, device=device)
-    sq_distances = torch.empty((n, k), dtype=torch.float32, device=device)
-    tree_arguments = [tree.points, tree.rows, tree.boxes, tree.lowest, tree.first_leaf]
+    found = _empty(n, device, k)
+    arguments = [queries, rows, tree.points, tree.rows, tree.boxes, tree.lowest, tree.first_leaf,
+                 leaves, skip_self, *found]  # fmt: skip
     kernel = _query_kernel(max(16, 1 << (k - 1).bit_length()))
     if query_batch is None:
         # Fewer would leave a large GPU half empty; a CPU works in ranges of its own anyway.
         query_batch = BATCH if device.type == "cpu" else n
     for start in range(0, n, max(query_batch, 1)):
-        launch(
-            kernel,
-            min(query_batch, n - start),
-            [start, queries, rows, *tree_arguments, leaves, int(skip_self), indices, sq_distances],
-            min_items=_MIN_ITEMS,
-        )
-    return Neighbors(indices, sq_distances)
+        count = min(query_batch, n - start)
+        launch(kernel, count, [start, *arguments], min_items=_MIN_ITEMS)
+    return found
 
 
 @wp.kernel

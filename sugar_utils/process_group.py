@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes that train one model together, as torchrun starts them.
 
-Every process (rank) holds the same parameters, renders its own views and adds its gradients to
-those of the others. Numbers that the host needs travel through gloo, tensors of a GPU through NCCL
-where torch has it. Only the first process writes and speaks; where one fails, the others end, too,
-and one of them says why.
+Every process holds the same parameters, renders its own views and adds its gradients to those of
+the others. Numbers that the host needs travel through gloo, tensors of a GPU through NCCL where
+torch has it. Only the first process writes; where one fails, all end, and one says why.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.memory import out_of_memory
 from sugar_utils.torchrun import Launch
 
-TIMEOUT = timedelta(days=7)
-"""How long a process waits for the others: the first one may extract a mesh meanwhile."""
+TIMEOUT = timedelta(days=7)  # for the others: the first one may extract a mesh meanwhile
 
 _START_TIMEOUT = timedelta(minutes=10)
-"""Timeout at the start, in seconds."""
 
 _FAILURE = "first failure"
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -41,11 +38,10 @@ class PeerLost(UserError):
 
 
 class ProcessGroup:
-    """The processes of a run, seen from one of them.
+    """The processes of a run, seen from one of them; of a single process calls change nothing.
 
     Every method but the properties, :meth:`share` and :meth:`single_report` is a collective call:
-    all processes make it, in the same order, and none goes on before all have. Of a single
-    process they change nothing and cost nothing.
+    all processes make it, in the same order, and none goes on before all have.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None) -> None:
@@ -59,7 +55,6 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, launch: Launch, *, cuda: bool) -> ProcessGroup:
-        """Join the other processes."""
         if launch.size == 1:
             return cls()
         if not dist.is_available():
@@ -86,12 +81,10 @@ class ProcessGroup:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one process only."""
         return self.size == 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
         return self.rank == 0
 
     def share(self, n: int) -> range:
@@ -125,31 +118,23 @@ class ProcessGroup:
 
     def all_gather(self, value: T) -> list[T]:
         """Small values of all processes, in their order."""
-        if self.is_alone:
-            return [value]
-        values: list = [None] * self.size
-        self._collective(lambda: dist.all_gather_object(values, value))
+        values: list = [value] * self.size
+        if not self.is_alone:
+            self._collective(lambda: dist.all_gather_object(values, value))
         return values
 
     def broadcast(self, value: T) -> T:
         """The first process's value; those of the others are ignored."""
-        if self.is_alone:
-            return value
-        values = [value]
-        host = torch.device("cpu")
-        self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
+        values, host = [value], torch.device("cpu")
+        if not self.is_alone:
+            self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
         return values[0]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
         self.all_gather_numbers([0])
 
     def check_same(self, tensors: Iterable[Tensor], iteration: int) -> None:
-        """Stop where the processes no longer hold the same bits; one synchronisation.
-
-        Raises:
-            TrainingError: They differ.
-        """
+        """Stop (TrainingError) where the processes no longer hold the same bits."""
         if self.is_alone:
             return
         sums = [t.detach().view(_BITS[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
@@ -164,8 +149,8 @@ class ProcessGroup:
     def single_report(self) -> Iterator[None]:
         """A context whose errors one process reports: the one that failed first.
 
-        The others leave because their next collective call fails, or with an error of their own;
-        theirs are marked as silent, and take over its exit code.
+        The others leave because their next collective call fails; their errors are silent, with its
+        exit code.
         """
         if self.is_alone:
             yield

@@ -8,17 +8,9 @@ from torch import Tensor
 
 
 def rotation_matrices(quats: Tensor) -> Tensor:
-    """Rotation matrices of unit quaternions, differentiable.
+    """Rotation matrices, local to world, of unit quaternions. (..., 4) -> (..., 3, 3)
 
-    The gradient is that of the polynomial below. It is the true one after normalisation: the
-    part along the quaternion itself, where the polynomial depends on the norm, is removed by the
-    derivative of the normalisation.
-
-    Args:
-        quats: Unit quaternions, wxyz. (..., 4)
-
-    Returns:
-        Matrices that take local to world coordinates; columns are the local axes. (..., 3, 3)
+    The gradient is that of the polynomial; normalisation removes the part along the quaternion.
     """
     w, x, y, z = quats.unbind(-1)
     rows = (
@@ -36,16 +28,9 @@ def rotation_matrices(quats: Tensor) -> Tensor:
 
 
 def quaternions_of(matrices: Tensor) -> Tensor:
-    """Unit quaternions of rotation matrices, differentiable, real part not negative.
+    """Unit quaternions of rotation matrices, real part not negative. (..., 3, 3) -> (..., 4)
 
-    Of the four equivalent formulas, each row uses the one with the largest pivot, so that no
-    division is by a small number.
-
-    Args:
-        matrices: Rotations. (..., 3, 3)
-
-    Returns:
-        wxyz. (..., 4)
+    Of the four equivalent formulas, each row uses the one with the largest pivot.
     """
     m = matrices
     a, b, c = m[..., 0, 0], m[..., 1, 1], m[..., 2, 2]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counter-based randomness: every draw is a function of the seed and of what it is for.
 
-A run has no random state to save. The samples of iteration 9001 are the same whether the run
-came there in one go or was resumed at 9000, which is what makes resuming bit-exact.
+A run has no random state to save, which is what makes resuming bit-exact.
 """
 
 import hashlib
@@ -22,9 +21,8 @@ def draw_labels(iteration: int, view_index: int) -> tuple[int, ...]:
 
 
 def generator(seed: int, *labels: str | int) -> torch.Generator:
-    """Return a fresh generator for one purpose, independent of all others.
+    """A fresh generator for one purpose, independent of all others.
 
-    It is on the CPU, and draws are moved to where they are needed: a generator on a GPU gives
-    other numbers on another model. Many draws: :func:`sugar_scene.sampling.draw_samples`.
+    It is on the CPU: a generator on a GPU gives other numbers on another model.
     """
     return torch.Generator(device="cpu").manual_seed(derive_seed(seed, *labels))

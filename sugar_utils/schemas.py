@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files must hold: one schema for each kind of file, checked where the file is read.
+"""What files must hold: one ``msgspec`` type per kind of file, checked where the file is read.
 
-A schema is a ``msgspec`` type. Numbers have bounds, which also keep out what is no number; keys
-that are not needed are let through, because other programs write more than we read.
+Numbers have bounds, which also keep out what is no number; other keys are let through.
 """
 
 from __future__ import annotations
@@ -21,20 +20,16 @@ FAR = 1e15  # beyond it, squares do not fit into float32
 MAX_DEPTH = 50  # maximum nesting depth of JSON input
 Coordinate = Annotated[float, Meta(ge=-FAR, le=FAR)]
 Positive = Annotated[float, Meta(gt=0, le=FAR)]
+# Pixels of a side, which some programs write as a float.
 PixelCount = Annotated[float, Meta(ge=1, le=2**20)]
-"""Pixels of a side, which some programs write as a float."""
-
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0, le=FAR)]
+# Any name that an operating system could have, bytes that are no UTF-8 included.
 FileName = Annotated[str, Meta(min_length=1, pattern=r"^[^\x00\ud800-\udc7f\udd00-\udfff]*$")]
-"""Any name that an operating system could have, bytes that are no UTF-8 included."""
-
 T = TypeVar("T")
 
 
 class Phase(msgspec.Struct):
-    """What a phase of a run took."""
-
     seconds: Seconds
     peak_bytes: Count
 
@@ -72,7 +67,6 @@ class ResultNote(msgspec.Struct):
 
 
 def conform(value: Any, schema: type[T], place: object, advice: str = WRITE_AGAIN) -> T:
-    """Convert what a file holds to a schema."""
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError as error:
@@ -91,7 +85,6 @@ def read_checked(path: Path, schema: type) -> Any:
 
 
 def is_deeper(value: Any, limit: int) -> bool:
-    """Whether containers are nested more than ``limit`` deep."""
     level = [value]
     for _ in range(limit + 1):
         level = [holder for holder in level if isinstance(holder, (dict, list, tuple))]

@@ -14,8 +14,6 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun tells each process that it starts."""
-
     rank: int = 0
     size: int = 1
     local_rank: int = 0

@@ -10,15 +10,18 @@ kernel of ours lets two work items write one address, so the bits do not depend 
 from __future__ import annotations
 
 import contextlib
+import copy
+import ctypes
 import functools
 import inspect
 import os
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -26,7 +29,6 @@ from torch import Tensor
 
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, temporary_cache
-from sugar_utils.prepared_launch import Argument, PreparedLaunch, TypedTensor, describe
 
 wp.config.log_level = wp.LOG_WARNING
 
@@ -72,38 +74,27 @@ def _start_warp() -> None:
 # Before any module defines the first kernel or constant, which would start it, too.
 _start_warp()
 
-RANGES_PER_THREAD = 8
-"""Strips per CPU thread: enough for an even load where tiles differ, few enough to stay cheap."""
+RANGES_PER_THREAD = 8  # enough for an even load where tiles differ, few enough to stay cheap
 
 WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
 
-HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")
-"""Whether this Warp can run kernels of thread blocks on a CPU, which only checks do."""
+HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
 
+# CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
+# drivers of CUDA 12, do not know them.
 NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
-"""CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
-drivers of CUDA 12, do not know them."""
-
+# Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
 NATIVE_OPTIONS = {
     "enable_backward": False,
     "cpu_compiler_flags": "-march=native -ffp-contract=fast" + NO_VECTORISER,
 }
-"""Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there."""
-
+# What native bodies begin with: eight floats in one vector register.
 SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
-"""What native bodies begin with: eight floats in one vector register."""
 
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
 
 
-class _OwnLaunches(threading.local):
-    """The launches that a thread has prepared."""
-
-    def __init__(self) -> None:
-        self.launches: dict[Any, PreparedLaunch] = {}
-
-
-_PREPARED = _OwnLaunches()
+_PREPARED = threading.local()  # the launches that a thread has prepared
 
 
 @functools.lru_cache(maxsize=4)
@@ -117,11 +108,7 @@ def known_options(**wanted: Any) -> dict[str, Any]:
 
 
 def as_array(tensor: Tensor, dtype: Any = None) -> TypedTensor:
-    """A tensor as an argument of a kernel.
-
-    Args:
-        dtype: Warp type of one element; the tensor's own scalar type when None.
-    """
+    """A tensor as an argument of a kernel, of elements of a Warp type or its own scalars."""
     return TypedTensor(tensor, dtype)
 
 
@@ -139,19 +126,12 @@ def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int
 
 
 def launch(
-    kernel: Any,
-    n_items: int,
-    inputs: Sequence[Any],
-    *,
-    device: torch.device | None = None,
-    min_items: int = 1,
-    block_dim: int = 256,
-) -> None:
+    kernel: Any, n_items: int, inputs: Sequence[Any], *, device: torch.device | None = None,
+    min_items: int = 1, block_dim: int = 256,
+) -> None:  # fmt: skip
     """Run ``kernel(first, *inputs)`` for ``n_items`` items where its tensors are; none are a no-op.
 
-    Args:
-        device: Needed where ``inputs`` hold addresses and no tensor.
-        block_dim: Threads per block on a GPU; with fewer, kernels of many registers fill it better.
+    ``device`` is needed where there is no tensor. Blocks of fewer threads suit many registers.
     """
     if n_items == 0:
         return
@@ -169,28 +149,20 @@ def launch(
 
 
 def launch_blocks(
-    kernel: Any,
-    n_blocks: int,
-    inputs: Sequence[Any],
-    *,
-    device: torch.device,
-    block_dim: int,
+    kernel: Any, n_blocks: int, inputs: Sequence[Any], *, device: torch.device, block_dim: int,
     together: int = 1,
-) -> None:
+) -> None:  # fmt: skip
     """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
 
-    On the CPU the threads of a block are fibers on one core: slow, and there to check the very
-    kernel that a GPU runs.
-
-    Args:
-        together: So many blocks are one on a GPU; for blocks that are warps and share nothing.
+    On the CPU the threads of a block are fibers on one core: slow, and only for checks.
+    ``together`` blocks are one on a GPU, for blocks that are warps and share nothing.
     """
     if n_blocks == 0:
         return
     # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
-        stream, n_threads = _torch_stream(device), together * block_dim
-        shape = (n_blocks, block_dim)
+        stream, shape = _torch_stream(device), (n_blocks, block_dim)
+        n_threads = together * block_dim
         prepared = _prepare(kernel, shape, inputs, stream=stream, block_dim=n_threads)
         prepared.run(shape, stream)
         return
@@ -209,7 +181,7 @@ def launch_blocks(
 
 def _prepare(kernel: Any, dim: Any, inputs: Sequence[Any], **how: Any) -> PreparedLaunch:
     """A launch with these arguments; this thread's own, from when it met the kernel first."""
-    kept = _PREPARED.launches
+    kept = _PREPARED.__dict__.setdefault("launches", {})
     # A stream is an argument of every launch, its device one of the recorded one.
     where = how["stream"].device if "stream" in how else None
     key = (kernel, where, how.get("block_dim"))
@@ -246,3 +218,138 @@ def _warp_stream(device: torch.device, handle: int) -> Any:
 def _load_once(kernel: Any) -> None:
     """Compile before the pool starts: Warp's module loader is not made for several threads."""
     wp.load_module(kernel.module, device="cpu")
+
+
+# Warp describes every argument anew for each launch, which costs the host several times as much as
+# the launch. Between two steps only places and numbers of rows change. So a launch is recorded when
+# a kernel is met first, and the memory that holds its arguments is written over from then on.
+MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
+
+
+class TypedTensor(NamedTuple):
+    """A contiguous tensor, and what Warp is to take for one element: None for its own scalars."""
+
+    tensor: Tensor
+    dtype: Any = None
+
+
+Argument = Tensor | TypedTensor  # a tensor that a kernel is given
+
+
+def describe(given: Argument) -> Any:
+    """What Warp wants to know of a tensor: address, sizes and strides; keeps nothing alive."""
+    tensor, dtype = given if type(given) is TypedTensor else (given, None)
+    if max(tensor.shape, default=0) > MAX_ROWS:
+        shape = " x ".join(f"{side:,}" for side in tensor.shape)
+        raise UserError(
+            f"a buffer of {shape} has more rows than kernels can number (2^31); work on less at "
+            "once: fewer Gaussians (--max_gaussians) or samples (--sdf_samples), smaller images "
+            "(--resolution_factor), or more strips (--gradient_accumulation)"
+        )
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    found = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+    # Warp's reference to the tensor, which would keep it alive as long as the prepared launch.
+    found._ref = None
+    return found
+
+
+class _Array:
+    """Memory that describes a tensor to a kernel."""
+
+    def __init__(self, given: Argument) -> None:
+        self.stored = describe(given)
+        self._sizes, self._known = self.stored.shape, None
+
+    def take(self, given: Argument) -> None:
+        tensor, dtype = given if type(given) is TypedTensor else (given, None)
+        shape = tensor.shape
+        # What has no rows is described anew.
+        known = bool(shape) and (shape[1:], tensor.stride(), tensor.dtype, dtype)
+        if known and known == self._known and shape[0] <= MAX_ROWS:
+            self.stored.data = tensor.data_ptr()
+            self._sizes[0] = shape[0]
+            return
+        found = describe(given)
+        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(found), ctypes.sizeof(found))
+        self._known = known
+
+
+class _Value:
+    """Memory of a number, a struct or a small vector, as Warp packed it."""
+
+    def __init__(self, packed: Any) -> None:
+        self._is_number = not isinstance(packed, (ctypes.Structure, ctypes.Array))
+        self.stored = packed if self._is_number else type(packed).from_buffer_copy(packed)
+
+    def take(self, value: Any) -> None:
+        if self._is_number:
+            self.stored.value = value
+            return
+        packed = value if isinstance(value, ctypes.Array) else value.__ctype__()
+        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(packed), ctypes.sizeof(packed))
+
+
+class PreparedLaunch:
+    """The launch of one kernel in one way, to be repeated.
+
+    Not for several threads at once but for :meth:`run`, while no arguments are taken.
+    """
+
+    def __init__(self, kernel: Any, dim: Any, arguments: Sequence[Any], **how: Any) -> None:
+        self.kernel = kernel
+        arrays = [_Array(x) if isinstance(x, Argument) else None for x in arguments]
+        given = [x if array is None else array.stored
+                 for x, array in zip(arguments, arrays, strict=True)]  # fmt: skip
+        launch = wp.launch(kernel, dim, given, record_cmd=True, **how)
+        self._slots = []
+        # The first parameter are the bounds of the launch.
+        for i, array in enumerate(arrays, start=1):
+            slot = array or _Value(launch.params[i])
+            launch.params[i] = slot.stored
+            if launch.params_addr:
+                launch.params_addr[i] = ctypes.addressof(slot.stored)
+            self._slots.append(slot)
+        # Kept by Warp for graphs that it records itself; here they would keep memory alive.
+        launch.fwd_args = None
+        self._first = _Pass(launch, dim)
+        # Copied for other threads, and never launched: launching changes the bounds.
+        self._template = self._first.twin()
+        self._idle: deque[_Pass] = deque()
+
+    def take(self, arguments: Sequence[Any]) -> None:
+        """Arguments of the next launches, of the same kinds as those at first."""
+        for slot, value in zip(self._slots, arguments, strict=True):
+            slot.take(value)
+
+    def run(self, dim: Any, stream: Any = None) -> None:
+        self._first.launch(dim, stream)
+
+    def run_range(self, first: int, count: int) -> None:
+        """Launch on the CPU over some items, ``first`` being the first argument; in any thread."""
+        try:
+            one = self._idle.pop()
+        except IndexError:
+            one = self._template.twin()
+        one.params[1] = ctypes.c_int32(first)
+        one.launch(count, None)
+        self._idle.append(one)
+
+
+class _Pass:
+    """A recorded launch with bounds of its own."""
+
+    def __init__(self, launch: Any, dim: Any) -> None:
+        self._launch, self._dim, self.params = launch, dim, launch.params
+
+    def twin(self) -> _Pass:
+        """Another, of the same arguments, that may run at the same time."""
+        launch = copy.copy(self._launch)
+        launch.params = list(self.params)
+        return _Pass(launch, self._dim)
+
+    def launch(self, dim: Any, stream: Any) -> None:
+        if dim != self._dim:
+            self._launch.set_dim(dim)
+            self._dim = dim
+        self._launch.launch(stream=stream)

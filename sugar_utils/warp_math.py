@@ -164,15 +164,11 @@ def swap_floats(value: float, lane: int, distance: int) -> float:
 @wp.func_native(
     _exchange("int", "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance")
 )
-def swap_ints(value: int, lane: int, distance: int) -> int:
-    """The same for integers."""
-    ...
+def swap_ints(value: int, lane: int, distance: int) -> int: ...
 
 
 @wp.func_native(_exchange("int", "__shfl_sync(0xffffffffu, value, source)", "source"))
-def read_lane(value: int, lane: int, source: int) -> int:
-    """The value of lane ``source``."""
-    ...
+def read_lane(value: int, lane: int, source: int) -> int: ...
 
 
 @wp.func_native(f"""

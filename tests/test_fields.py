@@ -10,10 +10,9 @@ import warp as wp
 
 from sugar_scene.fields import field_device, field_kernels
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.fields.reference_fields import (
+from sugar_scene.geometry import (
     FieldSamples,
     density_at,
-    evaluate_fields_reference,
     neighbor_opacities,
     sample_points,
     sdf_from_density,
@@ -23,6 +22,7 @@ from sugar_utils.neighbors import (
     nearest_neighbors,
     nearest_neighbors_of,
 )
+from tests.support.field_reference import evaluate_fields_reference
 from tests.support.golden import golden_cloud, load_golden
 
 KERNELS = [

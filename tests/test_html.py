@@ -22,7 +22,6 @@ from sugar_utils.html import (
     Page,
     Picture,
     Series,
-    chart_svg,
     duration_text,
     flattened,
     log_ticks,
@@ -35,6 +34,17 @@ from sugar_utils.html import (
 
 HOSTILE = "<script>alert(\"x\")</script> & 'é'"
 VOID = {"meta", "img", "br"}
+
+
+def chart_svg(chart: Chart) -> str:
+    """The page's drawing of a chart; empty where there is nothing to draw."""
+    return "".join(re.findall("<svg.*?</svg>", page_of(chart), re.DOTALL))
+
+
+def page_of(chart: Chart) -> str:
+    page = Page("t")
+    page.charts([chart])
+    return page.html()
 
 
 class Structure(HTMLParser):
@@ -186,7 +196,7 @@ def test_writing_is_all_or_nothing_and_never_raises(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sugar_utils.files._flush_file", full)
+    monkeypatch.setattr("sugar_utils.files._flush", full)
     assert write_page(path, lambda: Page("two"), said.append) is None
     assert "No space left" in said[1]
     assert "\n" not in said[0] + said[1]

@@ -16,8 +16,7 @@ from sugar_extractors.mesh.level_sets import (
     march_rays,
     pixel_centers,
 )
-from sugar_scene.fields.reference_fields import neighbor_opacities
-from sugar_scene.geometry import inverse_square_roots, std_along_view
+from sugar_scene.geometry import inverse_square_roots, neighbor_opacities, std_along_view
 from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
 

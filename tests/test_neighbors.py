@@ -11,9 +11,9 @@ from sugar_utils.neighbors import (
     mean_sq_distance_to_nearest,
     nearest_neighbors,
     nearest_neighbors_of,
-    nearest_neighbors_reference,
 )
 from tests.support.golden import load_golden
+from tests.support.neighbor_reference import nearest_neighbors_reference
 
 
 @pytest.fixture

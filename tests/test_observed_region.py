@@ -11,13 +11,15 @@ import pytest
 from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.observed_region import MIN_POINTS, MIN_VIEWS, observed_region
+from sugar_extractors.mesh.tsdf import MIN_OBSERVED as MIN_POINTS
 from sugar_extractors.mesh.tsdf import (
+    MIN_VIEWS,
     PLANE_FILL,
     PLANE_MARGIN,
     DepthView,
     TsdfConfig,
     fuse_region,
+    observed_region,
 )
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
 from sugar_utils.console import Console

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.fields.reference_fields import evaluate_fields_reference, sdf_from_density
-from sugar_scene.geometry import std_along_view
+from sugar_scene.geometry import sdf_from_density, std_along_view
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
@@ -22,6 +21,7 @@ from sugar_trainers.losses import (
     sdf_estimation_loss,
 )
 from sugar_utils.neighbors import nearest_neighbors
+from tests.support.field_reference import evaluate_fields_reference
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
 
 PARAMETERS = ("points", "all_densities", "scales", "quaternions")

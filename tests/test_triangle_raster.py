@@ -112,15 +112,6 @@ def test_ties_go_to_the_lowest_face_and_order_of_work_does_not_matter(monkeypatc
     assert torch.equal(once.depth, chunked.depth)
 
 
-def test_near_bound_lets_rays_pass():
-    cam = camera()
-    vertices, faces = soup(100, size=1.0)
-    result = rasterize_triangles(vertices, faces, cam, near=2.0)
-    hit, _, _ = brute_force(to_camera(vertices, cam).numpy(), faces.numpy(), cam, near=2.0)
-    assert (result.face.numpy() != hit).mean() < 1e-3
-    assert (result.depth > 2.0).all()
-
-
 def test_empty_degenerate_and_broken_triangles_hit_nothing():
     cam = camera()
     empty = rasterize_triangles(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.long), cam)

@@ -7,8 +7,7 @@ import pytest
 import torch
 import warp as wp
 
-from sugar_utils.prepared_launch import describe
-from sugar_utils.warp_launch import as_array, launch_blocks
+from sugar_utils.warp_launch import as_array, describe, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,

@@ -12,8 +12,7 @@ import torch
 import warp as wp
 
 from sugar_utils.errors import UserError
-from sugar_utils.prepared_launch import MAX_ROWS, PreparedLaunch, describe
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import MAX_ROWS, PreparedLaunch, as_array, describe, launch
 
 
 @pytest.mark.parametrize("shape", [(2**31,), (2**31, 13), (3, 2**32)])

@@ -13,11 +13,12 @@ from gaussian_splatting.optim.adam_cuda import Stepped, step_together
 from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, MOMENTS, AdamStep, moment_format
 from gaussian_splatting.rasterization import complete_normals
 from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.fields.reference_fields import evaluate_fields_reference
 from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import depth_normal_consistency
-from sugar_utils.neighbors import nearest_neighbors, nearest_neighbors_reference
+from sugar_utils.neighbors import nearest_neighbors
+from tests.support.field_reference import evaluate_fields_reference
+from tests.support.neighbor_reference import nearest_neighbors_reference
 
 FIELD_FLIPS = 1e-3
 NEIGHBORS = 16

@@ -36,8 +36,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     TILE,
     TRANSMITTANCE_MIN,
 )
-from sugar_utils.prepared_launch import TypedTensor
-from sugar_utils.warp_launch import as_array, known_options, launch_blocks
+from sugar_utils.warp_launch import TypedTensor, as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compact files of Gaussians, ``.splat`` and SPZ, and how far they are from what was written.
+"""Compact files of Gaussians, ``.splat``, SPZ and glTF, and how far they are from what was written.
 
-Position and scale are 3 + 3 float32; colour, opacity and rotation (wxyz) are bytes. The Gaussians
-that cover most come first, because pages show what has arrived.
-
-A gzip stream of a header of 16 bytes and, one after the other for all Gaussians, positions (24-bit
-fixed point), opacities, colours, logarithmic scales (8 bits each), rotations (the three smallest
-parts of a quaternion in 10 bits each) and spherical harmonics (8 bits, of which 5 are used in band
-1 and 4 beyond). Axes are x right, y up, z back.
+``.splat``: position and scale are 3 + 3 float32; colour, opacity and rotation (wxyz) are bytes.
+Those that cover most come first, because pages show what has arrived. SPZ: a gzip stream of a
+header of 16 bytes and, one after the other for all Gaussians, positions (24-bit fixed point),
+opacities, colours, logarithmic scales (8 bits each), rotations (the three smallest parts of a
+quaternion in 10 bits each) and spherical harmonics (8 bits, of which 5 are used in band 1 and 4
+beyond). Axes are x right, y up, z back.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from sugar_extractors.texture.textured_mesh_io import glb_head
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.quaternions import rotation_matrices
@@ -39,16 +39,11 @@ def shares(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quaternions without their largest part, which the others tell.
+    """Place of the largest part of quaternions, (N,), and the others of unit length, (N, 3).
 
-    Args:
-        quats: Of any length but zero. (N, 4)
-
-    Returns:
-        Place of the largest part (N,) int64; and the others of the unit quaternion in their order,
-        the signs such that the largest is positive: within +-sqrt(1/2). (N, 3)
+    Their order stays; their signs are such that the largest is positive: within +-sqrt(1/2).
     """
-    unit = quats / np.linalg.norm(quats, axis=1, keepdims=True)
+    unit = _unit(quats)
     largest = np.abs(unit).argmax(axis=1)
     rows = np.arange(len(unit))
     unit = unit * np.where(unit[rows, largest] < 0, -1.0, 1.0)[:, None]
@@ -59,52 +54,40 @@ def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
     """Unit quaternions again. (N,), (N, 3) -> (N, 4)"""
     quats = np.empty((len(three), 4))
-    others = np.arange(4) != largest[:, None]
-    quats[others] = three.ravel()
+    quats[np.arange(4) != largest[:, None]] = three.ravel()
     rest = np.sqrt(np.maximum(0.0, 1.0 - (three**2).sum(axis=1)))
     quats[np.arange(len(quats)), largest] = rest
-    return quats / np.linalg.norm(quats, axis=1, keepdims=True)
+    return _unit(quats)
 
 
 def columns(cloud: GaussianCloud) -> dict[str, np.ndarray]:
-    """Parameters of a cloud by name, float64 on the host."""
-    return {name: tensor.cpu().double().numpy() for name, tensor in cloud.tensors().items()}
+    """Parameters of a cloud by name, float64 on the host; quaternions of unit length."""
+    found = {name: tensor.cpu().double().numpy() for name, tensor in cloud.tensors().items()}
+    return {**found, "quats": _unit(found["quats"])}
+
+
+def _unit(quats: np.ndarray) -> np.ndarray:
+    return quats / np.linalg.norm(quats, axis=1, keepdims=True)
 
 
 def cloud_of(
-    means: np.ndarray,
-    quats: np.ndarray,
-    log_scales: np.ndarray,
-    opacities: np.ndarray,
-    sh_dc: np.ndarray,
-    sh_rest: np.ndarray | None = None,
-) -> GaussianCloud:
-    """A cloud of what a compact file holds.
+    means: np.ndarray, quats: np.ndarray, log_scales: np.ndarray, opacities: np.ndarray,
+    sh_dc: np.ndarray, sh_rest: np.ndarray | None = None,
+) -> GaussianCloud:  # fmt: skip
+    """A cloud of what a compact file holds, (N, ...) each; ``sh_rest`` None for none, quats wxyz.
 
-    Args:
-        means: (N, 3)
-        quats: wxyz. (N, 4)
-        log_scales: (N, 3)
-        opacities: In [0, 1]; the ends, whose logits are infinite, move inwards by less than the
-            8 bits of the formats tell. (N,)
-        sh_dc: (N, 3)
-        sh_rest: Bands 1 to 3 as far as there are; None for none. (N, K, 3)
+    Opacities are in [0, 1]; the ends, whose logits are infinite, move inwards by less than the 8
+    bits of the formats tell.
     """
     opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     rest = np.zeros((len(means), 15, 3))
     if sh_rest is not None:
         rest[:, : sh_rest.shape[1]] = sh_rest
-    arrays = {
-        "means": means,
-        "sh_dc": sh_dc[:, None],
-        "sh_rest": rest,
-        "opacity_logits": np.log(opacities / (1 - opacities))[:, None],
-        "log_scales": log_scales,
-        "quats": quats,
-    }
-    return GaussianCloud(
-        **{name: torch.from_numpy(a.astype(np.float32)) for name, a in arrays.items()}
-    )
+    logits = np.log(opacities / (1 - opacities))[:, None]
+    arrays = (means, sh_dc[:, None], rest, logits, log_scales, quats)
+    names = ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
+    tensors = (torch.from_numpy(array.astype(np.float32)) for array in arrays)
+    return GaussianCloud(**dict(zip(names, tensors, strict=True)))
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -124,7 +107,6 @@ class Fidelity:
     harmonics: float
 
     def line(self) -> str:
-        """All of it in one line."""
         return (
             f"largest errors: position {self.position:.2g}, size {self.scale:.2%}, rotation "
             f"{self.rotation:.2g} degrees, colour {self.color:.2g} and opacity {self.opacity:.2g} "
@@ -138,7 +120,7 @@ def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     difference = {name: np.abs(a[name] - b[name]) for name in a}
     # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
     scales = np.exp(a["log_scales"])
-    axes = [rotation_matrices(_unit(cloud)) for cloud in (written, found)]
+    axes = [rotation_matrices(torch.from_numpy(values["quats"])) for values in (a, b)]
     cosines = (axes[0] * axes[1]).sum(dim=1).abs().clamp(max=1).numpy()
     longer = 1 - scales.min(axis=1, keepdims=True) / scales
     longest = scales.max(axis=1, keepdims=True)
@@ -155,28 +137,18 @@ def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     )
 
 
-def _unit(cloud: GaussianCloud):
-    quats = cloud.quats.cpu().double()
-    return quats / quats.norm(dim=1, keepdim=True)
-
-
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("rotation", "u1", 4)])
 
 
 def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write a ``.splat`` file, complete or not at all.
-
-    Returns:
-        Rows of the cloud in the order of the file. (N,)
-    """
+    """Write a ``.splat`` file, complete or not at all; rows of the cloud in its order. (N,)"""
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"][:, 0])
     rows = np.zeros(len(cloud), ROW)
     rows["mean"], rows["scale"] = values["means"], np.exp(values["log_scales"])
     colors = values["sh_dc"][:, 0] * SH_C0 + 0.5
     rows["rgba"] = shares(np.concatenate([colors, opacities[:, None]], axis=1), 8)
-    unit = values["quats"] / np.linalg.norm(values["quats"], axis=1, keepdims=True)
-    rows["rotation"] = np.clip(np.rint(unit * 128) + 128, 0, 255)
+    rows["rotation"] = np.clip(np.rint(values["quats"] * 128) + 128, 0, 255)
     weight = values["log_scales"].sum(axis=1) + np.log(np.maximum(opacities, 1e-12))
     order = np.argsort(-weight, kind="stable")
     with atomic_path(path) as temporary:
@@ -185,24 +157,17 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
 
 
 def read_splat(path: Path) -> GaussianCloud:
-    """Read a ``.splat`` file."""
     content = require_regular_file(path).read_bytes()
     if not content or len(content) % ROW.itemsize:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
     rows = np.frombuffer(content, ROW)
-    finite = all(np.isfinite(rows[name]).all() for name in ("mean", "scale"))
-    if not (finite and (rows["scale"] > 0).all()):
+    means, scales, rgba = rows["mean"].astype(float), rows["scale"].astype(float), rows["rgba"]
+    if not (np.isfinite(means).all() and np.isfinite(scales).all() and (scales > 0).all()):
         raise UserError(f"{path}: holds numbers that make no sense; export it again")
     quats = (rows["rotation"].astype(float) - 128) / 128
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)
-    colors = rows["rgba"][:, :3] / 255
-    return cloud_of(
-        rows["mean"].astype(float),
-        quats,
-        np.log(rows["scale"].astype(float)),
-        rows["rgba"][:, 3] / 255,
-        (colors - 0.5) / SH_C0,
-    )
+    colors = (rgba[:, :3] / 255 - 0.5) / SH_C0
+    return cloud_of(means, quats, np.log(scales), rgba[:, 3] / 255, colors)
 
 
 MAGIC, VERSION = 0x5053474E, 3
@@ -215,57 +180,44 @@ _XYZW = [1, 2, 3, 0]
 
 
 def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write an SPZ file, complete or not at all.
-
-    Returns:
-        Rows of the cloud in the order of the file: their own. (N,)
-    """
+    """Write an SPZ file, complete or not at all; rows of the cloud in the file's order. (N,)"""
     with atomic_path(path) as temporary:
         # Without the time of day, the same Gaussians give the same bytes.
-        temporary.write_bytes(gzip.compress(spz_content(cloud), mtime=0))
+        temporary.write_bytes(gzip.compress(_spz_content(cloud), mtime=0))
     return np.arange(len(cloud))
 
 
-def spz_content(cloud: GaussianCloud) -> bytes:
-    """What an SPZ file holds before it is compressed."""
+def _spz_content(cloud: GaussianCloud) -> bytes:
     values = columns(cloud)
     means = values["means"]
     reach = max(float(np.abs(means).max(initial=0.0)), 1e-9)
     # As many bits behind the point as the farthest one leaves room for.
     fraction_bits = int(np.clip(np.floor(np.log2(((1 << 23) - 1) / reach)), 0, _MAX_FRACTION_BITS))
     fixed = np.clip(np.rint(means * (1 << fraction_bits)), -(1 << 23), (1 << 23) - 1)
+    largest, three = smallest_three(values["quats"][:, _XYZW])
+    size = np.floor(np.abs(three) * np.sqrt(2) * _ROTATION_STEPS + 0.5).astype(np.uint32)
+    rotations = largest.astype(np.uint32)
+    # Two bits for the place of the largest part, ten for each other: sign and size.
+    for column in range(3):
+        sign = (three[:, column] < 0).astype(np.uint32)
+        rotations = rotations << 10 | sign << 9 | np.minimum(size[:, column], _ROTATION_STEPS)
+    # Steps of 8 in band 1 and of 16 beyond compress well.
+    steps = np.where(np.arange(15) < 3, 8, 16)[None, :, None]
+    harmonics = (np.rint(values["sh_rest"] * 128) + 128 + steps // 2) // steps * steps
     parts = [
         _HEADER.pack(MAGIC, VERSION, len(means), 3, fraction_bits, 0, 0),
         fixed.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes(),
         _bytes(sigmoid(values["opacity_logits"]) * 255),
         _bytes((values["sh_dc"][:, 0] * _COLOR_SCALE + 0.5) * 255),
         _bytes((values["log_scales"] + 10) * 16),
-        _packed_rotations(values["quats"][:, _XYZW]).tobytes(),
-        _packed_harmonics(values["sh_rest"]).tobytes(),
+        rotations.astype("<u4").tobytes(),
+        _bytes(harmonics),
     ]
     return b"".join(parts)
 
 
 def _bytes(values: np.ndarray) -> bytes:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8).tobytes()
-
-
-def _packed_rotations(quats: np.ndarray) -> np.ndarray:
-    """Two bits for the place of the largest part, ten for each other: sign and size. (N,)"""
-    largest, three = smallest_three(quats)
-    size = np.floor(np.abs(three) * np.sqrt(2) * _ROTATION_STEPS + 0.5).astype(np.uint32)
-    packed = largest.astype(np.uint32)
-    for column in range(3):
-        sign = (three[:, column] < 0).astype(np.uint32)
-        packed = packed << 10 | sign << 9 | np.minimum(size[:, column], _ROTATION_STEPS)
-    return packed.astype("<u4")
-
-
-def _packed_harmonics(sh_rest: np.ndarray) -> np.ndarray:
-    """(N, 15, 3) uint8; steps of 8 in band 1 and of 16 beyond compress well."""
-    steps = np.where(np.arange(15) < 3, 8, 16)[None, :, None]
-    values = np.rint(sh_rest * 128) + 128
-    return np.clip((values + steps // 2) // steps * steps, 0, 255).astype(np.uint8)
 
 
 def read_spz(path: Path) -> GaussianCloud:
@@ -285,22 +237,18 @@ def read_spz(path: Path) -> GaussianCloud:
         parts.append(data[: n * width].reshape(n, width))
         data = data[n * width :]
     positions, alphas, colors, scales, rotations, harmonics = parts
-    quats = _quats(rotations)
+    # Signed numbers of three bytes each.
+    three = positions.reshape(-1, 3).astype(np.int64)
+    fixed = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
+    fixed = np.where(fixed >= 1 << 23, fixed - (1 << 24), fixed).reshape(-1, 3)
     return cloud_of(
-        _fixed_point(positions) / (1 << fraction_bits),
-        quats[:, [3, 0, 1, 2]],
+        fixed / (1 << fraction_bits),
+        _quats(rotations)[:, [3, 0, 1, 2]],
         scales / 16 - 10,
         alphas[:, 0] / 255,
         (colors / 255 - 0.5) / _COLOR_SCALE,
         ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3),
     )
-
-
-def _fixed_point(data: np.ndarray) -> np.ndarray:
-    """Signed numbers of three bytes each. (N, 9) -> (N, 3) float64"""
-    three = data.reshape(-1, 3).astype(np.int64)
-    values = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
-    return np.where(values >= 1 << 23, values - (1 << 24), values).reshape(-1, 3).astype(float)
 
 
 def _quats(data: np.ndarray) -> np.ndarray:
@@ -319,84 +267,35 @@ def _quats(data: np.ndarray) -> np.ndarray:
 EXTENSION = "KHR_gaussian_splatting"
 _FLOAT32, _UNSIGNED_BYTE, _POINTS, _ARRAY_BUFFER = 5126, 5121, 0, 34962
 _TYPES = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
-_GLTF_BANDS = ((1, 0, 3), (2, 3, 8), (3, 8, 15))
-"""Degree, and the rows of its coefficients among those beyond band 0."""
+# Attributes beyond band 0, in the order of the rows of coefficients.
+_COEFFICIENTS = [
+    f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{number}"
+    for degree in (1, 2, 3)
+    for number in range(2 * degree + 1)
+]
 
-_MAGIC, _VERSION, _JSON, _BINARY = b"glTF", 2, b"JSON", b"BIN\0"
-_ALIGNED = 4
-_LIMIT = (1 << 32) - 1
+_MAGIC = b"glTF"
 _WRONG = "damaged, or another kind of glTF; export it again"
 
 
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write a binary glTF, complete or not at all.
-
-    Returns:
-        Rows of the cloud in the order of the file. (N,)
-    """
+    """Write a binary glTF, complete or not at all; rows of the cloud in the file's order. (N,)"""
     attributes = _attributes(cloud)
-    views, accessors, parts, start = [], [], [], 0
-    for name, values in attributes.items():
-        content = np.ascontiguousarray(values).tobytes()
-        view = {"buffer": 0, "byteOffset": start, "byteLength": len(content)}
-        views.append({**view, "target": _ARRAY_BUFFER})
-        accessors.append(_accessor(name, values, len(views) - 1))
-        parts.append(content)
-        start += len(content)
-    header = json.dumps(_content(attributes, views, accessors, start), separators=(",", ":"))
-    text = header.encode()
-    text += b" " * (-len(text) % _ALIGNED)
-    total = 12 + 8 + len(text) + 8 + start
-    if total > _LIMIT:
-        raise UserError(f"{path}: larger than the 4 GiB of the format; use --to spz")
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(struct.pack("<4sII", _MAGIC, _VERSION, total))
-        file.write(struct.pack("<I4s", len(text), _JSON) + text)
-        file.write(struct.pack("<I4s", start, _BINARY))
-        file.writelines(parts)
-    return np.arange(len(cloud))
-
-
-def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
-    values = columns(cloud)
-    opacities = sigmoid(values["opacity_logits"])
-    unit = values["quats"] / np.linalg.norm(values["quats"], axis=1, keepdims=True)
-    found = {
-        "POSITION": values["means"],
-        f"{EXTENSION}:ROTATION": np.roll(unit, -1, axis=1),
-        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]),
-        f"{EXTENSION}:OPACITY": opacities,
-        f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
-    }
-    for degree, first, end in _GLTF_BANDS:
-        for number, row in enumerate(range(first, end)):
-            name = f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{number}"
-            found[name] = values["sh_rest"][:, row]
-    shown = np.clip(values["sh_dc"][:, 0] * SH_C0 + 0.5, 0, 1)
-    fallback = np.rint(255 * np.concatenate([_linear(shown), opacities], axis=1))
-    numbers = {name: array.astype("<f4") for name, array in found.items()}
-    return numbers | {"COLOR_0": fallback.astype(np.uint8)}
-
-
-def _linear(colors: np.ndarray) -> np.ndarray:
-    """Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1)."""
-    return np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
-
-
-def _accessor(name: str, values: np.ndarray, view: int) -> dict[str, Any]:
-    kind = next(kind for kind, width in _TYPES.items() if width == values.shape[1])
-    found: dict[str, Any] = {"bufferView": view, "count": len(values), "type": kind}
-    if values.dtype == np.uint8:
-        return {**found, "componentType": _UNSIGNED_BYTE, "normalized": True}
-    found["componentType"] = _FLOAT32
-    if name == "POSITION":
-        found |= {"min": values.min(axis=0).tolist(), "max": values.max(axis=0).tolist()}
-    return found
-
-
-def _content(
-    attributes: dict[str, np.ndarray], views: list[dict], accessors: list[dict], n_bytes: int
-) -> dict[str, Any]:
+    views, accessors, start = [], [], 0
+    for number, (name, values) in enumerate(attributes.items()):
+        kind = next(kind for kind, width in _TYPES.items() if width == values.shape[1])
+        accessor = {"bufferView": number, "count": len(values), "type": kind}
+        if values.dtype == np.uint8:
+            accessor |= {"componentType": _UNSIGNED_BYTE, "normalized": True}
+        else:
+            accessor["componentType"] = _FLOAT32
+        if name == "POSITION":
+            accessor |= {"min": values.min(axis=0).tolist(), "max": values.max(axis=0).tolist()}
+        accessors.append(accessor)
+        size = values.nbytes
+        place = {"buffer": 0, "byteOffset": start, "byteLength": size, "target": _ARRAY_BUFFER}
+        views.append(place)
+        start += size
     kernel = {
         "kernel": "ellipse",
         "colorSpace": "srgb_rec709_display",
@@ -408,7 +307,7 @@ def _content(
         "mode": _POINTS,
         "extensions": {EXTENSION: kernel},
     }
-    return {
+    content = {
         "asset": {"version": "2.0", "generator": "sugar-trainer"},
         "extensionsUsed": [EXTENSION],
         "scene": 0,
@@ -417,8 +316,33 @@ def _content(
         "meshes": [{"primitives": [primitive]}],
         "accessors": accessors,
         "bufferViews": views,
-        "buffers": [{"byteLength": n_bytes}],
+        "buffers": [{"byteLength": start}],
     }
+    head = glb_head(content, path, "use --to spz")
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(head)
+        file.writelines(values.tobytes() for values in attributes.values())
+    return np.arange(len(cloud))
+
+
+def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
+    values = columns(cloud)
+    opacities = sigmoid(values["opacity_logits"])
+    found = {
+        "POSITION": values["means"],
+        f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
+        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]),
+        f"{EXTENSION}:OPACITY": opacities,
+        f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
+    }
+    for row, name in enumerate(_COEFFICIENTS):
+        found[name] = values["sh_rest"][:, row]
+    shown = np.clip(values["sh_dc"][:, 0] * SH_C0 + 0.5, 0, 1)
+    # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).
+    linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    fallback = np.rint(255 * np.concatenate([linear, opacities], axis=1))
+    numbers = {name: array.astype("<f4") for name, array in found.items()}
+    return numbers | {"COLOR_0": fallback.astype(np.uint8)}
 
 
 def holds_gltf_gaussians(path: Path) -> bool:
@@ -443,26 +367,17 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         (primitive,) = content["meshes"][0]["primitives"]
         names = primitive["attributes"]
         read = {name: _values(content, binary, names[name]) for name in names if name != "COLOR_0"}
-        rest = [
-            read[f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{number}"]
-            for degree, first, end in _GLTF_BANDS
-            for number in range(end - first)
-        ]
-        position, scale = read["POSITION"], read[f"{EXTENSION}:SCALE"]
-        rotation, opacity = read[f"{EXTENSION}:ROTATION"], read[f"{EXTENSION}:OPACITY"]
-        color = read[f"{EXTENSION}:SH_DEGREE_0_COEF_0"]
-        widths = [values.shape[1] for values in (position, scale, rotation, opacity, color, *rest)]
-        if (
-            widths[:4] != [3, 3, 4, 1]
-            or {*widths[4:]} != {3}
-            or len({*map(len, read.values())}) > 1
-        ):
+        own = ("SCALE", "ROTATION", "OPACITY", "SH_DEGREE_0_COEF_0")
+        position, rest = read["POSITION"], [read[name] for name in _COEFFICIENTS]
+        scale, rotation, opacity, color = (read[f"{EXTENSION}:{name}"] for name in own)
+        widths = [values.shape[1] for values in (rotation, opacity, position, scale, color, *rest)]
+        if widths[:2] != [4, 1] or {*widths[2:]} != {3} or len({*map(len, read.values())}) > 1:
             raise ValueError("its attributes have other types or lengths than Gaussians have")
     except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
-    finite = all(np.isfinite(values).all() for values in (position, rotation, color, *rest))
+    finite = all(np.isfinite(v).all() for v in (position, scale, rotation, color, *rest))
     inside = ((opacity >= 0) & (opacity <= 1)).all() and (scale > 0).all()
-    if not (finite and inside and np.isfinite(scale).all() and rotation.any(axis=1).all()):
+    if not (finite and inside and rotation.any(axis=1).all()):
         raise UserError(f"{path}: holds numbers that make no sense; export it again")
     quats = np.roll(rotation, 1, axis=1)
     return cloud_of(position, quats, np.log(scale), opacity[:, 0], color, np.stack(rest, axis=1))

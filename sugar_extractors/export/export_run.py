@@ -14,10 +14,8 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
-from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.model import cloud_from_state
 from sugar_extractors.export.compact_files import (
     fidelity,
@@ -42,7 +40,7 @@ from sugar_extractors.export.mesh_formats import (
     write_usdz,
 )
 from sugar_extractors.export.reposing import read_edited, reposed, write_binding
-from sugar_extractors.results import capture_of, scene_of
+from sugar_extractors.results import capture_of, read_state, scene_of
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
     moved_cloud,
@@ -51,7 +49,6 @@ from sugar_extractors.texture.placed_export import (
 )
 from sugar_extractors.texture.textured_mesh_io import (
     GLB_AXES,
-    TexturedMesh,
     mesh_files,
     read_textured_mesh,
     write_glb,
@@ -66,32 +63,30 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.flags import positive_int
 from sugar_utils.memory import format_bytes
-from sugar_utils.settings import add_flags, flag, from_args, parser_of
+from sugar_utils.settings import add_flags, flag, parser_of
 
 PRINTED = ("stl", "3mf")
 GAUSSIANS = ("spz", "splat", "ply", "gltf")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
 
 _flag = partial(flag, group="export")
+# What flags of the texture stage mean here, where they are not about a copy beside the mesh.
 _PLACEMENT = {
-    "orient": {
-        "group": "export",
-        "help": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
-    },
-    "scale_factor": {"group": "export", "help": "make it so many times as large"},
-    "known_distance": {
-        "group": "export",
-        "help": "make it metres: two photographs or two points x,y,z of the capture, and how many "
-        "metres lie between the cameras or points",
-    },
+    name: {"group": "export", "help": text}
+    for name, text in (
+        ("orient", "up: turn it upright, y up and standing on 0; needs the cameras of the capture"),
+        ("scale_factor", "make it so many times as large"),
+        (
+            "known_distance",
+            "make it metres: two photographs or two points x,y,z of the capture, and how many "
+            "metres lie between the cameras or points",
+        ),
+    )
 }
-"""What flags of the texture stage mean here, where they are not about a copy beside the mesh."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What ``export.py`` is asked for."""
-
     result: Path = _flag(
         MISSING, "what to export. Gaussians: a .ply, .spz, .splat or .glb, a .pt of any stage, a "
         "folder; meshes: a textured .obj", positional=True, parse=Path,
@@ -143,8 +138,7 @@ class ExportOptions:
                 f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
             )
 
-        scaled = self.placement.scale_factor or self.placement.known_distance
-        if self.to in PRINTED and not scaled:
+        if self.to in PRINTED and not self.placement.is_scaled:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
                 "how many metres a unit of the capture is"
@@ -173,15 +167,9 @@ class ExportOptions:
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``export.py``."""
     parser = parser_of(description)
     add_flags(parser, ExportOptions, **_PLACEMENT)
     return parser
-
-
-def export_options(args: argparse.Namespace) -> ExportOptions:
-    """What was asked for."""
-    return from_args(ExportOptions, args)
 
 
 def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
@@ -194,9 +182,8 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
-        path: A PLY of Gaussians; an SPZ or ``.splat`` file; a GLB with
-            Gaussians; a ``.pt`` of any stage, or the folder of its run; or the folder of a vanilla
-            checkpoint, whose last iteration is taken.
+        path: A PLY, SPZ, ``.splat`` or GLB of Gaussians; a ``.pt`` of any stage, or the folder of
+            its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
     """
     suffix = path.suffix.lower()
     if suffix == ".ply":
@@ -209,12 +196,11 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
         return read_spz(path) if suffix == ".spz" else read_splat(path)
     if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
         return load_reference_checkpoint(path, None, notify).read_cloud(notify)
-    state, file = _state_of(path)
-    try:
-        bound = FACES in state
-        return bound_cloud_from_state(state).freed() if bound else cloud_from_state(state)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+
+    def build(state: dict[str, torch.Tensor]) -> GaussianCloud:
+        return bound_cloud_from_state(state).freed() if FACES in state else cloud_from_state(state)
+
+    return read_state(model_file(path, "the path"), build)
 
 
 def has_gaussians(path: Path) -> bool:
@@ -227,36 +213,18 @@ def has_gaussians(path: Path) -> bool:
 
 
 def read_bound_gaussians(path: Path) -> BoundCloud:
-    """Read mesh and bound Gaussians of a refined model."""
     if path.is_file() and path.suffix.lower() != ".pt":
         raise UserError(
             f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "
             "refinement, or the folder of its run"
         )
-    state, file = _state_of(path)
-    try:
-        return bound_cloud_from_state(state)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+    return read_state(model_file(path, "the path"), bound_cloud_from_state)
 
 
-def _state_of(path: Path) -> tuple[dict, Path]:
-    file = model_file(path, "the path")
-    state = load_payload(file).get("state_dict")
-    if not isinstance(state, dict):
-        raise UserError(f"{file}: lacks state_dict: not a checkpoint of any stage")
-    return state, file
-
-
-def _write_ply(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    write_gaussian_ply(path, cloud)
-    return np.arange(len(cloud))
-
-
-_WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray]] = {
+_WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
     "spz": write_spz,
     "splat": write_splat,
-    "ply": _write_ply,
+    "ply": write_gaussian_ply,
     "gltf": write_gltf_gaussians,
 }
 
@@ -297,7 +265,16 @@ TemporaryPaths = Mapping[Path, Path]  # for each file the path to write to
 def _export_gaussians(
     options: ExportOptions, temporary: TemporaryPaths, console: Console
 ) -> np.ndarray:
-    cloud = _gaussians(options, temporary, console)
+    if options.repose is not None:
+        bound = read_bound_gaussians(options.result)
+        cloud = reposed(bound, read_edited(options.repose, bound)).freed()
+        binding = _beside(options.target, "binding.npz")
+        write_binding(temporary[binding], bound)
+        console.info(f"where each Gaussian sits on the mesh: {binding}")
+    elif has_gaussians(options.result):
+        cloud = read_any_gaussians(options.result, console.info)
+    else:
+        raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
     matrix = _matrix(options, cloud.means.double().numpy(), console)
     matrix = _axes(options.to, options.placement.orient == "up") @ matrix
     cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
@@ -305,44 +282,42 @@ def _export_gaussians(
     order = _WRITERS[options.to](path, cloud)
     found = read_as_written(path, console.info)
     if len(found) == len(cloud):
-        rows = torch.from_numpy(order)
-        console.info(f"{len(cloud):,} Gaussians; {fidelity(cloud.select(rows), found).line()}")
+        written = cloud if order is None else cloud.select(torch.from_numpy(order))
+        console.info(f"{len(cloud):,} Gaussians; {fidelity(written, found).line()}")
     return matrix
 
 
-def _gaussians(
-    options: ExportOptions, temporary: TemporaryPaths, console: Console
-) -> GaussianCloud:
-    if options.repose is not None:
-        bound = read_bound_gaussians(options.result)
-        moved = reposed(bound, read_edited(options.repose, bound)).freed()
-        path = _beside(options.target, "binding.npz")
-        write_binding(temporary[path], bound)
-        console.info(f"where each Gaussian sits on the mesh: {path}")
-        return moved
-    if not has_gaussians(options.result):
-        raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
-    return read_any_gaussians(options.result, console.info)
-
-
 def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Console) -> np.ndarray:
+    to, upright = options.to, options.placement.orient == "up"
     if options.result.suffix.lower() != ".obj":
-        raise UserError(
-            f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
-        )
+        raise UserError(f"{options.result}: --to {to} needs the textured .obj of a refined model")
     mesh = read_textured_mesh(options.result)
-    vertices = mesh.vertices.double().numpy()
-    matrix = _matrix(options, vertices, console)
-    upright = options.placement.orient == "up"
+    matrix = _matrix(options, mesh.vertices.double().numpy(), console)
     if options.max_triangles is not None or options.texture_size is not None:
         mesh = simplified(mesh, options.max_triangles, options.texture_size)
-    path = options.target
-    files = mesh_files(path, glb=False)[::-1] if options.to == "obj" else [path]
-    targets = {f: temporary[f] for f in files}
-    _write_mesh(options.to, targets, mesh, matrix, upright, console)
-    side = mesh.texture.shape[1]
-    console.info(f"{path.name}: {mesh.n_faces:,} triangles, {side} texels a side")
-    return _axes(options.to, upright) @ matrix
+    # The writers of OBJ and GLB turn axes on their own.
+    total = _axes(to, upright) @ matrix
+    own = matrix if to in ("glb", "obj") else total
+    moved = moved_points(mesh.vertices.double().numpy(), own)
+    mesh = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
+    path = temporary[options.target]
+    if to in PRINTED:
+        body = closed_body(shape_of(mesh))
+        sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
+        gaps = open_edge_share(body)
+        opened = f"{gaps:.2%} of its edges are open: close it before printing"
+        console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
+        (write_stl if to == "stl" else write_3mf)(path, body)
+    elif to == "usdz":
+        write_usdz(path, mesh)
+    elif to == "glb":
+        write_glb(path, mesh, y_up=upright)
+    else:
+        files = mesh_files(options.target, glb=False)
+        write_mesh_files({file: temporary[file] for file in files}, mesh)
+    side, name = mesh.texture.shape[1], options.target.name
+    console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
+    return total
 
 
 def _axes(to: str, upright: bool) -> np.ndarray:
@@ -350,30 +325,6 @@ def _axes(to: str, upright: bool) -> np.ndarray:
     if to in PRINTED:
         return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
     return GLB_AXES if to in ("glb", "usdz", "gltf", "spz") and not upright else np.eye(4)
-
-
-def _moved(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
-    moved = moved_points(mesh.vertices.double().numpy(), matrix)
-    return replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
-
-
-def _write_mesh(
-    to: str, targets: TemporaryPaths, mesh: TexturedMesh, matrix: np.ndarray, upright: bool,
-    console: Console,
-) -> None:  # fmt: skip
-    if to in PRINTED:
-        body = closed_body(shape_of(_moved(mesh, _axes(to, upright) @ matrix)))
-        sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
-        gaps = open_edge_share(body)
-        opened = f"{gaps:.2%} of its edges are open: close it before printing"
-        console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        (write_stl if to == "stl" else write_3mf)(*targets.values(), body)
-    elif to == "usdz":
-        write_usdz(*targets.values(), _moved(mesh, _axes(to, upright) @ matrix))
-    elif to == "glb":
-        write_glb(*targets.values(), _moved(mesh, matrix), y_up=upright)
-    else:
-        write_mesh_files(targets, _moved(mesh, matrix))
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
@@ -386,5 +337,4 @@ def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.
             "-s/--scene_path"
         )
     scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
-    cameras: list[Camera] = scene.calibrated_cameras
-    return placement(cameras, scene.points, points, options.placement)
+    return placement(scene.calibrated_cameras, scene.points, points, options.placement)

@@ -43,8 +43,8 @@ _ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute",
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
     """The largest connected part of a mesh with all its holes covered.
 
-    Covering a hole can bring three faces together at an edge; the clean-up takes one of them away,
-    and what that opens is covered again, a few times at most.
+    Where that brings three faces together at an edge, the clean-up takes one away; the hole is
+    covered again, a few times at most.
     """
     labels = component_labels(mesh)
     faces_of = np.bincount(labels[mesh.faces[:, 0]])
@@ -57,7 +57,6 @@ def closed_body(mesh: TriangleMesh) -> TriangleMesh:
 
 
 def write_stl(path: Path, mesh: TriangleMesh) -> None:
-    """Write a binary STL, complete or not at all."""
     rows = np.zeros(mesh.n_faces, _ROW)
     normals = doubled_area_normals(mesh)
     rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
@@ -68,7 +67,6 @@ def write_stl(path: Path, mesh: TriangleMesh) -> None:
 
 
 def require_lxml() -> None:
-    """Check that 3MF can be written."""
     load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
 
 
@@ -87,7 +85,6 @@ def load_usd() -> Any:
 
 
 def write_usdz(path: Path, mesh: TexturedMesh) -> None:
-    """Write a USDZ package, complete or not at all."""
     usd = load_usd()
     try:
         with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
@@ -137,22 +134,27 @@ def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
 def _material(usd: Any, stage: Any) -> Any:
     types, shade = usd.Sdf.ValueTypeNames, usd.UsdShade
     material = shade.Material.Define(stage, "/Scan/Material")
-    places = shade.Shader.Define(stage, "/Scan/Material/Places")
-    places.CreateIdAttr("UsdPrimvarReader_float2")
-    places.CreateInput("varname", types.String).Set("st")
-    picture = shade.Shader.Define(stage, "/Scan/Material/Picture")
-    picture.CreateIdAttr("UsdUVTexture")
-    picture.CreateInput("file", types.Asset).Set("texture.png")
-    picture.CreateInput("sourceColorSpace", types.Token).Set("sRGB")
-    picture.CreateInput("wrapS", types.Token).Set("clamp")
-    picture.CreateInput("wrapT", types.Token).Set("clamp")
+
+    def shader(name: str, kind: str, **inputs: tuple[Any, Any]) -> Any:
+        made = shade.Shader.Define(stage, f"/Scan/Material/{name}")
+        made.CreateIdAttr(kind)
+        for key, (type_, value) in inputs.items():
+            made.CreateInput(key, type_).Set(value)
+        return made
+
+    places = shader("Places", "UsdPrimvarReader_float2", varname=(types.String, "st"))
+    clamp = (types.Token, "clamp")
+    picture = shader(
+        "Picture", "UsdUVTexture", file=(types.Asset, "texture.png"),
+        sourceColorSpace=(types.Token, "sRGB"), wrapS=clamp, wrapT=clamp,
+    )  # fmt: skip
     picture.CreateInput("st", types.Float2).ConnectToSource(
         places.CreateOutput("result", types.Float2)
     )
-    surface = shade.Shader.Define(stage, "/Scan/Material/Surface")
-    surface.CreateIdAttr("UsdPreviewSurface")
-    surface.CreateInput("diffuseColor", types.Color3f).Set(usd.Gf.Vec3f(0.0))
-    surface.CreateInput("roughness", types.Float).Set(1.0)
+    black = (types.Color3f, usd.Gf.Vec3f(0.0))
+    surface = shader(
+        "Surface", "UsdPreviewSurface", diffuseColor=black, roughness=(types.Float, 1.0)
+    )
     surface.CreateInput("emissiveColor", types.Color3f).ConnectToSource(
         picture.CreateOutput("rgb", types.Float3)
     )
@@ -165,12 +167,7 @@ _GREY = 128
 
 
 def simplified(mesh: TexturedMesh, n_faces: int | None, texture_side: int | None) -> TexturedMesh:
-    """The mesh with at most so many triangles and texels a side.
-
-    Args:
-        n_faces: Triangles to be left; None for all.
-        texture_side: Most texels per side of the picture; None for as many as now.
-    """
+    """The mesh with at most so many triangles and texels a side; None for as many as now."""
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:
         reduced = clean_mesh(choose_backend().decimate(reduced, n_faces))
@@ -199,16 +196,13 @@ def shape_of(mesh: TexturedMesh) -> TriangleMesh:
 
 
 def transferred(mesh: TexturedMesh, target: TriangleMesh, atlas: Atlas) -> Tensor:
-    """The picture of one mesh on another that has nearly its shape.
-
-    Returns:
-        Row 0 is at v = 1; grey where there is no triangle. (side, side, 3) uint8
-    """
+    """The picture of one mesh on another of nearly its shape, else grey. (side, side, 3) uint8"""
     low, size = target.vertices.min(axis=0), max(np.ptp(target.vertices, axis=0).max(), 1e-12)
     source = shape_of(mesh)
     places = (source.vertices - low) / size
     surface = Surface(places, source.faces)
     corners = ((target.vertices - low) / size)[target.faces]
+    uvs, texture = mesh.uvs.cpu(), mesh.texture.cpu()
     picture = torch.full((atlas.side, atlas.side, 3), _GREY, dtype=torch.uint8, device="cpu")
     step = max(1, _CHUNK_TEXELS // atlas.side)
     for first in range(0, atlas.side, step):
@@ -217,26 +211,19 @@ def transferred(mesh: TexturedMesh, target: TriangleMesh, atlas: Atlas) -> Tenso
         y, x = np.nonzero(owners >= 0)
         rows = owners[y, x]
         texels = np.stack([x + 0.5, y + first + 0.5], axis=1)
-        weights = _inside(_weights(texels, atlas.corners.cpu().double().numpy()[rows]))
+        weights = _weights(texels, atlas.corners.cpu().double().numpy()[rows])
         points = (weights[..., None] * corners[rows]).sum(axis=1)
-        picture[first:end][torch.from_numpy(y), torch.from_numpy(x)] = _colors(
-            mesh, places, surface, points
-        )
+        faces = surface.nearest(points).faces
+        weights = torch.from_numpy(_weights(points, places[source.faces[faces]])).float()
+        at = (weights[..., None] * uvs[torch.from_numpy(faces)]).sum(dim=1)
+        colors = (sample_texture(texture, at) * 255).round().to(torch.uint8)
+        picture[first:end][torch.from_numpy(y), torch.from_numpy(x)] = colors
     # Rows of texels run with v, those of the picture against it.
     return picture.flip(0)
 
 
-def _colors(mesh: TexturedMesh, places: np.ndarray, surface: Surface, points: np.ndarray) -> Tensor:
-    """Colours of the nearest places of a mesh. (Q, 3) uint8"""
-    faces = surface.nearest(points).faces
-    triangles = places[mesh.faces.cpu().numpy()[faces]]
-    weights = torch.from_numpy(_inside(_weights(points, triangles))).float()
-    uvs = (weights[..., None] * mesh.uvs.cpu()[torch.from_numpy(faces)]).sum(dim=1)
-    return (sample_texture(mesh.texture.cpu(), uvs) * 255).round().to(torch.uint8)
-
-
 def _weights(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
-    """Barycentric coordinates of the feet of points in the planes of triangles."""
+    """Barycentric coordinates of places in triangles near points. (Q, 3)"""
     a, b, c = triangles.transpose(1, 0, 2)
     u, v, w = b - a, c - a, points - a
     uu, uv, vv = ((p * q).sum(axis=1) for p, q in ((u, u), (u, v), (v, v)))
@@ -244,12 +231,7 @@ def _weights(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
     area = uu * vv - uv * uv
     flat = area <= 1e-14 * np.maximum(uu * vv, 1e-300)
     area = np.where(flat, 1.0, area)
-    second, third = (vv * wu - uv * wv) / area, (uu * wv - uv * wu) / area
-    second, third = np.where(flat, 0.0, second), np.where(flat, 0.0, third)
-    return np.stack([1 - second - third, second, third], axis=1)
-
-
-def _inside(weights: np.ndarray) -> np.ndarray:
-    """Weights of a place within the triangle, near the one that was meant. (Q, 3)"""
-    clipped = np.maximum(weights, 0)
+    second = np.where(flat, 0.0, (vv * wu - uv * wv) / area)
+    third = np.where(flat, 0.0, (uu * wv - uv * wu) / area)
+    clipped = np.maximum(np.stack([1 - second - third, second, third], axis=1), 0)
     return clipped / clipped.sum(axis=1, keepdims=True)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaussians of a refined model that follow an edited mesh, and the file that says how.
 
-A refined model carries the same few Gaussians on each triangle: at fixed barycentric coordinates,
-turned within its plane, as thin as a foil across it. An edited mesh of the same triangles therefore
-says where they go: places and frames follow from its corners. Sizes within the plane follow the
-stretch of each triangle, and view-dependent colours turn with it, so that a part that was bent
-looks as it did, seen from where it would have been seen.
+Each triangle carries its Gaussians at fixed barycentric coordinates, turned within its plane. So
+places and frames follow from the corners, sizes from the stretch of each triangle, and
+view-dependent colours turn with it.
 """
 
 from __future__ import annotations
@@ -28,11 +26,7 @@ _PART = 4096
 
 
 def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
-    """Gaussians on the same triangles with their corners elsewhere.
-
-    Args:
-        vertices: Edited, in the order of the model's. (V, 3) world units
-    """
+    """Gaussians on the same triangles with their corners elsewhere. vertices: (V, 3) world units"""
     old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
     log_scales, rotations = _stretched(cloud, old, new)
     turns = face_frames(new) @ face_frames(old).transpose(1, 2)

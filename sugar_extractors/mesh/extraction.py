@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, middle_of
-from gaussian_splatting.data.masks import VisualHull, hull_of, shows_object
+from gaussian_splatting.data.cameras import middle_of
+from gaussian_splatting.data.masks import hull_of, shows_object
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from sugar_extractors.mesh.level_sets import (
@@ -31,7 +30,6 @@ from sugar_extractors.mesh.level_sets import (
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import (
     MIN_POINTS,
-    MeshingBackend,
     PoissonConfig,
     PycolmapBackend,
     SolverConfig,
@@ -39,10 +37,14 @@ from sugar_extractors.mesh.meshing_backends import (
     finish_mesh,
     reconstruct_region,
 )
-from sugar_extractors.mesh.observed_region import ObservedRegion, observed_region
-from sugar_extractors.mesh.plane_views import plane_renderer
-from sugar_extractors.mesh.tsdf import Renderer, carved_renderer, fuse_region, view_renderer
-from sugar_extractors.results import alone_with, is_finished, publish
+from sugar_extractors.mesh.tsdf import (
+    carved_renderer,
+    fuse_region,
+    observed_region,
+    plane_renderer,
+    view_renderer,
+)
+from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     merge_meshes,
@@ -57,38 +59,29 @@ from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
-from sugar_utils.flags import require_box
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
 
-def require_extent(options: MeshOptions, scene: Scene) -> None:
-    """Refuse a scene without a size, unless the user gives a box."""
+def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
+    """Foreground and background box; a scene without a size needs one of the user."""
     if scene.extent <= 0 and options.bboxmin is None:
         raise UserError(
             f"all training cameras of {options.scene_path} stand in one place, so the scene "
             "has no size; give the foreground with --bboxmin and --bboxmax"
         )
-
-
-def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
-    """Foreground and background box."""
     center = middle_of(scene.train_cameras)
     at = np.zeros(3) if options.center_bbox is False else center
-    if options.bboxmin is not None:
-        foreground = Box(options.bboxmin, options.bboxmax)
-        if options.center_bbox:
-            foreground = foreground.shifted(center)
-    else:
-        foreground = Box.cube(at, options.foreground_factor * scene.extent)
-    return foreground, Box.cube(at, options.background_factor * scene.extent)
+    background = Box.cube(at, options.background_factor * scene.extent)
+    if options.bboxmin is None:
+        return Box.cube(at, options.foreground_factor * scene.extent), background
+    shift = center if options.center_bbox else np.zeros(3)
+    corners = (tuple(map(float, np.add(corner, shift)))
+               for corner in (options.bboxmin, options.bboxmax))  # fmt: skip
+    return Box(*corners), background
 
 
 def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str:
-    """What to say of a region with few points; an empty box that the user drew is an error.
-
-    Args:
-        points: All surface points. (P, 3) world units
-    """
+    """What to say of a region with few of the points; an empty box of the user is an error."""
     if name == "foreground" and options.bboxmin is not None:
         moved = ", the box was moved by --center_bbox True" if options.center_bbox else ""
         raise UserError(
@@ -105,123 +98,105 @@ def span(points: np.ndarray) -> str:
 
 
 def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
-    """Extract meshes of all levels and decimation targets.
+    """Extract meshes of all levels and decimation targets, each with a ``.json`` file beside it.
 
-    Every mesh has a ``.json`` file beside it with its settings and figures. Meshes that exist
-    with the same settings are not made again.
-
-    Args:
-        console: Where to report; a new one on the standard output if None.
+    Meshes that exist with the same settings are not made again.
     """
     console = console or Console()
-    _check(options)
+    if not options.use_vanilla_3dgs and options.coarse_model_path is None:
+        raise UserError(
+            "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
+            "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
+        )
+    if any(not 0 < level < 1 for level in options.surface_levels):
+        raise UserError(
+            f"--surface_level {options.surface_levels} must lie between 0 and 1; 0.3 is usual"
+        )
     model = options.model
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     checkpoint, scene = load_views(options, console.info, seed=options.random_seed)
     poisson = options.poisson.resolved(shows_object(scene.train_cameras))
     options = replace(options, poisson=poisson)
-    jobs = {job: options.mesh_path(*job) for job in options.jobs}
     # Cameras and Gaussians; no photographs are read.
     inputs = {
         **scene_inputs(scene, photographs=False, tracks=options.reads_tracks),
         "Gaussians": file_digest(model or checkpoint.ply_path),
     }
     with contextlib.ExitStack() as stack:
-        for path in jobs.values():
+        for path in options.mesh_paths:
             stack.enter_context(alone_with(path, OUTPUT_FLAG))
         missing = {}
-        for job, path in jobs.items():
+        for job, path in zip(options.jobs, options.mesh_paths, strict=True):
             identity = Identity(options.identity(*job), inputs, options.sources())
             if is_finished([path], identity, options.overwrite, OUTPUT_FLAG):
                 console.info(f"exists already: {path}")
             else:
                 missing[job] = identity
         if missing:
-            _Extraction(options, console).run(missing, checkpoint, scene)
+            _Extraction(options, console, checkpoint, scene).run(missing)
     return options.mesh_paths
 
 
-def _check(options: MeshOptions) -> None:
-    if not options.use_vanilla_3dgs and options.coarse_model_path is None:
-        raise UserError(
-            "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
-            "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
-        )
-    require_box(options.bboxmin, options.bboxmax)
-    if any(not 0 < level < 1 for level in options.surface_levels):
-        raise UserError(
-            f"--surface_level {options.surface_levels} must lie between 0 and 1; 0.3 is usual"
-        )
-
-
 class _Extraction:
-    """One run over some (level, target) pairs."""
-
-    def __init__(self, options: MeshOptions, console: Console) -> None:
-        self._options = options
-        self._console = console
-        self._start = time.monotonic()
-        self._hull: VisualHull | None = None
-        self._cameras: list[Camera] = []
-        self._largest_solver = 0
-
-    def run(
-        self,
-        jobs: Mapping[tuple[float, int], Identity],
-        checkpoint: ReferenceCheckpoint,
-        scene: Scene,
+    def __init__(
+        self, options: MeshOptions, console: Console, checkpoint: ReferenceCheckpoint, scene: Scene
     ) -> None:
-        options = self._options
-        self._start = time.monotonic()
-        device = options.compute.device
+        self._options, self._console, self._scene = options, console, scene
+        self._start, self._largest_solver = time.monotonic(), 0
+        device, self._cameras = options.compute.device, scene.train_cameras
         reset_peak(device)
-        require_extent(options, scene)
-        cloud, path = _read_cloud(options, checkpoint, self._console.info)
-        cloud = cloud.to(device)
-        self._hull = hull_of(scene.train_cameras, device)
-        self._cameras = scene.train_cameras
-        model = self._build_model(cloud, path)
-        boxes = region_boxes(options, scene)
-        self._console.info(f"foreground {boxes[0]}, background {boxes[1]}")
-        backend = choose_backend(options.meshing_backend)
-        self._console.info(f"meshing with {backend.name}")
-        self._advise(backend)
+        self._boxes = region_boxes(options, scene)
+        path = options.model
+        if path is None:
+            path, cloud = checkpoint.ply_path, checkpoint.read_cloud(console.info)
+        else:
+            cloud = read_state(path, partial(cloud_from_state, kind="coarse SuGaR model"))
+        self._cloud = cloud.to(device)
+        self._hull = hull_of(self._cameras, device)
+        self._model = self._build_model(path)
+        console.info(f"foreground {self._boxes[0]}, background {self._boxes[1]}")
+        self._backend = choose_backend(options.meshing_backend)
+        console.info(f"meshing with {self._backend.name}")
+        given, usual = options.poisson.solver, SolverConfig()
+        names = ("poisson_width", "poisson_scale", "poisson_linear_fit")
+        idle = [f"--{name}" for name in names if getattr(given, name) != getattr(usual, name)]
+        if idle and self._backend.name == PycolmapBackend.name:
+            console.info(f"{', '.join(idle)}: no effect without Open3D")
+
+    def run(self, jobs: Mapping[tuple[float, int], Identity]) -> None:
+        options = self._options
         levels = sorted({level for level, _ in jobs})
         samples = {}
         if options.mesh_extractor == "poisson":
-            samples = dict(zip(levels, self._sample(model, scene, levels), strict=True))
+            samples = dict(zip(levels, self._sample(levels), strict=True))
         for level in levels:
-            if options.mesh_extractor == "tsdf":
-                regions = self._tsdf_regions(model, cloud, scene, boxes)
+            figures: dict[str, Any] = {}
+            surface = samples.pop(level, None)
+            if surface is None:
+                meshes = self._tsdf_regions(figures)
             else:
-                # Vertices that land on one point would tear a closed surface open.
-                project = options.project_mesh_on_surface_points and not options.watertight
-                regions = self._poisson_regions(samples.pop(level), boxes, backend, project)
-            meshes, surface, figures = regions
+                meshes = self._poisson_regions(surface, figures)
+            # Vertices that land on one point would tear a closed surface open.
+            if options.watertight or not options.project_mesh_on_surface_points:
+                surface = None
+            meshes = self._cut(meshes)
             if options.watertight and options.mesh_extractor == "tsdf":
-                meshes = self._closed(meshes, backend, figures)
-            else:
-                meshes = self._cut(meshes)
+                meshes = [self._closed(meshes, figures)]
             for target in [target for job_level, target in jobs if job_level == level]:
-                identity = jobs[level, target]
-                self._finish(identity, level, target, meshes, surface, figures, backend)
-
-    def _inside(self, points: np.ndarray) -> np.ndarray:
-        """Points inside of the masks' hull. (P, 3) -> (P,) bool"""
-        device = self._options.compute.device
-        return self._hull.contains(torch.from_numpy(points).to(device)).cpu().numpy()
+                self._finish(jobs[level, target], level, target, meshes, surface, figures)
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
+        """The meshes within the masks' hull; those of Poisson that are watertight as well."""
         if self._hull is None:
             return list(meshes)
         kept = []
         for mesh in meshes:
-            inside = self._inside(mesh.vertices)
+            vertices = torch.from_numpy(mesh.vertices).to(self._options.compute.device)
+            inside = self._hull.contains(vertices).cpu().numpy()
             faces = mesh.faces[inside[mesh.faces].any(axis=1)]
             if len(faces):
-                cut = TriangleMesh(mesh.vertices, faces, mesh.colors)
-                kept.append(without_unused_vertices(cut))
+                kept.append(without_unused_vertices(replace(mesh, faces=faces, normals=None)))
         n_before, n_after = (sum(mesh.n_faces for mesh in some) for some in (meshes, kept))
         self._console.info(f"{n_before - n_after:,} triangles outside of the masks cut off")
         if not kept:
@@ -231,11 +206,9 @@ class _Extraction:
             )
         return kept
 
-    def _closed(
-        self, meshes: Sequence[TriangleMesh], backend: MeshingBackend, figures: dict[str, Any]
-    ) -> list[TriangleMesh]:
+    def _closed(self, meshes: Sequence[TriangleMesh], figures: dict[str, Any]) -> TriangleMesh:
         """One closed surface through what was fused, masks applied before it is closed."""
-        fused = with_vertex_normals(merge_meshes(self._cut(meshes)))
+        fused = with_vertex_normals(merge_meshes(meshes))
         samples = SurfaceSamples(
             fused.vertices.astype(np.float32), fused.normals.astype(np.float32), fused.colors
         )
@@ -245,15 +218,18 @@ class _Extraction:
                 "train the model longer"
             )
         start = time.monotonic()
-        poisson = self._options.poisson.with_depth(samples.points, self._cameras)
-        closed = replace(poisson, vertices_density_quantile=0.0)
-        mesh = self._solved("closed surface: Poisson", samples, closed, backend)
+        mesh = self._solved("closed surface: Poisson", samples, self._poisson(samples))
         figures["closing_seconds"] = round(time.monotonic() - start, 2)
-        return [mesh]
+        return mesh
 
-    def _solved(
-        self, name: str, samples: SurfaceSamples, poisson: PoissonConfig, backend: MeshingBackend
-    ) -> TriangleMesh:
+    def _poisson(self, samples: SurfaceSamples) -> PoissonConfig:
+        """The settings with their depth; closed surfaces are cut nowhere."""
+        config = self._options.poisson.with_depth(samples.points, self._cameras)
+        if not self._options.watertight:
+            return config
+        return replace(config, vertices_density_quantile=0.0)
+
+    def _solved(self, name: str, samples: SurfaceSamples, poisson: PoissonConfig) -> TriangleMesh:
         """A reconstructed region; meanwhile the console says how long it takes, and how much."""
         own = memory_usage("cpu").current
 
@@ -263,25 +239,10 @@ class _Extraction:
                 self._largest_solver = max(self._largest_solver, own + n_bytes)
                 show({"memory": format_bytes(n_bytes)})
 
-            return reconstruct_region(samples, poisson, backend, watch)
+            return reconstruct_region(samples, poisson, self._backend, watch)
 
-    def _peak(self) -> int:
-        usage = memory_usage(self._options.compute.device)
-        return max(usage.peak, self._largest_solver) if usage.kind == "RSS" else usage.peak
-
-    def _advise(self, backend: MeshingBackend) -> None:
-        """Name constants that were given but that the library does not know."""
-        given, usual = self._options.poisson.solver, SolverConfig()
-        idle = [
-            f"--{name}"
-            for name in ("poisson_width", "poisson_scale", "poisson_linear_fit")
-            if getattr(given, name) != getattr(usual, name)
-        ]
-        if idle and backend.name == PycolmapBackend.name:
-            self._console.info(f"{', '.join(idle)}: no effect without Open3D")
-
-    def _build_model(self, cloud: GaussianCloud, path: Path) -> LevelSetModel:
-        options, console = self._options, self._console
+    def _build_model(self, path: Path) -> LevelSetModel:
+        options, cloud = self._options, self._cloud
         model = build_model(
             cloud,
             min_opacity=options.min_opacity,
@@ -291,8 +252,10 @@ class _Extraction:
         )
         opacities = cloud.opacity_logits.sigmoid().squeeze(-1).cpu().numpy()
         deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
-        console.info(f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "
-                     f"{options.min_opacity:g}; deciles of opacity {deciles}")  # fmt: skip
+        self._console.info(
+            f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "
+            f"{options.min_opacity:g}; deciles of opacity {deciles}"
+        )
         if len(model) == 0:
             raise UserError(
                 f"{path}: no Gaussian has an opacity above {options.min_opacity:g} (the largest "
@@ -300,14 +263,12 @@ class _Extraction:
             )
         return model
 
-    def _sample(
-        self, model: LevelSetModel, scene: Scene, levels: Sequence[float]
-    ) -> list[SurfaceSamples]:
-        options, cameras = self._options, scene.train_cameras
-        with self._console.progress("surface points", 1, len(cameras)) as progress:
+    def _sample(self, levels: Sequence[float]) -> list[SurfaceSamples]:
+        options = self._options
+        with self._console.progress("surface points", 1, len(self._cameras)) as progress:
             return collect_surface_samples(
-                model,
-                cameras,
+                self._model,
+                self._cameras,
                 levels,
                 target=options.n_surface_points,
                 n_samples=options.ray_samples,
@@ -319,46 +280,35 @@ class _Extraction:
             )
 
     def _poisson_regions(
-        self,
-        samples: SurfaceSamples,
-        boxes: tuple[Box, Box],
-        backend: MeshingBackend,
-        project: bool,
-    ) -> _Regions:
+        self, samples: SurfaceSamples, figures: dict[str, Any]
+    ) -> list[TriangleMesh]:
         options = self._options
         if len(samples) < MIN_POINTS:
             raise UserError(
                 f"only {len(samples)} surface points were found in all views: the density "
                 "crosses no level there; lower --surface_level or train the model longer"
             )
-        inside = boxes[0].contains(samples.points)
-        outside = boxes[1].contains(samples.points) & ~inside
+        inside = self._boxes[0].contains(samples.points)
         parts = {"foreground": inside}
         if options.background_mesh:
-            parts["background"] = outside
-        figures: dict[str, Any] = {"surface_points": len(samples)}
+            parts["background"] = self._boxes[1].contains(samples.points) & ~inside
+        figures["surface_points"] = len(samples)
         meshes = []
         for name, mask in parts.items():
-            n = int(mask.sum())
-            figures[f"{name}_points"] = n
+            figures[f"{name}_points"] = n = int(mask.sum())
             wanted = options.min_background_share if name == "background" else 0.0
             if n < max(MIN_POINTS, wanted * len(samples)):
                 self._console.info(left_out(options, name, n, samples.points))
                 continue
             start = time.monotonic()
             region = samples.select(mask)
-            poisson = options.poisson.with_depth(region.points, self._cameras)
-            if options.watertight:
-                poisson = replace(poisson, vertices_density_quantile=0.0)
-            figures[f"{name}_depth"] = poisson.solver.poisson_depth
+            poisson = self._poisson(region)
+            figures[f"{name}_depth"] = depth = poisson.solver.poisson_depth
+            self._console.info(f"{name}: Poisson of {n:,} points, octree depth {depth}")
+            mesh = self._solved(f"{name}: Poisson", region, poisson)
+            figures[f"{name}_seconds"] = seconds = round(time.monotonic() - start, 2)
             self._console.info(
-                f"{name}: Poisson of {n:,} points, octree depth {poisson.solver.poisson_depth}"
-            )
-            mesh = self._solved(f"{name}: Poisson", region, poisson, backend)
-            figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
-            self._console.info(
-                f"{name}: {mesh.n_faces:,} triangles before decimation "
-                f"({figures[f'{name}_seconds']:.1f} s)"
+                f"{name}: {mesh.n_faces:,} triangles before decimation ({seconds:.1f} s)"
             )
             meshes.append(mesh)
         if not any(mesh.n_faces for mesh in meshes):
@@ -366,27 +316,29 @@ class _Extraction:
                 f"no surface in the foreground or background box; the surface points lie in "
                 f"{span(samples.points)}: set --bboxmin and --bboxmax"
             )
-        return meshes, samples if project else None, figures
+        return meshes
 
-    def _tsdf_regions(
-        self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene, boxes: tuple[Box, Box]
-    ) -> _Regions:
-        options, figures, meshes = self._options, {}, []
-        render = carved_renderer(self._renderer(model, cloud, scene), self._hull)
-        parts = {"foreground": (boxes[0], None)}
+    def _tsdf_regions(self, figures: dict[str, Any]) -> list[TriangleMesh]:
+        options, scene, (inner, outer) = self._options, self._scene, self._boxes
+        config, meshes = options.tsdf, []
+        if config.tsdf_depth == "plane":
+            neighbors = NeighborViews(self._cameras, scene.extent, observations=scene.observations)
+            gaussians = self._cloud.detached().activate()
+            render = plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
+        else:
+            render = view_renderer(self._model, self._cloud, config)
+        render = carved_renderer(render, self._hull)
+        parts = {"foreground": (inner, None)}
         if options.background_mesh and not options.watertight:
-            parts["background"] = (boxes[1], boxes[0])
+            parts["background"] = (outer, inner)
         for name, (box, hole) in parts.items():
             start = time.monotonic()
-            fused = fuse_region(
-                render,
-                scene.train_cameras,
-                box,
-                hole,
-                options.tsdf,
-                self._console,
-                self._observed(scene, box),
-            )
+            observed = None
+            if config.margin is not None:
+                margin = config.margin * scene.extent
+                observed = observed_region(scene.observations, box, margin)
+            views = render, self._cameras
+            fused = fuse_region(*views, box, hole, config, self._console, observed)
             figures[f"{name}_voxel"] = fused.voxel_size
             figures[f"{name}_voxels"] = fused.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
@@ -399,40 +351,18 @@ class _Extraction:
                 meshes.append(fused.mesh)
         if not meshes:
             raise UserError(
-                f"no surface in the foreground or background box {boxes[1]}; set --bboxmin and "
+                f"no surface in the foreground or background box {outer}; set --bboxmin and "
                 "--bboxmax"
             )
-        return meshes, None, figures
-
-    def _observed(self, scene: Scene, box: Box) -> ObservedRegion | None:
-        """Where the surface within a box may be; None for anywhere."""
-        margin = self._options.tsdf.margin
-        if margin is None:
-            return None
-        return observed_region(scene.observations, box, margin * scene.extent)
-
-    def _renderer(self, model: LevelSetModel, cloud: GaussianCloud, scene: Scene) -> Renderer:
-        config = self._options.tsdf
-        if config.tsdf_depth != "plane":
-            return view_renderer(model, cloud, config)
-        cameras = scene.train_cameras
-        neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-        gaussians = cloud.detached().activate()
-        return plane_renderer(gaussians, cameras, neighbors, scene.extent)
+        return meshes
 
     def _finish(
-        self,
-        identity: Identity,
-        level: float,
-        target: int,
-        meshes: Sequence[TriangleMesh],
-        surface: SurfaceSamples | None,
-        figures: dict[str, Any],
-        backend: MeshingBackend,
-    ) -> None:
+        self, identity: Identity, level: float, target: int, meshes: Sequence[TriangleMesh],
+        surface: SurfaceSamples | None, figures: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         path = self._options.mesh_path(level, target)
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
-            mesh = finish_mesh(meshes, target, backend, surface)
+            mesh = finish_mesh(meshes, target, self._backend, surface)
         if self._options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
             mesh = with_vertex_normals(with_holes_filled(mesh))
@@ -441,11 +371,13 @@ class _Extraction:
                 f"{path.name}: no triangle is left after the clean-up; use more --surface_points "
                 "or a larger --decimation_target"
             )
+        usage = memory_usage(self._options.compute.device)
+        solver = self._largest_solver if usage.kind == "RSS" else 0
         result = {
             **figures,
             "seconds": round(time.monotonic() - self._start, 2),
-            "peak_bytes": self._peak(),
-            "backend": backend.name,
+            "peak_bytes": max(usage.peak, solver),
+            "backend": self._backend.name,
             "vertices": mesh.n_vertices,
             "faces": mesh.n_faces,
             **asdict(topology(mesh)),
@@ -453,18 +385,3 @@ class _Extraction:
         with publish([path], identity, lambda: result) as temporary:
             write_mesh_ply(temporary[path], mesh)
         self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")
-
-
-_Regions = tuple[list[TriangleMesh], "SurfaceSamples | None", dict[str, Any]]
-
-
-def _read_cloud(
-    options: MeshOptions, checkpoint: ReferenceCheckpoint, notify: Callable[[str], None]
-) -> tuple[GaussianCloud, Path]:
-    path = options.model
-    if path is None:
-        return checkpoint.read_cloud(notify), checkpoint.ply_path
-    try:
-        return cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model"), path
-    except UserError as error:
-        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error

@@ -96,12 +96,9 @@ def build_model(
 
 @wp.kernel
 def billboard(
-    first: int,
-    view: View,
-    means: wp.array(dtype=wp.vec3),
-    corners: wp.array(dtype=wp.vec3),
+    first: int, view: View, means: wp.array(dtype=wp.vec3), corners: wp.array(dtype=wp.vec3),
     moved: wp.array(dtype=wp.vec3),
-):
+):  # fmt: skip
     """Slide corners along their lines of sight; corners behind the plane of sight become NaN."""
     i = first + wp.tid()
     center = view.rotation * means[i / 4] + view.translation
@@ -121,13 +118,8 @@ def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
     more than 90 degrees to the centre has no such corner; its triangles are left out.
     """
     moved = torch.empty_like(model.corners)
-    launch(
-        billboard,
-        moved.shape[0],
-        [make_view(camera), *(as_array(t, wp.vec3) for t in
-                              (model.gaussians.means, model.corners, moved))],
-        min_items=4096,
-    )  # fmt: skip
+    vectors = [as_array(t, wp.vec3) for t in (model.gaussians.means, model.corners, moved)]
+    launch(billboard, moved.shape[0], [make_view(camera), *vectors], min_items=4096)
     return rasterize_camera_triangles(moved, model.faces, camera)
 
 
@@ -211,16 +203,10 @@ def march_kernel(n_samples: int) -> Any:
 
 
 def march_rays(
-    model: LevelSetModel,
-    camera: Camera,
-    coordinates: Tensor,
-    depths: Tensor,
-    hit_gaussians: Tensor,
-    levels: Sequence[float],
-    *,
-    n_samples: int = RAY_SAMPLES,
+    model: LevelSetModel, camera: Camera, coordinates: Tensor, depths: Tensor,
+    hit_gaussians: Tensor, levels: Sequence[float], *, n_samples: int = RAY_SAMPLES,
     reach: float = RAY_REACH,
-) -> LevelSetPoints:
+) -> LevelSetPoints:  # fmt: skip
     """Search the level sets along rays.
 
     All samples of a ray use the neighbours of the Gaussian that the ray hit. Densities of 1 and
@@ -229,26 +215,20 @@ def march_rays(
     Args:
         coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
         depths: Depth of the hits along the view axis. (S,) world units
-        hit_gaussians: Gaussian hit by each ray. (S,)
     """
     n, device = coordinates.shape[0], coordinates.device
     shape = (len(levels), n)
-    points = torch.empty(*shape, 3, device=device)
-    normals = torch.empty(*shape, 3, device=device)
+    points, normals = (torch.empty(*shape, 3, device=device) for _ in range(2))
     valid = torch.empty(shape, dtype=torch.bool, device=device)
     scales = model.gaussians.scales.clamp_min(MIN_SCALE)
-    launch(
-        march_kernel(n_samples),
-        n,
-        [
-            make_view(camera), reach, as_array(coordinates.float().contiguous(), wp.vec2),
-            depths.float().contiguous(), hit_gaussians.int(), model.neighbors, model.packed,
-            as_array(model.gaussians.quats, wp.vec4), as_array(scales, wp.vec3),
-            torch.tensor(list(levels), dtype=torch.float32, device=device),
-            as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
-        ],
-        min_items=_MIN_ITEMS,
-    )  # fmt: skip
+    arguments = [
+        make_view(camera), reach, as_array(coordinates.float().contiguous(), wp.vec2),
+        depths.float().contiguous(), hit_gaussians.int(), model.neighbors, model.packed,
+        as_array(model.gaussians.quats, wp.vec4), as_array(scales, wp.vec3),
+        torch.tensor(list(levels), dtype=torch.float32, device=device),
+        as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
+    ]  # fmt: skip
+    launch(march_kernel(n_samples), n, arguments, min_items=_MIN_ITEMS)
     return LevelSetPoints(points, normals, valid)
 
 
@@ -271,8 +251,7 @@ class SurfaceSamples:
     def __len__(self) -> int:
         return len(self.points)
 
-    def select(self, rows: np.ndarray) -> SurfaceSamples:
-        """Rows by mask or index, copied."""
+    def select(self, rows: np.ndarray | slice) -> SurfaceSamples:
         return SurfaceSamples(self.points[rows], self.normals[rows], self.colors[rows])
 
 
@@ -285,15 +264,7 @@ class Box:
 
     @classmethod
     def cube(cls, center: np.ndarray, half: float) -> Box:
-        """The cube of the given centre and half side."""
         return cls(tuple(map(float, center - half)), tuple(map(float, center + half)))
-
-    def shifted(self, offset: np.ndarray) -> Box:
-        """The box moved by ``offset``. (3,)"""
-        return Box(
-            tuple(map(float, np.add(self.low, offset))),
-            tuple(map(float, np.add(self.high, offset))),
-        )
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Which points lie strictly inside. (P, 3) -> (P,) bool"""
@@ -305,52 +276,24 @@ class Box:
         return "({}) to ({})".format(*corners)
 
 
-class _Store:
-    """Arrays of a fixed capacity that fill up view by view."""
-
-    def __init__(self, capacity: int) -> None:
-        self._arrays = (
-            np.empty((capacity, 3), np.float32),
-            np.empty((capacity, 3), np.float32),
-            np.empty((capacity, 3), np.uint8),
-        )
-        self._n = 0
-
-    def append(self, *parts: Tensor) -> None:
-        n = parts[0].shape[0]
-        for array, part in zip(self._arrays, parts, strict=True):
-            array[self._n : self._n + n] = part.cpu().numpy()
-        self._n += n
-
-    def samples(self) -> SurfaceSamples:
-        return SurfaceSamples(*(array[: self._n] for array in self._arrays))
-
-
 def collect_surface_samples(
-    model: LevelSetModel,
-    cameras: Sequence[Camera],
-    levels: Sequence[float],
-    *,
-    target: int,
-    n_samples: int,
-    reach: float,
-    seed: int,
-    candidates_per_point: int = CANDIDATES_PER_POINT,
+    model: LevelSetModel, cameras: Sequence[Camera], levels: Sequence[float], *, target: int,
+    n_samples: int, reach: float, seed: int, candidates_per_point: int = CANDIDATES_PER_POINT,
     hull: VisualHull | None = None,
     on_view: Callable[[int, int], None] = lambda done, found: None,
-) -> list[SurfaceSamples]:
-    """Sample the level sets from all views.
+) -> list[SurfaceSamples]:  # fmt: skip
+    """Sample the level sets from all views, within a hull if there is one.
 
     Every view gives at most ``target // views + 1`` points per level, taken at random from
-    ``candidates_per_point`` times as many random pixels. The arrays are allocated once for the
-    target; nothing else grows with the number of views.
-
-    Args:
-        hull: Points outside of it are dropped; None keeps all.
+    ``candidates_per_point`` times as many random pixels. Memory does not grow with the views.
     """
     per_view = target // len(cameras) + 1
-    stores = [_Store(per_view * len(cameras)) for _ in levels]
-    n_found = 0
+    shape = (per_view * len(cameras), 3)
+    stores = [
+        SurfaceSamples(np.empty(shape, "f4"), np.empty(shape, "f4"), np.empty(shape, "u1"))
+        for _ in levels
+    ]
+    filled = [0 for _ in levels]
     for view, camera in enumerate(cameras):
         hits = diamond_hits(model, camera)
         pixels = hits.covered.flatten().nonzero()[:, 0]
@@ -376,10 +319,13 @@ def collect_surface_samples(
             # By the level itself: a mesh must not depend on which others are made beside it.
             labels = ("points", view, repr(float(level)))
             rows = _random_rows(good.nonzero()[:, 0], per_view, seed, *labels)
-            store.append(found.points[index, rows], found.normals[index, rows], colors[rows])
-            n_found += rows.shape[0]
-        on_view(view + 1, n_found)
-    return [store.samples() for store in stores]
+            at = slice(filled[index], filled[index] + rows.shape[0])
+            store.points[at] = found.points[index, rows].cpu().numpy()
+            store.normals[at] = found.normals[index, rows].cpu().numpy()
+            store.colors[at] = colors[rows].cpu().numpy()
+            filled[index] = at.stop
+        on_view(view + 1, sum(filled))
+    return [store.select(slice(n)) for store, n in zip(stores, filled, strict=True)]
 
 
 def _random_rows(rows: Tensor, n: int, seed: int, *labels: str | int) -> Tensor:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Screened Poisson reconstruction and quadric decimation, by whichever library is at hand.
 
-Open3D needs system libraries (libusb, libGL) that bare machines and containers lack, and takes
-seconds to load, so importing it is tried only when a mesh is made; pycolmap needs none. Both run
-the screened Poisson code of Kazhdan and Hoppe (ACM Trans. Graph. 2013), and both tell a density per
-vertex. Both hold the interpreter while they do, so that they do it in a process of their own.
+Open3D needs system libraries that bare machines lack and takes seconds to load, so it is tried only
+when a mesh is made; pycolmap needs none. Both run the screened Poisson code of Kazhdan and Hoppe
+(ACM Trans. Graph. 2013), tell a density per vertex, and hold the interpreter meanwhile, so that
+they do it in a process of their own.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ from sugar_utils.settings import flag
 
 BACKENDS = ("auto", "open3d", "pycolmap")
 
-POINT_WEIGHT = 2.0
-"""Weight of the points against the smoothness, Open3D's choice; a parameter of pycolmap's."""
+POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter of pycolmap's
 
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
@@ -74,10 +73,7 @@ _open3d = functools.partial(
 
 @dataclass(frozen=True)
 class SolverConfig:
-    """Constants of the screened Poisson solver.
-
-    Sums depend on the timing of threads: only with one the same input gives the same bits.
-    """
+    """Constants of screened Poisson; with one thread the same input gives the same bits."""
 
     poisson_depth: Automatic = _solver_flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
@@ -107,12 +103,8 @@ def _unheard(n_bytes: int) -> None:
 
 
 class PoissonMesh(NamedTuple):
-    """A reconstructed surface."""
-
     mesh: TriangleMesh
-    # How well samples support each vertex, on a logarithmic scale; only the order of the values is
-    # the same for all backends, (V,).
-    densities: np.ndarray
+    densities: np.ndarray  # support of each vertex; only their order is that of all backends, (V,)
 
 
 def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
@@ -136,8 +128,6 @@ def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
 
 
 class Open3dBackend:
-    """Open3D, in memory."""
-
     name = "open3d"
 
     def __init__(self, open3d: Any) -> None:
@@ -157,13 +147,8 @@ class Open3dBackend:
             "n_threads": solver.poisson_threads or -1,
         }
         with _work_folder() as folder:
-            arrays = {
-                "points": samples.points,
-                "normals": samples.normals,
-                "colors": samples.colors,
-            }
-            np.savez(folder / f"{POINTS}.npz", **arrays)
-            _solve_alone(self.name, folder, options, waiting)
+            np.savez(folder / f"{POINTS}.npz", **vars(samples))
+            run_alone(*_SOLVER, [self.name, str(folder), json.dumps(options)], waiting)
             with np.load(folder / f"{MESH}.npz") as found:
                 mesh = _mesh_of(found["vertices"], found["faces"], found["colors"])
                 return PoissonMesh(mesh, found["densities"])
@@ -185,7 +170,7 @@ class Open3dBackend:
 
 
 class PycolmapBackend:
-    """pycolmap, through files in the system's temporary folder."""
+    """pycolmap, through files in the system's temporary folder, scaled to a cube for float32."""
 
     name = "pycolmap"
 
@@ -193,7 +178,7 @@ class PycolmapBackend:
     def reconstruct(
         self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
     ) -> PoissonMesh:
-        """Screened Poisson surface; the cloud is scaled to a unit cube for the float32 files."""
+        """Screened Poisson surface of oriented points; ``waiting`` hears of the memory in use."""
         options = {
             "depth": solver.poisson_depth,
             "point_weight": POINT_WEIGHT,
@@ -204,7 +189,7 @@ class PycolmapBackend:
         middle, size = _cube_of(samples.points)
         with _work_folder() as folder:
             _write_points(folder / f"{POINTS}.ply", samples, middle, size)
-            _solve_alone(self.name, folder, options, waiting)
+            run_alone(*_SOLVER, [self.name, str(folder), json.dumps(options)], waiting)
             mesh = _read_result(folder / f"{MESH}.ply")
             densities = PlyData.read(str(folder / f"{MESH}.ply"))["vertex"]["value"]
         mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
@@ -219,17 +204,20 @@ class PycolmapBackend:
         options = pycolmap.MeshSimplificationOptions()
         options.target_face_ratio = max(n_faces / mesh.n_faces, _MIN_RATIO)
         middle, size = _cube_of(mesh.vertices)
-        with _work_folder() as folder, _quiet(pycolmap):
-            _write_plain(folder / "mesh.ply", (mesh.vertices - middle) / size, mesh.faces)
+        unit = replace(mesh, vertices=(mesh.vertices - middle) / size)
+        with _work_folder() as folder:
+            _write_plain(folder / "mesh.ply", unit)
             pycolmap.simplify_mesh(folder / "mesh.ply", folder / "small.ply", options)
             small = _read_result(folder / "small.ply")
         vertices = small.vertices * size + middle
-        rows = nearest_neighbors_of(
-            torch.from_numpy(vertices.astype(np.float32)),
-            torch.from_numpy(mesh.vertices.astype(np.float32)),
-            1,
-        ).indices[:, 0]  # fmt: skip
-        return TriangleMesh(vertices, small.faces, mesh.colors[rows.numpy()])
+        rows = _nearest_rows(vertices, mesh.vertices)
+        return TriangleMesh(vertices, small.faces, mesh.colors[rows])
+
+
+def _nearest_rows(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Row of the point that is nearest to each query. (Q,)"""
+    tensors = (torch.from_numpy(rows.astype(np.float32)) for rows in (queries, points))
+    return nearest_neighbors_of(*tensors, 1).indices[:, 0].numpy()
 
 
 MeshingBackend = Open3dBackend | PycolmapBackend  # what mesh extraction asks of a geometry library
@@ -251,10 +239,6 @@ def choose_backend(name: str = "auto") -> MeshingBackend:
         return PycolmapBackend()
 
 
-def _solve_alone(library: str, folder: Path, options: dict[str, Any], waiting: Waiting) -> None:
-    run_alone(poisson_process.__name__, [library, str(folder), json.dumps(options)], waiting)
-
-
 def _mesh_of(vertices: np.ndarray, faces: np.ndarray, colors: np.ndarray) -> TriangleMesh:
     colors = np.clip(np.rint(colors * 255), 0, 255).astype(np.uint8)
     return TriangleMesh(vertices.copy(), faces.astype(np.int64), colors)
@@ -270,17 +254,6 @@ def _work_folder() -> Iterator[Path]:
             f"cannot write in the temporary folder {tempfile.gettempdir()}: "
             f"{error.strerror or error}; free some space or set TMPDIR"
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet(pycolmap: Any) -> Iterator[None]:
-    """Keep the library's own log off the terminal."""
-    before = pycolmap.logging.minloglevel
-    pycolmap.logging.minloglevel = int(pycolmap.logging.Level.ERROR)
-    try:
-        yield
-    finally:
-        pycolmap.logging.minloglevel = before
 
 
 def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
@@ -299,19 +272,16 @@ def _write_points(path: Path, samples: SurfaceSamples, middle: np.ndarray, size:
     PlyData([PlyElement.describe(table, "vertex")], byte_order="<").write(str(path))
 
 
-def _write_plain(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
+def _write_plain(path: Path, mesh: TriangleMesh) -> None:
     header = (
         "ply\nformat binary_little_endian 1.0\n"
-        f"element vertex {len(vertices)}\n"
+        f"element vertex {mesh.n_vertices}\n"
         "property float x\nproperty float y\nproperty float z\n"
-        f"element face {len(faces)}\nproperty list uchar int vertex_indices\nend_header\n"
+        f"element face {mesh.n_faces}\nproperty list uchar int vertex_indices\nend_header\n"
     )
-    rows = np.empty(len(faces), dtype=[("n", "u1"), ("rows", "<i4", (3,))])
-    rows["n"], rows["rows"] = 3, faces
-    with path.open("wb") as file:
-        file.write(header.encode())
-        file.write(vertices.astype("<f4").tobytes())
-        file.write(rows.tobytes())
+    rows = np.empty(mesh.n_faces, dtype=[("n", "u1"), ("rows", "<i4", (3,))])
+    rows["n"], rows["rows"] = 3, mesh.faces
+    path.write_bytes(header.encode() + mesh.vertices.astype("<f4").tobytes() + rows.tobytes())
 
 
 def _read_result(path: Path) -> TriangleMesh:
@@ -328,8 +298,8 @@ _QUERY_CHUNK = 1 << 20
 _SAMPLED_POINTS = 10_000
 
 LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
-USUAL_QUANTILE = 0.1
-"""Of the original. Of an object inside of its masks it would cut thin parts away."""
+USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
+_SOLVER = (poisson_process.__name__,)
 
 
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
@@ -378,14 +348,7 @@ class PoissonConfig:
 
 
 def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarray:
-    """Statistical outliers: mean distance to the neighbours above mean + ratio * deviation.
-
-    Args:
-        points: (P, 3) float32 world units.
-
-    Returns:
-        (P,) bool
-    """
+    """Points, (P, 3), whose mean distance to neighbours exceeds mean + ratio * deviation. (P,)"""
     cloud = torch.from_numpy(points)
     distances = np.empty(len(points), dtype=np.float64)
     for first in range(0, len(points), _QUERY_CHUNK):
@@ -419,27 +382,19 @@ def reconstruct_region(
 
 
 def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
-    """Median size of a pixel at points, in the view that is nearest to each.
-
-    Args:
-        points: (P, 3) world units, at least one.
-    """
+    """Median size of a pixel at points, (P, 3), in the view that is nearest to each."""
     some = points[:: max(1, len(points) // _SAMPLED_POINTS)]
     sizes = [np.linalg.norm(some - camera.center, axis=1) / camera.fx for camera in cameras]
     return float(np.median(np.min(sizes, axis=0)))
 
 
 def automatic_depth(points: np.ndarray, pixel: float, scale: float) -> int:
-    """Octree depth for ``--poisson_depth auto``.
+    """Octree depth for ``--poisson_depth auto``. points: (P, 3); pixel: its size on the surface
 
     The cells are as small as a pixel, which nothing in the photographs is smaller than; a surface
     that crosses the whole cube, six sides of it, still has a point in each.
-
-    Args:
-        points: (P, 3) world units.
-        pixel: Size of a pixel on the surface in world units.
     """
-    side = scale * float((points.max(axis=0) - points.min(axis=0)).max())
+    side = scale * float(np.ptp(points, axis=0).max())
     by_pixel = math.ceil(math.log2(max(side, pixel) / pixel)) if pixel > 0 else MOST_DEPTH
     by_points = round(math.log(max(len(points), 6) / 6, 4))
     return max(LEAST_DEPTH, min(by_pixel, by_points, MOST_DEPTH))
@@ -449,7 +404,7 @@ def cell_size(points: np.ndarray, solver: SolverConfig) -> float:
     """Side of the finest octree cell in world units; points: (P, 3)"""
     if solver.poisson_width > 0:
         return solver.poisson_width
-    side = float((points.max(axis=0) - points.min(axis=0)).max())
+    side = float(np.ptp(points, axis=0).max())
     return solver.poisson_scale * side / 2**solver.poisson_depth
 
 
@@ -464,16 +419,10 @@ def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def finish_mesh(
-    regions: Sequence[TriangleMesh],
-    n_faces: int,
-    backend: MeshingBackend,
+    regions: Sequence[TriangleMesh], n_faces: int, backend: MeshingBackend,
     surface: SurfaceSamples | None,
-) -> TriangleMesh:
-    """Decimate and clean each region, put them together and snap them to the surface points.
-
-    Args:
-        surface: Points that vertices move to, the nearest one each; None leaves them in place.
-    """
+) -> TriangleMesh:  # fmt: skip
+    """Decimate and clean each region, merge them, and snap vertices to surface points, if any."""
     mesh = merge_meshes([clean_mesh(backend.decimate(region, n_faces)) for region in regions])
     if surface is None:
         return with_vertex_normals(mesh)
@@ -482,8 +431,5 @@ def finish_mesh(
 
 
 def project_on_points(mesh: TriangleMesh, surface: SurfaceSamples) -> TriangleMesh:
-    """Give each vertex the position and colour of the nearest surface point."""
-    rows = nearest_neighbors_of(
-        torch.from_numpy(mesh.vertices.astype(np.float32)), torch.from_numpy(surface.points), 1
-    ).indices[:, 0].numpy()  # fmt: skip
+    rows = _nearest_rows(mesh.vertices, surface.points)
     return TriangleMesh(surface.points[rows].astype(np.float64), mesh.faces, surface.colors[rows])

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mesh extraction by fusing rendered depth into a truncated signed distance field.
 
-The field (Curless and Levoy, SIGGRAPH 1996) lives in blocks of voxels near the surface only. Two
-passes over the views, which are rendered twice for it: the first finds the blocks that some depth
-reaches, the second averages distances and colours in them. So the memory depends on the surface
-and the voxel size, not on the number of views, and the result not on their order of arrival.
-
-Case tables are those of Warp (Lorensen and Cline, SIGGRAPH 1987). Memory beyond the field itself
-is that of the cells the surface passes through.
+The field (Curless and Levoy, SIGGRAPH 1996) lives in blocks of voxels near the surface only. The
+first of two passes over the views finds the blocks that some depth reaches, the second averages
+distances and colours in them. So the memory does not depend on the number of views, and the result
+not on their order of arrival. Case tables are those of Warp (Lorensen and Cline, SIGGRAPH 1987).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +21,9 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
+from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.mesh.level_sets import (
@@ -34,7 +33,6 @@ from sugar_extractors.mesh.level_sets import (
     march_rays,
     pixel_centers,
 )
-from sugar_extractors.mesh.observed_region import ObservedRegion
 from sugar_scene.mesh.triangle_mesh import (
     TriangleMesh,
     keep_vertices,
@@ -43,6 +41,13 @@ from sugar_scene.mesh.triangle_mesh import (
     without_unused_vertices,
 )
 from sugar_scene.mesh.triangle_rasterizer import to_camera
+from sugar_scene.multiview.reprojection import (
+    REACH,
+    NeighborViews,
+    ViewPair,
+    cycle_error,
+    plane_depth,
+)
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, non_negative_int, positive_float
 from sugar_utils.settings import flag
@@ -54,6 +59,7 @@ BLOCK = 8  # voxels along the side of a block
 _BLOCK_SIDE = wp.constant(BLOCK)
 _N_FOOTPRINT_VIEWS = 8
 _COARSER = 1.25
+_EMPTY = TriangleMesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8))
 _MIN_ITEMS = 4096
 
 
@@ -61,9 +67,7 @@ DEPTHS = ("blended", "level_set", "plane")  # where depth comes from
 
 
 PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
-PLANE_FILL = 32
-"""Edges of the pinholes that are closed in its meshes: where ground is seen at a grazing angle,
-views confirm most depths but not all."""
+PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
 
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
@@ -72,9 +76,8 @@ _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poi
 class TsdfConfig:
     """Constants of the fusion.
 
-    Blended depth is the mean along the ray, divided by alpha; the level set is sharper and slower.
-    The automatic voxel is the median side of a pixel on the surface times ``pixels_per_voxel``, at
-    least 1/2048 of the box.
+    Blended depth is the mean along the ray, divided by alpha. The automatic voxel is the median
+    side of a pixel on the surface times ``pixels_per_voxel``, at least 1/2048 of the box.
     """
 
     tsdf_depth: str = _flag(
@@ -110,21 +113,17 @@ class TsdfConfig:
 
     @property
     def margin(self) -> float | None:
-        """``tsdf_margin`` as it acts; None for anywhere."""
         unset = PLANE_MARGIN if self.tsdf_depth == "plane" else None
         return unset if self.tsdf_margin is None else self.tsdf_margin
 
     @property
     def fill(self) -> int:
-        """``tsdf_fill`` as it acts."""
         unset = PLANE_FILL if self.tsdf_depth == "plane" else 0
         return unset if self.tsdf_fill is None else self.tsdf_fill
 
 
 @dataclass(frozen=True)
 class FusedRegion:
-    """Result of one region."""
-
     mesh: TriangleMesh
     voxel_size: float  # side of a voxel, world units
     n_voxels: int
@@ -153,10 +152,7 @@ def view_renderer(model: LevelSetModel, cloud: GaussianCloud, config: TsdfConfig
 
 
 def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
-    """What renders the views, without depth of pixels outside of their own masks.
-
-    What other views exclude is cut off the mesh, which has far fewer points than all depth maps.
-    """
+    """What renders the views, without depth of pixels outside of their own masks."""
     if hull is None:
         return render
 
@@ -192,26 +188,16 @@ def level_set_view(
 
 
 def fuse_region(
-    render: Renderer,
-    cameras: Sequence[Camera],
-    box: Box,
-    hole: Box | None,
-    config: TsdfConfig,
-    console: Console,
-    region: ObservedRegion | None = None,
-) -> FusedRegion:
-    """Fuse all views within a box and extract the surface.
-
-    Args:
-        hole: Part of it whose surface is left out; None for nothing.
-        region: Surface outside of it is left out; None for nothing.
-    """
+    render: Renderer, cameras: Sequence[Camera], box: Box, hole: Box | None, config: TsdfConfig,
+    console: Console, region: ObservedRegion | None = None,
+) -> FusedRegion:  # fmt: skip
+    """Fuse all views within a box and extract the surface, outside of a hole, within a region."""
     with torch.no_grad():
         voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
         if voxel is None:
-            return FusedRegion(_empty_mesh(), 0.0, 0)
-        grid, table = _mark_blocks(render, cameras, box, voxel, config, console)
-        field = _fuse(render, cameras, grid, table, config, console)
+            return FusedRegion(_EMPTY, 0.0, 0)
+        field = _empty_field(render, cameras, box, voxel, config, console)
+        _fuse(render, cameras, field, config, console)
     mesh = extract_surface(field, min(config.min_views, 1 + len(cameras) // 2))
     if region is not None and mesh.n_faces:
         mesh = keep_vertices(mesh, region.contains(mesh.vertices))
@@ -219,15 +205,9 @@ def fuse_region(
     if config.fill:
         mesh = with_holes_filled(mesh, config.fill)
     if hole is not None and mesh.n_faces:
-        centers = mesh.vertices[mesh.faces].mean(axis=1)
-        mesh = without_unused_vertices(
-            TriangleMesh(mesh.vertices, mesh.faces[~hole.contains(centers)], mesh.colors)
-        )
-    return FusedRegion(mesh, grid.voxel, field.distances.numel())
-
-
-def _empty_mesh() -> TriangleMesh:
-    return TriangleMesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8))
+        outside = ~hole.contains(mesh.vertices[mesh.faces].mean(axis=1))
+        mesh = without_unused_vertices(replace(mesh, faces=mesh.faces[outside]))
+    return FusedRegion(mesh, field.voxel, field.distances.numel())
 
 
 def _world_points(view: DepthView, depth: Tensor) -> Tensor:
@@ -242,82 +222,63 @@ def _world_points(view: DepthView, depth: Tensor) -> Tensor:
         [(x - camera.cx) / camera.fx * depth, (y - camera.cy) / camera.fy * depth, depth], dim=-1
     ).reshape(-1, 3)
     rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=device)
-    center = torch.tensor(camera.center, dtype=torch.float32, device=device)
-    return local @ rotation + center
-
-
-def _inside(points: Tensor, box: Box) -> Tensor:
-    low, high = points.new_tensor(box.low), points.new_tensor(box.high)
-    return ((points > low) & (points < high)).all(dim=-1)
+    return local @ rotation + torch.tensor(camera.center, dtype=torch.float32, device=device)
 
 
 def _automatic_voxel(
     render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
 ) -> float | None:
-    step = max(1, len(cameras) // _N_FOOTPRINT_VIEWS)
     pixel_sizes = []
-    for camera in cameras[::step]:
+    for camera in cameras[:: max(1, len(cameras) // _N_FOOTPRINT_VIEWS)]:
         view = render(camera)
-        good = _inside(_world_points(view, view.depth), box) & (view.depth.flatten() > 0)
+        points = _world_points(view, view.depth)
+        low, high = points.new_tensor(box.low), points.new_tensor(box.high)
+        good = ((points > low) & (points < high)).all(dim=-1) & (view.depth.flatten() > 0)
         pixel_sizes.append(view.depth.flatten()[good] / math.sqrt(camera.fx * camera.fy))
     everything = torch.cat(pixel_sizes)
     if everything.shape[0] == 0:
         return None
-    largest = max(h - low for low, h in zip(box.low, box.high, strict=True))
     median = float(everything.sort().values[everything.shape[0] // 2])
-    return max(config.pixels_per_voxel * median, largest / 2048)
+    return max(config.pixels_per_voxel * median, max(np.subtract(box.high, box.low)) / 2048)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Blocks over a box: low corner, voxel side (world units) and blocks per axis."""
-
-    origin: tuple[float, float, float]
-    voxel: float
-    shape: tuple[int, int, int]
-
-    @classmethod
-    def over(cls, box: Box, voxel: float) -> _Grid:
-        sides = [high - low for low, high in zip(box.low, box.high, strict=True)]
-        return cls(box.low, voxel, tuple(max(1, math.ceil(s / (voxel * BLOCK))) for s in sides))
-
-
-def _mark_blocks(
-    render: Renderer,
-    cameras: Sequence[Camera],
-    box: Box,
-    voxel: float,
-    config: TsdfConfig,
+def _empty_field(
+    render: Renderer, cameras: Sequence[Camera], box: Box, voxel: float, config: TsdfConfig,
     console: Console,
-) -> tuple[_Grid, Tensor]:
-    """Blocks within the truncation distance of some depth, as a table of indices (-1: none)."""
+) -> SparseField:  # fmt: skip
+    """Blocks within the truncation distance of some depth, in larger voxels if too many."""
     device = render(cameras[0]).depth.device
     while True:
-        grid = _Grid.over(box, voxel)
-        marked = torch.zeros(math.prod(grid.shape), dtype=torch.bool, device=device)
+        sides = (high - low for low, high in zip(box.low, box.high, strict=True))
+        shape = tuple(max(1, math.ceil(side / (voxel * BLOCK))) for side in sides)
+        marked = torch.zeros(math.prod(shape), dtype=torch.bool, device=device)
         with console.progress("blocks", 1, len(cameras)) as progress:
             for done, camera in enumerate(cameras, start=1):
-                _mark_view(render(camera), grid, marked, config)
+                _mark_view(render(camera), box.low, voxel, shape, marked, config)
                 progress.update(done)
-        n_blocks = int(marked.sum())
-        if n_blocks * BLOCK**3 <= config.max_voxels:
+        n = int(marked.sum()) * BLOCK**3
+        if n <= config.max_voxels:
             break
-        larger = voxel * max(_COARSER, math.sqrt(n_blocks * BLOCK**3 / config.max_voxels))
+        larger = voxel * max(_COARSER, math.sqrt(n / config.max_voxels))
         console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
         voxel = larger
-    indices = marked.cumsum(0).int() - 1
-    return grid, torch.where(marked, indices, -1).int().reshape(grid.shape)
+    table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
+    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
+    colors = torch.zeros(n, 3, device=device)
+    return SparseField(box.low, voxel, table, distances, weights, colors)
 
 
-def _mark_view(view: DepthView, grid: _Grid, marked: Tensor, config: TsdfConfig) -> None:
-    reach = config.tsdf_truncation * grid.voxel
-    n_steps = math.ceil(2 * reach / (grid.voxel * BLOCK / 2)) + 1
+def _mark_view(
+    view: DepthView, origin: Sequence[float], voxel: float, shape: Sequence[int], marked: Tensor,
+    config: TsdfConfig,
+) -> None:  # fmt: skip
+    reach = config.tsdf_truncation * voxel
+    n_steps = math.ceil(2 * reach / (voxel * BLOCK / 2)) + 1
     known = view.depth.flatten() > 0
-    shape = torch.tensor(grid.shape, device=marked.device)
+    shape = torch.tensor(shape, device=marked.device)
     for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
         points = _world_points(view, view.depth + offset)[known]
-        blocks = (points - points.new_tensor(grid.origin)) / (grid.voxel * BLOCK)
-        blocks = blocks.floor().long()
+        blocks = ((points - points.new_tensor(origin)) / (voxel * BLOCK)).floor().long()
         blocks = blocks[((blocks >= 0) & (blocks < shape)).all(dim=1)]
         marked[(blocks[:, 0] * shape[1] + blocks[:, 1]) * shape[2] + blocks[:, 2]] = True
 
@@ -358,37 +319,21 @@ def integrate(
 
 
 def _fuse(
-    render: Renderer,
-    cameras: Sequence[Camera],
-    grid: _Grid,
-    table: Tensor,
-    config: TsdfConfig,
+    render: Renderer, cameras: Sequence[Camera], field: SparseField, config: TsdfConfig,
     console: Console,
-) -> SparseField:
-    device = table.device
-    blocks = (table >= 0).nonzero().int().contiguous()
-    n = blocks.shape[0] * BLOCK**3
-    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    colors = torch.zeros(n, 3, device=device)
-    field = SparseField(grid.origin, grid.voxel, table, distances, weights, colors)
+) -> None:  # fmt: skip
+    n, blocks = field.distances.numel(), (field.table >= 0).nonzero().int().contiguous()
     if n == 0:
-        return field
+        return
+    place = wp.vec3(*field.origin), field.voxel, config.tsdf_truncation * field.voxel
+    sums = field.distances, field.weights, as_array(field.colors, wp.vec3)
     with console.progress("fusion", 1, len(cameras)) as progress:
         for done, camera in enumerate(cameras, start=1):
             view = render(camera)
-            launch(
-                integrate,
-                n,
-                [
-                    make_view(camera), wp.vec3(*grid.origin), grid.voxel,
-                    config.tsdf_truncation * grid.voxel, as_array(blocks, wp.vec3i),
-                    view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3),
-                    distances, weights, as_array(colors, wp.vec3),
-                ],
-                min_items=_MIN_ITEMS,
-            )  # fmt: skip
+            maps = view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3)
+            arguments = [make_view(camera), *place, as_array(blocks, wp.vec3i), *maps, *sums]
+            launch(integrate, n, arguments, min_items=_MIN_ITEMS)
             progress.update(done, fields={"voxels": f"{n:,}"})
-    return field
 
 
 try:
@@ -423,30 +368,25 @@ class SparseField:
 
     @property
     def side(self) -> int:
-        """Corners along the side of a block."""
         n_blocks = max(1, int(self.table.max()) + 1)
         return round((self.distances.shape[0] / n_blocks) ** (1 / 3))
 
 
 def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh:
     """Zero level set; cells with a corner of less than the weight asked for are left open."""
-    table = field.table.cpu().numpy()
-    values = (field.distances.cpu().numpy(), field.weights.cpu().numpy() >= min_weight)
+    table, distances = field.table.cpu().numpy(), field.distances.cpu().numpy()
+    is_known = field.weights.cpu().numpy() >= min_weight
     colors = field.colors.cpu().numpy()
-    parts = []
-    if field.distances.shape[0]:
-        places = np.argwhere(table >= 0)
-        for first in range(0, len(places), _CHUNK_BLOCKS):
-            parts.append(
-                _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], *values, field.side)
-            )
-    cells = np.concatenate([cells for cells, _ in parts] or [np.zeros((0, 3), np.int64)])
-    rows = np.concatenate([rows for _, rows in parts] or [np.zeros((0, 8), np.int64)])
+    places = np.argwhere(table >= 0)
+    parts = [
+        _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], distances, is_known, field.side)
+        for first in range(0, len(places), _CHUNK_BLOCKS)
+    ]
+    cells = np.concatenate([np.zeros((0, 3), np.int64), *(cells for cells, _ in parts)])
+    rows = np.concatenate([np.zeros((0, 8), np.int64), *(rows for _, rows in parts)])
     if len(cells) == 0:
-        return TriangleMesh(
-            np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8)
-        )
-    cell_of, edges = _triangle_edges(values[0][rows])
+        return _EMPTY
+    cell_of, edges = _triangle_edges(distances[rows])
     low, axis = _EDGES[edges, 0], _EDGE_AXES[edges]
     corner = cells[cell_of][:, None] + _CORNERS[low]
     extent = np.array(table.shape) * field.side + 1
@@ -455,7 +395,7 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
 
     row_a = rows[cell_of[:, None], low].ravel()[where]
     row_b = rows[cell_of[:, None], _EDGES[edges, 1]].ravel()[where]
-    a, b = values[0][row_a].astype(np.float64), values[0][row_b].astype(np.float64)
+    a, b = distances[row_a].astype(np.float64), distances[row_b].astype(np.float64)
     share = a / (a - b)
     vertices = corner.reshape(-1, 3)[where].astype(np.float64)
     vertices[np.arange(len(where)), axis.ravel()[where]] += share
@@ -504,3 +444,105 @@ def _triangle_edges(corner_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     cell_of = np.repeat(np.arange(len(case)), n)
     number = np.arange(len(cell_of)) - np.repeat(np.cumsum(n) - n, n) + first[cell_of]
     return cell_of, _TRIANGLES.reshape(-1, 3)[number]
+
+
+# Sky and other things without texture lie wherever they please, and all photographs are explained;
+# but no point of a reconstruction is ever found there.
+MIN_VIEWS = 3  # photographs that observe a point that counts: two agree by chance now and then
+MIN_OBSERVED = 50  # fewer points in a box do not tell where the scene ends
+
+
+@dataclass(frozen=True)
+class ObservedRegion:
+    normals: np.ndarray  # outward normals of its sides, (S, 3)
+    offsets: np.ndarray  # a point x lies inside where normals . x <= offsets. (S,) world units
+
+    def contains(self, points: np.ndarray) -> np.ndarray:
+        """Points inside. (N, 3) -> (N,) bool"""
+        inside = np.ones(len(points), dtype=bool)
+        for normal, offset in zip(self.normals, self.offsets, strict=True):
+            inside &= points @ normal <= offset
+        return inside
+
+
+def observed_region(
+    observations: Observations | None, box: Box, margin: float
+) -> ObservedRegion | None:
+    """The region around the points of a reconstruction; None for too few, or all in one plane."""
+    # Here and not above: most commands start without it.
+    from scipy.spatial import ConvexHull, QhullError
+
+    if observations is None:
+        return None
+    points = observations.points[observations.lengths >= MIN_VIEWS].astype(np.float64)
+    points = points[box.contains(points)]
+    if len(points) < MIN_OBSERVED:
+        return None
+    try:
+        sides = np.unique(ConvexHull(points).equations, axis=0)
+    except QhullError:
+        return None
+    return ObservedRegion(sides[:, :3], margin - sides[:, 3])
+
+
+# For models of the multi-view mode, whose Gaussians are planes: a depth counts where the surface is
+# not seen at a grazing angle, and where a neighbouring view that sees the place has the same depth.
+MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
+_MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
+MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
+
+MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
+_KEPT_BYTES = 2**30
+
+
+def plane_renderer(
+    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: NeighborViews, extent: float
+) -> Renderer:
+    """What renders depth and colour of a view for the fusion. extent: in world units"""
+    reach = REACH * extent
+    largest = max(4 * camera.width * camera.height for camera in cameras)
+
+    @functools.lru_cache(maxsize=max(1 + MAX_NEIGHBORS, _KEPT_BYTES // largest))
+    def depth_of(camera: Camera) -> Tensor:
+        return plane_view(gaussians, camera, reach, colored=False).depth
+
+    def render(camera: Camera) -> DepthView:
+        view = plane_view(gaussians, camera, reach)
+        others = [(other, depth_of(other)) for other in neighbors.of(camera.name)[:MAX_NEIGHBORS]]
+        confirmed = confirmed_depth(view.depth, camera, others)
+        return DepthView(camera, torch.where(confirmed, view.depth, 0.0), view.color)
+
+    return render
+
+
+def plane_view(
+    gaussians: Gaussians, camera: Camera, reach: float, *, colored: bool = True
+) -> DepthView:
+    """Depth of the planes up to a distance and, if wanted, colour of degree 0."""
+    output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
+    plane = output.plane
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
+    depth, known = plane_depth(plane, rays)
+    cosine = -(plane[..., :3] * rays).sum(dim=-1)
+    cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
+    known &= (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
+    color = torch.zeros_like(rays)
+    if colored:
+        color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
+    return DepthView(camera, torch.where(known, depth, 0.0), color)
+
+
+def confirmed_depth(
+    depth: Tensor, camera: Camera, neighbors: Sequence[tuple[Camera, Tensor]]
+) -> Tensor:
+    """Where a neighbour has the same depth, or none has any (0) there. (H, W) bool"""
+    rays = pixel_rays(camera, dtype=depth.dtype, device=depth.device)
+    compared = torch.zeros_like(depth, dtype=torch.bool).reshape(-1)
+    agreed = compared.clone()
+    flat = depth.reshape(-1)
+    for neighbor, there in neighbors:
+        pair = ViewPair.of(camera, neighbor)
+        error, known = cycle_error(rays.reshape(-1, 3), flat, there, pair)
+        compared |= known
+        agreed |= known & (error <= MAX_MISS)
+    return (agreed | ~compared).reshape(depth.shape)

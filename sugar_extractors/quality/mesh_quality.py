@@ -5,12 +5,12 @@ Only the object counts. What is compared, and where:
 
 - All lengths are in fractions of the object's longest side.
 - The mesh is sampled evenly by area. Samples inside the object's bounding box grown by
-  ``MARGIN`` count, except those below the ground plus ``CLEARANCE``: there ground and object
-  touch, and their border is not visible. Ground height is the upper side of the ground's box.
+  ``MARGIN`` count, except those below the ground's upper side plus ``CLEARANCE``, where the border
+  between ground and object is not visible.
 - Accuracy is the mean distance of these samples to the true object or the true ground, whichever
   is nearer: a correct piece of ground inside the box is no error, a blob in the air is one.
 - Completeness is the mean distance of the true object's visible samples (seen by three views or
-  more) to the whole mesh. What no photograph shows, such as the underside, is not asked for.
+  more) to the whole mesh.
 - Topology is that of the whole mesh, because a cut would make edges that it does not have.
 """
 
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import warp as wp
 from plyfile import PlyData, PlyParseError
+from torch import Tensor
 
 from gaussian_splatting.data.ply import does_not_fit
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply, topology
@@ -46,8 +47,6 @@ _Corner = tuple[Coordinate, Coordinate, Coordinate]
 
 
 class _Facts(msgspec.Struct):
-    """What is read of ``gt.json``."""
-
     object_bbox: tuple[_Corner, _Corner]
     up: Annotated[str, msgspec.Meta(pattern="^[+-]?[xyz]$")]
     gt_visible_object_samples: Count
@@ -56,8 +55,6 @@ class _Facts(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a mesh is compared with."""
-
     surface: TriangleMesh
     visible_points: np.ndarray  # points of the object that the photographs show, (N, 3) world units
     visible_normals: np.ndarray  # their unit normals, (N, 3)
@@ -83,19 +80,16 @@ class MeshQuality:
 
     @property
     def chamfer(self) -> float:
-        """Mean of accuracy and completeness."""
         return (self.accuracy + self.completeness) / 2
 
     @property
     def f_scores(self) -> tuple[float, ...]:
-        """Harmonic means of precision and recall."""
         return tuple(
             2 * p * r / (p + r) if p + r > 0 else 0.0
             for p, r in zip(self.precisions, self.recalls, strict=True)
         )
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON values."""
         return {**asdict(self), "chamfer": self.chamfer, "f_scores": self.f_scores}
 
     def rows(self) -> list[tuple[str, str]]:
@@ -119,7 +113,6 @@ class MeshQuality:
 
 
 def read_reference(scene_dir: Path) -> Reference:
-    """Read the ground truth of a rendered scene."""
     scene_dir = Path(scene_dir)
     for name in (OBJECT_FILE, VISIBLE_FILE, FACTS_FILE):
         if not (scene_dir / name).is_file():
@@ -131,7 +124,7 @@ def read_reference(scene_dir: Path) -> Reference:
     facts = conform(read_json(path), _Facts, path, "make the scene again")
     box = np.array(facts.object_bbox)
     ground = None if facts.ground_bbox is None else np.array(facts.ground_bbox)
-    axis, sign = _up(facts.up)
+    axis, sign = "xyz".index(facts.up[-1]), -1 if facts.up.startswith("-") else 1
     n_object = facts.gt_visible_object_samples
     mesh = read_mesh_ply(scene_dir / OBJECT_FILE)
     points, normals = _read_visible(scene_dir / VISIBLE_FILE)
@@ -156,8 +149,6 @@ def make_reference(
     """Set up a comparison by the rules at the top of this file.
 
     Args:
-        visible_points: (N, 3)
-        visible_normals: (N, 3)
         box: Low and high corner of the object. (2, 3)
         ground: Box of a flat ground, None without one. (2, 3)
         sign: 1 when it points up, -1 when down.
@@ -202,6 +193,7 @@ def compare_surfaces(
     found = Surface(vertices, near, device)
     truth = Surface(true_vertices, reference.surface.faces, device)
     to_truth, to_mesh = truth.nearest(samples.points), found.nearest(visible)
+    edges = topology(mesh)
     agreement = [
         np.abs((ours * theirs).sum(axis=1)).mean()
         for ours, theirs in (
@@ -216,18 +208,11 @@ def compare_surfaces(
         recalls=tuple(float((to_mesh.distances < t).mean()) for t in THRESHOLDS),
         normal_agreement=float(np.mean(agreement)),
         object_triangles=int(_inside(vertices[near], unit_low, unit_high).any(axis=1).sum()),
-        **_topology(mesh),
+        non_manifold_edge_share=edges.non_manifold_edge_share,
+        open_edge_share=edges.open_edge_share,
+        components=edges.components,
+        triangles=mesh.n_faces,
     )
-
-
-def _topology(mesh: TriangleMesh) -> dict[str, Any]:
-    found = topology(mesh)
-    return {
-        "non_manifold_edge_share": found.non_manifold_edge_share,
-        "open_edge_share": found.open_edge_share,
-        "components": found.components,
-        "triangles": mesh.n_faces,
-    }
 
 
 def _meets(
@@ -251,8 +236,7 @@ def _samples_inside(
     seed: int,
 ) -> AreaSamples:
     """About ``count`` even samples of that part of a mesh that lies in a box."""
-    meets = _meets(vertices, faces, low, high)
-    rows = np.flatnonzero(meets)
+    rows = np.flatnonzero(_meets(vertices, faces, low, high))
     samples = sample_surface(vertices, faces[rows], count, seed)
     share = _inside(samples.points, low, high).mean() if len(samples) else 1.0
     if share < 1:
@@ -261,12 +245,6 @@ def _samples_inside(
         samples = sample_surface(vertices, faces[rows], drawn, seed)
     samples = samples.select(_inside(samples.points, low, high))
     return replace(samples, faces=rows[samples.faces])
-
-
-def _up(text: str) -> tuple[int, int]:
-    """Axis and sign of a word such as ``+z``."""
-    sign = -1 if text.startswith("-") else 1
-    return "xyz".index(text.lstrip("+-")), sign
 
 
 def _with_ground(
@@ -316,8 +294,6 @@ _MIN_ITEMS = 1024
 
 @dataclass(frozen=True)
 class AreaSamples:
-    """Points on a mesh."""
-
     points: np.ndarray  # (N, 3) float64, the mesh's units
     normals: np.ndarray  # unit normal of the face of each, (N, 3)
     faces: np.ndarray  # row of that face, (N,)
@@ -326,13 +302,10 @@ class AreaSamples:
         return len(self.points)
 
     def select(self, keep: np.ndarray) -> AreaSamples:
-        """Some of them. keep: (N,) bool"""
         return AreaSamples(self.points[keep], self.normals[keep], self.faces[keep])
 
 
 class Nearest(NamedTuple):
-    """The place of a surface that is nearest to each point."""
-
     distances: np.ndarray  # (Q,) float64, the mesh's units
     normals: np.ndarray  # unit normal of the face there, (Q, 3)
     faces: np.ndarray  # row of that face; -1 where there is no surface, (Q,) int64
@@ -341,37 +314,35 @@ class Nearest(NamedTuple):
 def sample_surface(
     vertices: np.ndarray, faces: np.ndarray, count: int, seed: int = 0
 ) -> AreaSamples:
-    """Draw points of a mesh, uniform in area.
+    """Draw points of a mesh, (V, 3) and (F, 3), uniform in area.
 
     The areas are gone through in equal steps from one random start, so each face gets its share
     to within one sample.
-
-    Args:
-        vertices: (V, 3)
-        faces: (F, 3) rows of the vertices.
     """
-    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
-    weighted = np.cross(b - a, c - a)
+    weighted = _doubled_normals(vertices, faces)
     doubled = np.linalg.norm(weighted, axis=1)
     ends = np.cumsum(doubled)
     if len(ends) == 0 or not ends[-1] > 0:
         none = np.empty((0, 3))
         return AreaSamples(none, none, np.empty(0, dtype=np.int64))
-    draws = torch.rand(
-        2 * count + 1,
-        generator=generator(seed, "surface samples"),
-        dtype=torch.float64,
-        device="cpu",
-    ).numpy()
+    source = generator(seed, "surface samples")
+    draws = torch.rand(2 * count + 1, generator=source, dtype=torch.float64, device="cpu").numpy()
     places = (np.arange(count) + draws[-1]) / count * ends[-1]
     rows = np.minimum(np.searchsorted(ends, places, "right"), np.flatnonzero(doubled)[-1])
     root, across = np.sqrt(draws[:count])[:, None], draws[count : 2 * count, None]
-    points = (1 - root) * a[rows] + root * (1 - across) * b[rows] + root * across * c[rows]
+    a, b, c = (vertices[faces[rows, k]].astype(np.float64) for k in range(3))
+    points = (1 - root) * a + root * (1 - across) * b + root * across * c
     return AreaSamples(points, weighted[rows] / doubled[rows, None], rows)
 
 
+def _doubled_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Normals of faces, as long as twice their area. (F, 3)"""
+    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
+    return np.cross(b - a, c - a)
+
+
 class Surface:
-    """A mesh that exact distances are asked of, through a tree of boxes over its triangles.
+    """A mesh that distances and lines of sight are asked of, by a tree of boxes of its triangles.
 
     Args:
         vertices: (V, 3), about as large as 1: they become float32.
@@ -382,8 +353,7 @@ class Surface:
         self, vertices: np.ndarray, faces: np.ndarray, device: torch.device | str = "cpu"
     ) -> None:
         self._device = torch.device(device)
-        a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
-        weighted = np.cross(b - a, c - a)
+        weighted = _doubled_normals(vertices, faces)
         doubled = np.linalg.norm(weighted, axis=1)
         solid = doubled > 0
         self._normals = weighted[solid] / doubled[solid, None]
@@ -399,40 +369,45 @@ class Surface:
                 )
 
     def nearest(self, points: np.ndarray) -> Nearest:
-        """Distances to the surface, and its normals there; infinite where there is no surface.
-
-        Args:
-            points: (Q, 3)
-        """
+        """Distances of points, (Q, 3), and normals there; infinite where there is no surface."""
         n = len(points)
         if self._tree is None:
             return Nearest(np.full(n, np.inf), np.zeros((n, 3)), np.full(n, -1))
         queries = torch.tensor(points, dtype=torch.float32, device=self._device)
         distances = torch.empty(n, device=self._device)
         faces = torch.empty(n, dtype=torch.int32, device=self._device)
-        launch(
-            find_nearest,
-            n,
-            [self._tree.id, as_array(queries, wp.vec3), distances, faces],
-            min_items=_MIN_ITEMS,
-        )
+        arguments = [self._tree.id, as_array(queries, wp.vec3), distances, faces]
+        launch(find_nearest, n, arguments, min_items=_MIN_ITEMS)
         found = faces.cpu().numpy()
         return Nearest(
             distances.cpu().numpy().astype(np.float64), self._normals[found], self._solid[found]
         )
 
+    def blocked(self, starts: Tensor, ways: Tensor) -> Tensor:
+        """Whether the surface lies between points and points + ways. (Q, 3) float32 -> (Q,)"""
+        hits = torch.empty(len(starts), dtype=torch.bool, device=self._device)
+        rays = [as_array(values.contiguous(), wp.vec3) for values in (starts, ways)]
+        launch(find_blocked, len(starts), [self._tree.id, *rays, hits], min_items=_MIN_ITEMS)
+        return hits
+
 
 @wp.kernel
 def find_nearest(
-    first: int,
-    mesh: wp.uint64,
-    points: wp.array(dtype=wp.vec3),
-    distances: wp.array(dtype=float),
+    first: int, mesh: wp.uint64, points: wp.array(dtype=wp.vec3), distances: wp.array(dtype=float),
     faces: wp.array(dtype=int),
-):
+):  # fmt: skip
     """Nearest place of a mesh: distance and row of the face, one work item per point."""
     i = first + wp.tid()
     query = wp.mesh_query_point_no_sign(mesh, points[i], _FARTHEST)
     place = wp.mesh_eval_position(mesh, query.face, query.u, query.v)
     distances[i] = wp.length(place - points[i])
     faces[i] = query.face
+
+
+@wp.kernel
+def find_blocked(
+    first: int, mesh: wp.uint64, starts: wp.array(dtype=wp.vec3), ways: wp.array(dtype=wp.vec3),
+    hits: wp.array(dtype=wp.bool),
+):  # fmt: skip
+    i = first + wp.tid()
+    hits[i] = wp.mesh_query_ray_anyhit(mesh, starts[i], ways[i], 1.0)

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.rasterization import plain_background
 from sugar_extractors.export.mesh_formats import simplified
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
@@ -32,7 +32,7 @@ from sugar_extractors.texture.textured_mesh_io import (
 )
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply, with_vertex_normals
-from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_triangles
+from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_utils.console import Console
@@ -44,44 +44,36 @@ from sugar_utils.schemas import ResultNote, read_checked
 
 N_VIEWS = 4
 CLAY = (0.80, 0.80, 0.79)
-INSIDE = (0.72, 0.52, 0.42)
-"""Colour of a surface seen from its back: it shows holes and faces that are turned round."""
+INSIDE = (0.72, 0.52, 0.42)  # a surface seen from its back: holes and faces that are turned round
 
 BACKGROUND = (0.93, 0.94, 0.95)
 _AMBIENT, _HEADLIGHT, _KEY = 0.14, 0.26, 0.64
-_KEY_DIRECTION = (-0.5, -0.7, -0.5)
-"""Towards the key light in camera axes: from the upper left, behind the viewer."""
+_KEY_DIRECTION = (-0.5, -0.7, -0.5)  # camera axes: from the upper left, behind the viewer
 
 _SAMPLES_PER_SIDE = 2
 
 
 def shaded_views(
-    mesh: TriangleMesh,
-    cameras: Sequence[Camera],
-    width: int,
-    *,
-    smooth: bool = False,
-    colored: bool = False,
-    device: torch.device | str = "cpu",
-) -> list[np.ndarray]:
-    """Picture a mesh as clay: Lambertian, lit from behind the viewer.
+    mesh: TriangleMesh, cameras: Sequence[Camera], width: int, *, smooth: bool = False,
+    colored: bool = False, device: torch.device | str = "cpu",
+) -> list[np.ndarray]:  # fmt: skip
+    """Picture a mesh as clay, lit from behind the viewer. One (h, w, 3) uint8 picture per camera
 
     Flat shading is the default because it hides nothing: smooth normals make a rough mesh look
     better than it is.
-
-    Args:
-        mesh: World units; may be empty.
-
-    Returns:
-        One (h, w, 3) uint8 picture per camera.
     """
-    views = [_scaled(camera, _SAMPLES_PER_SIDE * width) for camera in cameras]
+    n, views = _SAMPLES_PER_SIDE, []
+    for camera in cameras:
+        scale = width / max(camera.width, camera.height)
+        sides = (n * max(1, round(side * scale)) for side in (camera.width, camera.height))
+        views.append(camera.resized(*sides))
     if mesh.n_faces == 0:
         paper = torch.tensor(BACKGROUND, device="cpu")
         return [_averaged(paper.expand(view.height, view.width, 3)) for view in views]
     vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
     faces = torch.tensor(mesh.faces, device=device)
-    normals = _face_normals(vertices, faces)
+    a, b, c = vertices[faces].double().unbind(1)
+    normals = normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
     if colored:
         corner_values = torch.tensor(mesh.colors, device=device).float()[faces] / 255.0
     elif smooth:
@@ -92,11 +84,17 @@ def shaded_views(
     pictures = []
     for view in views:
         hits = rasterize_triangles(vertices, faces, view)
-        values = _interpolated(corner_values, hits)
+        covered = hits.covered
+        rows = hits.face[covered].long()
+        values = corner_values.new_zeros(*hits.face.shape, 3)
+        values[covered] = (corner_values[rows] * hits.barycentrics[covered][..., None]).sum(1)
         if not colored:
-            values = _clay(values, _facing(vertices[faces[:, 0]], normals, hits, view), view)
-        background = values.new_tensor(BACKGROUND)
-        image = torch.where(hits.covered[..., None], values, background)
+            center = torch.tensor(view.center, dtype=torch.float32, device=device)
+            front = torch.ones_like(covered)
+            is_front = (normals * (center - vertices[faces[:, 0]])).sum(1) > 0
+            front[covered] = is_front[rows]
+            values = _clay(values, front, view)
+        image = torch.where(covered[..., None], values, values.new_tensor(BACKGROUND))
         pictures.append(_averaged(image))
     return pictures
 
@@ -104,11 +102,7 @@ def shaded_views(
 def textured_views(
     mesh: TexturedMesh, cameras: Sequence[Camera], width: int, white_background: bool = False
 ) -> list[np.ndarray]:
-    """Picture a textured mesh as it is, without light, on black or white.
-
-    Returns:
-        One (h, w, 3) uint8 picture per camera.
-    """
+    """Picture a textured mesh without light, on black or white. One (h, w, 3) uint8 per camera"""
     background = plain_background(white_background, mesh.vertices.device)
     pictures = (
         render_textured(mesh, at_most(camera, width), background, supersampling=_SAMPLES_PER_SIDE)
@@ -118,11 +112,7 @@ def textured_views(
 
 
 def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
-    """Views that differ as much as possible in position and direction.
-
-    The first is the one farthest from the mean view; each further one is farthest from all
-    before it.
-    """
+    """Views that differ as much as possible in position and direction."""
     if len(cameras) <= n:
         return list(cameras)
     centers = np.stack([camera.center for camera in cameras])
@@ -146,40 +136,6 @@ def at_most(camera: Camera, width: int) -> Camera:
     if camera.width <= width:
         return camera
     return camera.resized(width, max(1, round(camera.height * width / camera.width)))
-
-
-def _scaled(camera: Camera, longer_side: int) -> Camera:
-    scale = longer_side / max(camera.width, camera.height)
-    # Whole blocks of samples, for the averaging.
-    sides = (
-        _SAMPLES_PER_SIDE * max(1, round(side * scale / _SAMPLES_PER_SIDE))
-        for side in (camera.width, camera.height)
-    )
-    return camera.resized(*sides)
-
-
-def _face_normals(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Unit normals; zero for a face without area. (F, 3)"""
-    a, b, c = vertices[faces].double().unbind(1)
-    return normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
-
-
-def _interpolated(corner_values: Tensor, hits: TriangleHits) -> Tensor:
-    """Values at the hits; zero elsewhere. (F, 3, C) -> (H, W, C)"""
-    values = corner_values.new_zeros(*hits.face.shape, corner_values.shape[-1])
-    rows = hits.face[hits.covered].long()
-    weights = hits.barycentrics[hits.covered]
-    values[hits.covered] = (corner_values[rows] * weights[..., None]).sum(1)
-    return values
-
-
-def _facing(places: Tensor, normals: Tensor, hits: TriangleHits, camera: Camera) -> Tensor:
-    """Whether the front is seen; places and normals are those of the faces. (H, W) bool"""
-    center = torch.tensor(camera.center, dtype=torch.float32, device=places.device)
-    front = (normals * (center - places)).sum(1) > 0
-    seen = torch.ones_like(hits.covered)
-    seen[hits.covered] = front[hits.face[hits.covered].long()]
-    return seen
 
 
 def _clay(normals: Tensor, front: Tensor, camera: Camera) -> Tensor:
@@ -245,19 +201,17 @@ def read_any_mesh(path: Path) -> TriangleMesh:
     require_regular_file(path)
     if suffix == ".ply":
         return read_mesh_ply(path)
-    return _refined_mesh(path) if suffix == ".pt" else _obj_mesh(path)
+    if suffix == ".obj":
+        vertices, faces = _read_obj(path)
+    else:
+        cloud = read_state(path, bound_cloud_from_state)
+        vertices, faces = cloud.vertices.double().numpy(), cloud.faces.numpy()
+    if not np.isfinite(vertices).all():
+        raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
+    return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))
 
 
-def _refined_mesh(path: Path) -> TriangleMesh:
-    payload = load_payload(path)
-    try:
-        cloud = bound_cloud_from_state(payload["state_dict"])
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    return _grey(path, cloud.vertices.double().numpy(), cloud.faces.numpy())
-
-
-def _obj_mesh(path: Path) -> TriangleMesh:
+def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Positions and faces of an OBJ; its texture is not read."""
     vertices, faces = [], []
     try:
@@ -276,16 +230,7 @@ def _obj_mesh(path: Path) -> TriangleMesh:
     rows = np.where(rows > 0, rows - 1, rows + len(points))
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):
         raise UserError(f"{path}: a face refers to a vertex that is not there; write it again")
-    return _grey(path, points, rows)
-
-
-def _grey(path: Path, vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
-    if not np.isfinite(vertices).all():
-        raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
-    return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))
-
-
-_INSIDE_NOTE = "Brown is a surface seen from its inner side."
+    return points, rows
 
 
 def extract_and_report(options: MeshOptions) -> list[Path]:
@@ -322,15 +267,11 @@ def write_mesh_report(
     cameras: Sequence[Camera],
     notify: Callable[[str], None],
 ) -> Path | None:
-    """Write ``report.html`` about some meshes.
-
-    Returns:
-        The file, or None.
-    """
+    """Write ``report.html`` about some meshes; the file, or None."""
 
     def build() -> Page:
         page = Page(f"Meshes of {directory.resolve().name}", str(directory.resolve()))
-        page.paragraph(_INSIDE_NOTE)
+        page.paragraph("Brown is a surface seen from its inner side.")
         views = pick_views(cameras)
         for path in mesh_paths:
             page.heading(path.name)
@@ -355,17 +296,14 @@ def mesh_note(path: Path) -> dict[str, Any]:
 def _add_mesh(page: Page, path: Path, views: Sequence[Camera], cameras: Sequence[Camera]) -> None:
     note = mesh_note(path)
     page.facts(_fact(name, value) for name, value in note.get("result", {}).items())
-    pictures = shaded_views(read_any_mesh(path), views, PICTURE_WIDTH)
-    page.pictures(
-        Picture(image, camera.name) for image, camera in zip(pictures, views, strict=True)
-    )
-    if path.suffix == ".obj":
-        mesh = read_textured_mesh(path)
-        textured = textured_views(mesh, views, PICTURE_WIDTH)
-        page.pictures(
-            Picture(image, camera.name) for image, camera in zip(textured, views, strict=True)
-        )
-        page.model(preview_glb(mesh, cameras))
+    rows = [shaded_views(read_any_mesh(path), views, PICTURE_WIDTH)]
+    textured = read_textured_mesh(path) if path.suffix == ".obj" else None
+    if textured is not None:
+        rows.append(textured_views(textured, views, PICTURE_WIDTH))
+    for row in rows:
+        page.pictures(Picture(image, view.name) for image, view in zip(row, views, strict=True))
+    if textured is not None:
+        page.model(preview_glb(textured, cameras))
     chosen = {**note.get("sources", {}), **note.get("settings", {})}
     page.pairs(flattened(chosen), folded="Settings of this mesh")
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results upright and in metres: a copy of mesh and Gaussians, and the matrix that moved them.
 
-Everything else stays in the world of the capture, which has no up and no unit: cameras, Gaussians
-and meshes fit each other there, and other programs expect them there.
+Everything else stays in the world of the capture, which has no up and no unit.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,13 +36,7 @@ from sugar_utils.settings import flag
 
 
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
-    """The cloud after a similarity: a camera that moves along sees the same picture.
-
-    Computed in float64; results have the types of the cloud.
-
-    Args:
-        matrix: Scale times rotation, and a shift, for columns (x, y, z, 1). (4, 4)
-    """
+    """The cloud after a similarity, (4, 4): a camera that moves along sees the same picture."""
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
     rotation = matrix[:3, :3] / scale
     linear, shift = _like(matrix[:3, :3], cloud.means), _like(matrix[:3, 3], cloud.means)
@@ -66,8 +58,6 @@ def _like(array: np.ndarray, tensor: Tensor) -> Tensor:
 
 def sh_rotation(rotation: np.ndarray) -> Tensor:
     """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
-
-    The bands do not mix: each turns in a space of its own, of 3, 5 and 7 dimensions.
 
     Args:
         rotation: One or several. (..., 3, 3)
@@ -117,9 +107,11 @@ class PlacementOptions:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to write."""
-        scaled = self.scale_factor is not None or self.known_distance is not None
-        return scaled or self.orient != "none"
+        return self.is_scaled or self.orient != "none"
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.scale_factor is not None or self.known_distance is not None
 
     @property
     def needs_cameras(self) -> bool:
@@ -129,74 +121,54 @@ class PlacementOptions:
 
 
 def placed_path(obj_path: Path) -> Path:
-    """The OBJ of the copy."""
     return obj_path.with_name(f"{obj_path.stem}_placed.obj")
 
 
 def placed_gaussians(obj_path: Path) -> Path:
-    """The PLY of the copy's Gaussians."""
     return obj_path.with_name(f"{placed_path(obj_path).stem}_gaussians.ply")
 
 
 def write_placed(
-    obj_path: Path,
-    scene: Scene,
-    gaussians: Callable[[], GaussianCloud],
-    options: PlacementOptions,
-    glb: bool,
-    notify: Callable[[str], None],
-) -> None:
+    obj_path: Path, scene: Scene, gaussians: Callable[[], GaussianCloud],
+    options: PlacementOptions, glb: bool, notify: Callable[[str], None],
+) -> None:  # fmt: skip
     """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
     mesh = read_textured_mesh(obj_path)
-    cameras = scene.calibrated_cameras
     vertices = mesh.vertices.numpy().astype(np.float64)
-    matrix = placement(cameras, scene.points, vertices, options)
-    target = placed_path(obj_path)
-    upright = options.orient == "up"
-    size = np.ptp(moved_points(vertices, matrix), axis=0)
-    note: dict[str, Any] = {
+    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
+    target, upright = placed_path(obj_path), options.orient == "up"
+    metric, note_file = options.known_distance is not None, target.with_suffix(".json")
+    moved = moved_points(vertices, matrix)
+    size = np.ptp(moved, axis=0)
+    note = {
         "matrix": matrix.tolist(),
         "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
         "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4; glb_matrix: of the "
         "GLB, whose format wants y up",
         "up": "+y" if upright else None,
-        "unit": "metre" if options.known_distance is not None else None,
+        "unit": "metre" if metric else None,
         "size": size.tolist(),
         "source": obj_path.name,
         "source_digest": file_digest(obj_path),
     }
-    files = [*mesh_files(target, glb), placed_gaussians(obj_path)]
-    if not (all(path.is_file() for path in files) and _noted(target) == note):
-        moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
-        target.with_suffix(".json").unlink(missing_ok=True)
+    files = [*mesh_files(target, glb), placed_gaussians(obj_path), note_file]
+    if not (all(path.is_file() for path in files) and read_json(note_file) == note):
+        vertices = torch.from_numpy(moved.astype(np.float32))
+        note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
-        write_textured_mesh(target, replace(mesh, vertices=moved), glb=glb, y_up=upright)
-        write_json_atomic(target.with_suffix(".json"), note)
-    unit = " m" if options.known_distance is not None else ""
-    notify(
-        f"placed mesh and Gaussians, {' x '.join(f'{side:.3g}' for side in size)}{unit}: {target}"
-    )
-
-
-def _noted(target: Path) -> Any:
-    note = target.with_suffix(".json")
-    return read_json(note) if note.is_file() else None
+        write_textured_mesh(target, replace(mesh, vertices=vertices), glb=glb, y_up=upright)
+        write_json_atomic(note_file, note)
+    sides, unit = " x ".join(f"{side:.3g}" for side in size), " m" if metric else ""
+    notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")
 
 
 def placement(
     cameras: Sequence[Camera], points: np.ndarray, vertices: np.ndarray, options: PlacementOptions
 ) -> np.ndarray:
-    """The matrix from the world of the capture to where the copy stands.
+    """The (4, 4) matrix from the world of the capture to where the copy stands, for (x, y, z, 1).
 
     Upright meshes stand on y = 0, the middle of their base at the origin, and face the first camera
     (+z). Others stay where they are, but for the scale.
-
-    Args:
-        points: Of its reconstruction. (P, 3)
-        vertices: Of the mesh. (V, 3)
-
-    Returns:
-        (4, 4) float64, to be multiplied with columns (x, y, z, 1).
     """
     matrix = np.eye(4)
     if options.orient == "up":

@@ -33,8 +33,6 @@ _CHUNK_TEXELS = 1 << 22
 
 @dataclass(frozen=True)
 class Atlas:
-    """The texture coordinates of a mesh."""
-
     kind: str
     corners: Tensor  # texture coordinates of the corners of each face, in texels, (F, 3, 2) float32
     side: int
@@ -42,7 +40,6 @@ class Atlas:
 
     @property
     def n_faces(self) -> int:
-        """Number of triangles."""
         return self.corners.shape[0]
 
     @property
@@ -51,11 +48,7 @@ class Atlas:
         return self.corners / self.side
 
     def texel_faces(self, first_row: int, end_row: int) -> Tensor:
-        """Face that each texel of some rows belongs to, the texels around it included.
-
-        Returns:
-            -1 for texels of no face. (end_row - first_row, side) int32
-        """
+        """Face of each texel of some rows, -1 for none; (end_row - first_row, side) int32"""
         shape = (end_row - first_row, self.side)
         owners = torch.empty(shape, dtype=torch.int32, device=self.corners.device)
         # In parts, because the temporaries are several times the result.
@@ -112,23 +105,15 @@ class Atlas:
 
 
 def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> Atlas:
-    """Lay out the faces of a mesh in a texture.
-
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers, F at least 1.
-    """
+    """Lay out the faces of a mesh in a texture. vertices: (V, 3); faces: (F, 3), F > 0"""
     if kind not in ATLASES:
         raise UserError(f"--texture_atlas {kind} is unknown; choose from {', '.join(ATLASES)}")
     check_square_size(square_size)
     per_axis = squares_per_axis(faces.shape[0])
     if per_axis * square_size > MAX_SIDE:
-        largest = MAX_SIDE // per_axis
-        advice = (
-            f"use --square_size {largest} or less"
-            if largest >= MIN_SQUARE_SIZE
-            else "extract a mesh of fewer triangles"
-        )
+        largest, advice = MAX_SIDE // per_axis, "extract a mesh of fewer triangles"
+        if largest >= MIN_SQUARE_SIZE:
+            advice = f"use --square_size {largest} or less"
         raise UserError(
             f"{faces.shape[0]:,} triangles at --square_size {square_size} need a texture of "
             f"{per_axis * square_size} texels per side, more than {MAX_SIDE}; {advice}"
@@ -139,7 +124,6 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
 
 
 def check_square_size(square_size: int) -> None:
-    """Refuse squares that are too small to hold two triangles."""
     if square_size < MIN_SQUARE_SIZE:
         raise UserError(
             f"--square_size {square_size} leaves no room for two triangles and their margins; "
@@ -148,7 +132,6 @@ def check_square_size(square_size: int) -> None:
 
 
 def squares_per_axis(n_faces: int) -> int:
-    """Squares along each side of the texture."""
     return int(math.sqrt(n_faces // 2 + 1) + 1)
 
 
@@ -166,7 +149,6 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
 
 
 def load_xatlas() -> Any:
-    """The library."""
     try:
         import xatlas
     except ImportError as error:
@@ -178,12 +160,7 @@ def load_xatlas() -> Any:
 
 
 def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
-    """Unfold a mesh into charts.
-
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers
-    """
+    """Unfold a mesh into charts. vertices: (V, 3) world units; faces: (F, 3)"""
     xatlas = load_xatlas()
     packing = xatlas.PackOptions()
     packing.resolution, packing.padding, packing.bilinear = side, CHART_MARGIN, True

@@ -32,28 +32,24 @@ wp.set_module_options(
 )
 
 BYTES_PER_TEXEL = 20  # sum of colours, sum of weights, face
-BUDGET_BYTES = 5 << 28
-"""Default for the rows worked on at once: a texture of 8008 x 8008 texels in one go."""
+BUDGET_BYTES = 5 << 28  # of rows worked on at once: a texture of 8008 x 8008 texels in one go
 
+# Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
+# and samples of a texel lie within half of one.
 REACH = 1.5
-"""Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
-and samples of a texel lie within half of one."""
 
 MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown without a search
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
 
+# Picture of a view. (H, W, 3) in [0, 1]; of (H, W, 4) only pixels whose last value is above 0
 ViewSource = Callable[[Camera], Tensor]
-"""Picture of a view. (H, W, 3) in [0, 1]; of (H, W, 4) only pixels whose last value is above 0"""
 
 
 @dataclass(frozen=True)
 class BakingConfig:
-    """How colours are gathered."""
-
-    # How far a pixel's depth may be from the plane of the triangle, in widths of a pixel at that
-    # depth.
+    # Of a pixel from the plane of the triangle, in widths of a pixel at that depth.
     depth_tolerance: float = 2.0
     cosine_power: float = 4.0
     budget_bytes: int = BUDGET_BYTES
@@ -61,8 +57,6 @@ class BakingConfig:
 
 @dataclass(frozen=True)
 class BakedTexture:
-    """A filled texture."""
-
     texture: Tensor  # row 0 is at v = 1, as in a picture file, (side, side, 3) uint8
     seen_texels: int
     face_texels: int
@@ -254,24 +248,14 @@ def gather_view(
 
 @torch.no_grad()
 def bake_texture(
-    vertices: Tensor,
-    faces: Tensor,
-    atlas: Atlas,
-    cameras: Sequence[Camera],
-    source: ViewSource,
-    face_colors: Tensor,
-    config: BakingConfig | None = None,
+    vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera], source: ViewSource,
+    face_colors: Tensor, config: BakingConfig | None = None,
     on_view: Callable[[int, int], None] = lambda done, total: None,
-) -> BakedTexture:
-    """Colour a mesh from pictures.
+) -> BakedTexture:  # fmt: skip
+    """Colour a mesh from pictures. vertices: (V, 3); faces: (F, 3); face_colors: (F, 3) in [0, 1]
 
     A texel that no view shows gets the mean colour of its face's texels, and a face that no view
     shows its own colour.
-
-    Args:
-        vertices: (V, 3) world units
-        faces: (F, 3) integers
-        face_colors: Colours of faces that no view shows. (F, 3) in [0, 1]
     """
     config = config or BakingConfig()
     bands = _bands(atlas.side, config.budget_bytes)
@@ -284,38 +268,38 @@ def bake_texture(
         texel_faces = atlas.texel_faces(first, end)
         sums = torch.zeros(texel_faces.numel(), 4, device=device)
         for index, camera in enumerate(cameras):
-            _gather(
-                vertices, faces, atlas, first, texel_faces, camera, source(camera), config, sums
-            )
+            image = source(camera)
+            _gather(vertices, faces, atlas, first, texel_faces, camera, image, config, sums)
             on_view(band * len(cameras) + index + 1, len(bands) * len(cameras))
         for rows in _chunks(end - first, atlas.side):
             chunk = sums.view(end - first, atlas.side, 4)[rows]
             at = slice(first + rows.start, first + rows.stop)
             seen[at] = chunk[..., 3] > 0
             texture[at] = to_uint8(chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30))
-            _add_to_faces(face_sums, texel_faces[rows], texture[at], seen[at])
+            owners = texel_faces[rows][seen[at]].long()
+            colors = texture[at][seen[at]].long()
+            for channel in range(3):
+                face_sums[channel].scatter_add_(0, owners, colors[:, channel])
+            face_sums[3].scatter_add_(0, owners, torch.ones_like(owners))
         del sums, texel_faces
-    n_face_texels = _fill_unseen(texture, seen, atlas, bands, _face_means(face_sums, face_colors))
+    # Faces of which no texel is seen have their own colours.
+    counts = face_sums[3]
+    means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
+    means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
+    n_face_texels = _fill_unseen(texture, seen, atlas, bands, means)
     return BakedTexture(
         texture=texture.flip(0),
         seen_texels=int(seen.sum()),
         face_texels=n_face_texels,
-        seen_faces=int((face_sums[3] > 0).sum()),
+        seen_faces=int((counts > 0).sum()),
         n_bands=len(bands),
     )
 
 
 def _gather(
-    vertices: Tensor,
-    faces: Tensor,
-    atlas: Atlas,
-    first_row: int,
-    texel_faces: Tensor,
-    camera: Camera,
-    image: Tensor,
-    config: BakingConfig,
-    sums: Tensor,
-) -> None:
+    vertices: Tensor, faces: Tensor, atlas: Atlas, first_row: int, texel_faces: Tensor,
+    camera: Camera, image: Tensor, config: BakingConfig, sums: Tensor,
+) -> None:  # fmt: skip
     """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
     moved = to_camera(vertices, camera)
     depths = rasterize_camera_triangles(moved, faces, camera).depth
@@ -327,31 +311,14 @@ def _gather(
     corners = as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
     surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
     shown = torch.empty(len(faces), dtype=torch.uint8, device=vertices.device)
-    launch(
-        find_shown,
-        len(faces),
-        [view, config.depth_tolerance, corners, *surface, depths, shown],
-        min_items=_MIN_ITEMS,
-    )
-    launch(
-        gather_view,
-        texel_faces.numel(),
-        [
-            view,
-            first_row,
-            atlas.side,
-            config.depth_tolerance,
-            config.cosine_power,
-            texel_faces.view(-1),
-            corners,
-            *surface,
-            as_array(image.float().contiguous(), wp.vec3),
-            depths,
-            shown,
-            as_array(sums, wp.vec4),
-        ],
-        min_items=_MIN_ITEMS,
-    )
+    arguments = [view, config.depth_tolerance, corners, *surface, depths, shown]
+    launch(find_shown, len(faces), arguments, min_items=_MIN_ITEMS)
+    arguments = [
+        view, first_row, atlas.side, config.depth_tolerance, config.cosine_power,
+        texel_faces.view(-1), corners, *surface, as_array(image.float().contiguous(), wp.vec3),
+        depths, shown, as_array(sums, wp.vec4),
+    ]  # fmt: skip
+    launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 
 
 def count_bands(side: int, budget_bytes: int) -> int:
@@ -369,20 +336,6 @@ def _chunks(n_rows: int, side: int) -> list[slice]:
     """Rows in parts whose temporaries are small beside the sums."""
     rows = max(1, _CHUNK_TEXELS // side)
     return [slice(first, min(first + rows, n_rows)) for first in range(0, n_rows, rows)]
-
-
-def _add_to_faces(face_sums: Tensor, texel_faces: Tensor, colors: Tensor, seen: Tensor) -> None:
-    rows, values = texel_faces[seen].long(), colors[seen].long()
-    for channel in range(3):
-        face_sums[channel].scatter_add_(0, rows, values[:, channel])
-    face_sums[3].scatter_add_(0, rows, torch.ones_like(rows))
-
-
-def _face_means(face_sums: Tensor, face_colors: Tensor) -> Tensor:
-    """Mean colour of the texels of each face, or its own where none is seen. (F, 3) uint8"""
-    counts = face_sums[3]
-    means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
-    return torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(means.device)))
 
 
 def _fill_unseen(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ _CHUNK_ROWS = 1 << 16
 _PNG_LEVEL = 4
 _FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
-GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])
-"""From the axes of a capture to those of glTF: a half turn about x."""
+GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 
 _JPEG = b"\xff\xd8\xff"
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
@@ -43,18 +42,15 @@ class TexturedMesh:
 
     vertices: Tensor  # (V, 3) float32 world units
     faces: Tensor  # rows of the vertices, (F, 3) int64
-    # Texture coordinates of the corners of each face, v upwards, (F, 3, 2) float32 in [0, 1].
-    uvs: Tensor
+    uvs: Tensor  # texture coordinates of the corners, v upwards, (F, 3, 2) float32 in [0, 1]
     texture: Tensor  # row 0 is at v = 1, (H, W, 3) uint8
 
     @property
     def n_faces(self) -> int:
-        """Number of triangles."""
         return self.faces.shape[0]
 
     def to(self, device: torch.device | str) -> TexturedMesh:
-        """The same mesh on another device."""
-        return TexturedMesh(*(getattr(self, f.name).to(device) for f in fields(self)))
+        return TexturedMesh(*(tensor.to(device) for tensor in vars(self).values()))
 
 
 def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
@@ -66,11 +62,7 @@ def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
 def write_textured_mesh(
     obj_path: Path, mesh: TexturedMesh, *, glb: bool = True, y_up: bool = False
 ) -> list[Path]:
-    """Write OBJ, MTL, PNG and, if wanted, GLB.
-
-    Nothing is replaced before everything is written, and the OBJ comes last: it never refers to a
-    picture that is not there.
-    """
+    """Write OBJ, MTL, PNG and, if wanted, GLB; the OBJ last, so that its picture is there."""
     paths = mesh_files(obj_path, glb)
     with ExitStack() as stack:
         # The last one to be entered takes its final name first.
@@ -80,26 +72,22 @@ def write_textured_mesh(
 
 
 def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: bool = False) -> None:
-    """Write the files of a textured mesh under other names than they will have.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    """Write the files of a textured mesh under other names than they will have."""
     names = {path.suffix: path for path in targets}
     png = png_bytes(mesh.texture)
     targets[names[".png"]].write_bytes(png)
     targets[names[".mtl"]].write_bytes(f"newmtl mesh\nmap_Kd {names['.png'].name}".encode())
     with targets[names[".obj"]].open("wb") as file:
-        _write_chunks(file, obj_chunks(mesh, names[".mtl"].name))
+        file.writelines(obj_chunks(mesh, names[".mtl"].name))
     if ".glb" in names:
         with targets[names[".glb"]].open("wb") as file:
-            _write_chunks(file, glb_chunks(mesh, png, names[".glb"], y_up))
+            file.writelines(glb_chunks(mesh, png, names[".glb"], y_up))
 
 
 def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
     """Write the one-file form alone, complete or not at all."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        _write_chunks(file, glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
+        file.writelines(glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -111,7 +99,6 @@ def png_bytes(texture: Tensor) -> bytes:
 
 
 def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:
-    """The text of an OBJ file in parts."""
     yield f"\nmtllib {material_name}\nusemtl mesh\n\n".encode()
     # Nine digits give every float32 back as it was.
     yield from _lines("v %.9g %.9g %.9g\n", mesh.vertices.cpu().numpy())
@@ -136,30 +123,18 @@ def glb_chunks(
 ) -> Iterator[bytes]:
     """A binary glTF 2.0 file in parts: one mesh, its picture inside, no lighting.
 
-    glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward:
-    (x, y, z) becomes (x, -y, -z), a half turn about x. The OBJ keeps the axes of the capture.
-    Corners are not shared, because every face has its own place in the picture. The material is
-    ``KHR_materials_unlit`` and double-sided, so that viewers show the colours of the photographs.
+    glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward.
+    Corners are not shared, because every face has its own place in the picture.
+    ``KHR_materials_unlit`` shows the colours of the photographs.
     """
     if not y_up:
-        mesh = replace(mesh, vertices=_upright(mesh.vertices))
+        turn = mesh.vertices.new_tensor(np.diag(GLB_AXES)[:3])
+        mesh = replace(mesh, vertices=mesh.vertices.float() * turn)
     n_corners = 3 * mesh.n_faces
-    sizes = [12 * n_corners, 8 * n_corners, len(picture)]
-    padding = b"\0" * (-sizes[-1] % 4)
-    n_binary = sum(sizes) + len(padding)
-    content = _gltf(mesh, sizes, n_binary)
-    if picture.startswith(_JPEG):
-        content["images"][0]["mimeType"] = "image/jpeg"
+    content = _gltf(mesh, [12 * n_corners, 8 * n_corners, len(picture)], picture)
     if variants:
         _add_clay(content)
-    header = json.dumps(content, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 4)
-    total = 12 + 8 + len(header) + 8 + n_binary
-    if total > _GLB_LIMIT:
-        raise UserError(f"{path}: larger than the 4 GiB of a GLB file; use --export_glb False")
-    yield struct.pack("<4sII", b"glTF", 2, total)
-    yield struct.pack("<I4s", len(header), b"JSON") + header
-    yield struct.pack("<I4s", n_binary, b"BIN\0")
+    yield glb_head(content, path, "use --export_glb False")
     vertices = mesh.vertices.float().cpu()
     faces, uvs = mesh.faces.cpu(), mesh.uvs.cpu()
     for first in range(0, mesh.n_faces, _CHUNK_ROWS):
@@ -168,80 +143,74 @@ def glb_chunks(
         # The picture's first row is v = 0 here.
         chunk = uvs[first : first + _CHUNK_ROWS].numpy() * (1, -1) + (0, 1)
         yield chunk.astype("<f4").tobytes()
-    yield picture + padding
+    yield picture + b"\0" * (-len(picture) % 4)
 
 
-def _upright(vertices: Tensor) -> Tensor:
-    return vertices.float() * vertices.new_tensor(np.diag(GLB_AXES)[:3])
+def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
+    """What stands before the binary part of a GLB: two heads, and its description as JSON."""
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    n_binary = content["buffers"][0]["byteLength"]
+    total = 12 + 8 + len(text) + 8 + n_binary
+    if total > _GLB_LIMIT:
+        raise UserError(f"{path}: larger than the 4 GiB of a GLB file; {instead}")
+    head = struct.pack("<4sII", b"glTF", 2, total) + struct.pack("<I4s", len(text), b"JSON")
+    return head + text + struct.pack("<I4s", n_binary, b"BIN\0")
 
 
-def _gltf(mesh: TexturedMesh, sizes: list[int], n_binary: int) -> dict[str, Any]:
+def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any]:
     """The JSON part of a GLB: positions, texture coordinates and picture, in this order."""
-    starts = [0, sizes[0], sizes[0] + sizes[1]]
-    views: list[dict[str, Any]] = [
-        {"buffer": 0, "byteOffset": start, "byteLength": size}
-        for start, size in zip(starts, sizes, strict=True)
+    views = [
+        {"buffer": 0, "byteOffset": sum(sizes[:k]), "byteLength": size}
+        for k, size in enumerate(sizes)
     ]
     for view in views[:2]:
         view["target"] = _ARRAY_BUFFER
     corners = mesh.vertices[mesh.faces.unique()].float()
     accessor = {"componentType": _FLOAT32, "count": 3 * mesh.n_faces}
     bounds = {"min": corners.amin(dim=0).tolist(), "max": corners.amax(dim=0).tolist()}
+    primitive = {
+        "attributes": {"POSITION": 0, "TEXCOORD_0": 1}, "material": 0, "mode": _TRIANGLES
+    }  # fmt: skip
+    material = {
+        "name": "mesh",
+        "doubleSided": True,
+        "pbrMetallicRoughness": {
+            "baseColorTexture": {"index": 0}, "metallicFactor": 0.0, "roughnessFactor": 1.0
+        },
+        "extensions": {"KHR_materials_unlit": {}},
+    }  # fmt: skip
+    kind = "jpeg" if picture.startswith(_JPEG) else "png"
     return {
         "asset": {"version": "2.0", "generator": "sugar-trainer"},
         "extensionsUsed": ["KHR_materials_unlit"],
         "scene": 0,
         "scenes": [{"nodes": [0]}],
         "nodes": [{"mesh": 0}],
-        "meshes": [
-            {
-                "primitives": [
-                    {
-                        "attributes": {"POSITION": 0, "TEXCOORD_0": 1},
-                        "material": 0,
-                        "mode": _TRIANGLES,
-                    }
-                ]
-            }
-        ],
-        "materials": [
-            {
-                "name": "mesh",
-                "doubleSided": True,
-                "pbrMetallicRoughness": {
-                    "baseColorTexture": {"index": 0},
-                    "metallicFactor": 0.0,
-                    "roughnessFactor": 1.0,
-                },
-                "extensions": {"KHR_materials_unlit": {}},
-            }
-        ],
+        "meshes": [{"primitives": [primitive]}],
+        "materials": [material],
         "textures": [{"sampler": 0, "source": 0}],
         # Smaller copies of the picture would mix the colours of unrelated faces.
         "samplers": [
             {"magFilter": _LINEAR, "minFilter": _LINEAR, "wrapS": _CLAMP, "wrapT": _CLAMP}
         ],
-        "images": [{"bufferView": 2, "mimeType": "image/png"}],
+        "images": [{"bufferView": 2, "mimeType": f"image/{kind}"}],
         "accessors": [
             {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
             {"bufferView": 1, "type": "VEC2", **accessor},
         ],
         "bufferViews": views,
-        "buffers": [{"byteLength": n_binary}],
+        "buffers": [{"byteLength": -(-sum(sizes) // 4) * 4}],
     }
 
 
 def _add_clay(content: dict[str, Any]) -> None:
     """A second material, lit by the viewer, and names for both."""
-    metal = {
-        "baseColorFactor": [0.6, 0.6, 0.58, 1.0],
-        "metallicFactor": 0.0,
-        "roughnessFactor": 0.9,
-    }
+    color, variants = [0.6, 0.6, 0.58, 1.0], "KHR_materials_variants"
+    metal = {"baseColorFactor": color, "metallicFactor": 0.0, "roughnessFactor": 0.9}
     content["materials"].append(
         {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
     )
-    variants = "KHR_materials_variants"
     content["extensionsUsed"].append(variants)
     content["extensions"] = {variants: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
     mappings = [{"material": k, "variants": [k]} for k in range(2)]
@@ -249,16 +218,8 @@ def _add_clay(content: dict[str, Any]) -> None:
     primitive["extensions"] = {variants: {"mappings": mappings}}
 
 
-def _write_chunks(file: IO[bytes], chunks: Iterable[bytes]) -> None:
-    for chunk in chunks:
-        file.write(chunk)
-
-
 def read_textured_mesh(path: Path) -> TexturedMesh:
-    """Read an OBJ of triangles with texture coordinates, and its picture.
-
-    The picture is the one that the material file names.
-    """
+    """Read an OBJ of triangles with texture coordinates, and the picture of its material file."""
     path = Path(path)
     try:
         lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
@@ -314,13 +275,10 @@ def _value(lines: list[bytes], prefix: bytes, path: Path) -> str:
 def render_textured(
     mesh: TexturedMesh, camera: Camera, background: Tensor | None = None, *, supersampling: int = 1
 ) -> Tensor:
-    """Render the first hit of every pixel with the bilinear colour of the texture.
+    """Render the first hit of every pixel with the bilinear colour of the texture. (H, W, 3)
 
     Args:
-        background: Colour behind the mesh; black when None. (3,)
-
-    Returns:
-        (H, W, 3) in [0, 1], on the device of the mesh.
+        background: Colour behind the mesh, (3,) or of each sample; black when None.
     """
     device = mesh.vertices.device
     fine = camera.resized(camera.width * supersampling, camera.height * supersampling)
@@ -339,15 +297,7 @@ def render_textured(
 
 
 def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
-    """Bilinear colours of a texture.
-
-    Args:
-        texture: Row 0 is at v = 1. (H, W, 3) uint8
-        uvs: Coordinates in [0, 1], v upwards. (P, 2)
-
-    Returns:
-        (P, 3) in [0, 1]
-    """
+    """Bilinear colours of a texture, (H, W, 3) uint8, at coordinates, (P, 2), v upwards. (P, 3)"""
     height, width, _ = texture.shape
     x = (uvs[:, 0] * width - 0.5).clamp(0, width - 1)
     y = ((1 - uvs[:, 1]) * height - 0.5).clamp(0, height - 1)

@@ -8,6 +8,7 @@ taken off, and those that Gaussians cover densely are put back.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, replace
@@ -19,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.compute import DeviceFlags
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
 from gaussian_splatting.data.reference_layout import (
@@ -37,24 +37,22 @@ from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
-from sugar_extractors.results import alone_with, is_finished, publish
+from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
 from sugar_extractors.texture.texture_atlas import (
     ATLASES,
-    Atlas,
     check_square_size,
     load_xatlas,
     make_atlas,
 )
 from sugar_extractors.texture.texture_baking import (
-    BakedTexture,
     BakingConfig,
     ViewSource,
     bake_texture,
     count_bands,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
-from sugar_scene.fields.reference_fields import density_at
+from sugar_scene.geometry import density_at
 from sugar_scene.mesh.triangle_mesh import edge_keys
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
@@ -66,26 +64,18 @@ from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
-from sugar_utils.settings import add_flags, flag, from_args, parser_of
+from sugar_utils.settings import add_flags, flag, parser_of
 
 DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
 N_NEIGHBORS = 16
 _CHUNK = 1 << 16
 
-FaceDensity = Callable[[Tensor], Tensor]
-"""Density at the centres of some faces, given their rows. (P,) int64 -> (P,)"""
+FaceDensity = Callable[[Tensor], Tensor]  # density at centres of faces, by row: (P,) -> (P,)
 
 
 def interior_faces(faces: Tensor, iterations: int) -> Tensor:
-    """Faces that are left after rings of border faces were taken off.
-
-    Args:
-        faces: (F, 3) integers
-
-    Returns:
-        (F,) bool
-    """
+    """Faces, (F, 3), that are left after rings of border faces were taken off. (F,) bool"""
     keys = edge_keys(faces.cpu().numpy().astype(np.int64))
     keep = np.ones(len(keys), dtype=bool)
     edges = np.unique(keys, return_inverse=True)[1].reshape(keys.shape)
@@ -99,19 +89,10 @@ def interior_faces(faces: Tensor, iterations: int) -> Tensor:
 
 
 def kept_faces(
-    faces: Tensor,
-    density: FaceDensity,
-    iterations: int = ITERATIONS,
+    faces: Tensor, density: FaceDensity, iterations: int = ITERATIONS,
     threshold: float = DENSITY_THRESHOLD,
-) -> Tensor:
-    """Faces away from the border, and those at it that are dense.
-
-    Args:
-        faces: (F, 3) integers
-
-    Returns:
-        (F,) bool
-    """
+) -> Tensor:  # fmt: skip
+    """Faces, (F, 3), away from the border, and those at it that are dense. (F,) bool"""
     keep = interior_faces(faces, iterations)
     peeled = (~keep).nonzero()[:, 0]
     if len(peeled):
@@ -123,23 +104,19 @@ def face_density(cloud: BoundCloud) -> FaceDensity:
     """Density of mesh-bound Gaussians: the sum over the 16 nearest ones, not clamped."""
     with torch.no_grad():
         gaussians = cloud.activate()
+    shape = gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities
 
+    @torch.no_grad()
     def density(rows: Tensor) -> Tensor:
-        parts = [
-            _density(cloud.vertices[cloud.faces[chunk]].mean(dim=1), gaussians)
-            for chunk in rows.split(_CHUNK)
-        ]
-        return torch.cat(parts) if parts else gaussians.opacities[:0]
+        parts = [gaussians.opacities[:0]]
+        for chunk in rows.split(_CHUNK):
+            points = cloud.vertices[cloud.faces[chunk]].mean(dim=1)
+            k = min(N_NEIGHBORS, len(gaussians))
+            found = nearest_neighbors_of(points.contiguous(), gaussians.means.contiguous(), k)
+            parts.append(density_at(points, found.indices, *shape))
+        return torch.cat(parts)
 
-    return torch.no_grad()(density)
-
-
-def _density(points: Tensor, gaussians: Gaussians) -> Tensor:
-    k = min(N_NEIGHBORS, len(gaussians))
-    rows = nearest_neighbors_of(points.contiguous(), gaussians.means.contiguous(), k).indices
-    return density_at(
-        points, rows, gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities
-    )
+    return density
 
 
 SOURCES = ("renders", "photos")
@@ -193,6 +170,13 @@ class TextureOptions(CaptureOptions):
     )
     overwrite: bool = _alone(False, "replace a mesh that was made with other settings")
 
+    def __post_init__(self) -> None:
+        if self.texture_source not in SOURCES:
+            raise UserError(
+                f"--texture_source {self.texture_source}: choose from {', '.join(SOURCES)}"
+            )
+        check_square_size(self.square_size)
+
     @property
     def obj_path(self) -> Path:
         """The mesh; its other files lie beside it under the same name."""
@@ -226,30 +210,25 @@ class TextureOptions(CaptureOptions):
         }
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         return {**super().sources(), "refined_model": self.refined_model_path.resolve()}
 
 
 def extract_textured_mesh(
     options: TextureOptions, console: Console | None = None, images: ImageStore | None = None
 ) -> Path:
-    """Write a refined model as a textured mesh.
+    """Write a refined model as a textured mesh, with a ``.json`` file beside it.
 
-    A ``.json`` file beside the mesh keeps its settings and figures. A complete mesh of the same
-    settings is not made again.
-
-    Args:
-        console: Where to report; a new one on the standard output if None.
+    A complete mesh of the same settings is not made again.
     """
-    console = console or Console()
-    if options.texture_source not in SOURCES:
-        raise UserError(
-            f"--texture_source {options.texture_source}: choose from {', '.join(SOURCES)}"
-        )
-    check_square_size(options.square_size)
+    console, target = console or Console(), options.obj_path
     if options.texture_atlas == "xatlas":
         load_xatlas()
-    _check_name(options.obj_path)
+    # An OBJ refers to its other files in lines of text, where some names cannot stand.
+    if printable(target.stem) != target.stem:
+        raise UserError(
+            f"{target}: control characters in a name cannot be referred to in an OBJ; rename the "
+            "refined model's folder"
+        )
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     model = refined_file(options.refined_model_path)
@@ -263,43 +242,31 @@ def extract_textured_mesh(
     exposures, known = _exposures(options, model, checkpoint, console)
     inputs = {**options.inputs(scene), **known}
     identity = Identity(options.identity(), inputs, options.sources())
+    read = functools.cache(partial(_read_model, options, model, console))
     # Read before the output's folder is touched, unless there is a result that makes it needless.
-    cloud = None if options.obj_path.exists() else _read_model(options, model, console)
+    if not target.exists():
+        read()
     # Photographs that are named wrong are told of before the work.
     scale_of(scene.calibrated_cameras, options.placement)
-    with alone_with(options.obj_path, OUTPUT_FLAG):
-        files = mesh_files(options.obj_path, options.export_glb)
+    with alone_with(target, OUTPUT_FLAG):
+        files = mesh_files(target, options.export_glb)
         if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
-            console.info(f"exists already: {options.obj_path}")
+            console.info(f"exists already: {target}")
         else:
-            remove_stale_temporaries(options.obj_path.parent)
-            cloud = cloud or _read_model(options, model, console)
+            remove_stale_temporaries(target.parent)
             with shared_or_own_store(images, options.white_background) as store:
-                cloud = cloud.to(options.compute.device)
+                cloud = read().to(options.compute.device)
                 _texture(options, identity, cloud, scene, store, exposures, console)
         if options.placement.wanted:
-
-            def gaussians() -> GaussianCloud:
-                return (cloud or _read_model(options, model, console)).freed()
-
             write_placed(
-                options.obj_path,
+                target,
                 scene,
-                gaussians,
+                lambda: read().freed(),
                 options.placement,
                 options.export_glb,
                 console.info,
             )
-    return options.obj_path
-
-
-def _check_name(path: Path) -> None:
-    """An OBJ refers to its other files in lines of text, where some names cannot stand."""
-    if printable(path.stem) != path.stem:
-        raise UserError(
-            f"{path}: control characters in a name cannot be referred to in an OBJ; rename the "
-            "refined model's folder"
-        )
+    return target
 
 
 def refined_file(path: Path) -> Path:
@@ -373,37 +340,11 @@ def _exposures(
 
 def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundCloud:
     try:
-        state = load_payload(path).get("state_dict")
-        if not isinstance(state, dict):
-            raise UserError("the checkpoint lacks state_dict: not a refined SuGaR model")
-        cloud = bound_cloud_from_state(state)
+        cloud = read_state(path, bound_cloud_from_state)
     except UserError as error:
-        if str(path) in str(error):
-            raise
-        raise UserError(f"{path}: {error}; check --refined_model_path") from error
-    _check_model(path, cloud, options.n_gaussians_per_surface_triangle)
-    console.info(
-        f"{path}: {cloud.faces.shape[0]:,} triangles with {cloud.per_triangle} Gaussians each"
-    )
-    if options.postprocess_mesh:
-        keep = kept_faces(
-            cloud.faces,
-            face_density(cloud),
-            options.postprocess_iterations,
-            options.postprocess_density_threshold,
-        )
-        console.info(f"peeled {int((~keep).sum()):,} border triangles off")
-        if not keep.any():
-            raise UserError(
-                f"{path}: no triangle is left after peeling; lower "
-                "--postprocess_density_threshold or --postprocess_iterations"
-            )
-        cloud = select_faces(cloud, keep)
-    return cloud
-
-
-def _check_model(path: Path, cloud: BoundCloud, per_triangle: int | None) -> None:
-    if per_triangle is not None and per_triangle != cloud.per_triangle:
+        raise UserError(f"{error}; check --refined_model_path") from error
+    per_triangle = options.n_gaussians_per_surface_triangle
+    if per_triangle not in (None, cloud.per_triangle):
         raise UserError(
             f"{path}: has {cloud.per_triangle} Gaussians per triangle, not the {per_triangle} of "
             "--n_gaussians_per_surface_triangle; leave that flag out"
@@ -417,34 +358,47 @@ def _check_model(path: Path, cloud: BoundCloud, per_triangle: int | None) -> Non
     for name in ("vertices", "sh_dc", "opacity_logits", "log_scales", "rotations"):
         if not torch.isfinite(getattr(cloud, name)).all():
             raise UserError(f"{path}: has {name} of NaN or infinity; refine the mesh again")
+    console.info(
+        f"{path}: {cloud.faces.shape[0]:,} triangles with {cloud.per_triangle} Gaussians each"
+    )
+    if not options.postprocess_mesh:
+        return cloud
+    peeling = options.postprocess_iterations, options.postprocess_density_threshold
+    keep = kept_faces(cloud.faces, face_density(cloud), *peeling)
+    console.info(f"peeled {int((~keep).sum()):,} border triangles off")
+    if not keep.any():
+        raise UserError(
+            f"{path}: no triangle is left after peeling; lower "
+            "--postprocess_density_threshold or --postprocess_iterations"
+        )
+    return select_faces(cloud, keep)
 
 
 @torch.no_grad()
 def _texture(
-    options: TextureOptions,
-    identity: Identity,
-    cloud: BoundCloud,
-    scene: Scene,
-    images: ImageStore,
-    exposures: Mapping[str, Tensor],
-    console: Console,
-) -> None:
-    device = cloud.vertices.device
+    options: TextureOptions, identity: Identity, cloud: BoundCloud, scene: Scene,
+    images: ImageStore, exposures: Mapping[str, Tensor], console: Console,
+) -> None:  # fmt: skip
+    device, cameras = cloud.vertices.device, scene.train_cameras
     reset_peak(device)
     start = time.monotonic()
-    atlas = make_atlas(options.texture_atlas, cloud.vertices, cloud.faces, options.square_size)
+    surface = cloud.vertices, cloud.faces
+    atlas = make_atlas(options.texture_atlas, *surface, options.square_size)
     unwrapped = time.monotonic()
     if options.texture_source == "photos":
         source = photo_source(images, device, exposures)
     else:
         source = render_source(cloud.activate(), options.white_background)
-    baked = _bake(options, cloud, atlas, scene.train_cameras, source, console)
+    n_steps = len(cameras) * count_bands(atlas.side, options.baking.budget_bytes)
+    with console.progress("texture", 1, n_steps) as progress:
+        own, done = face_colors(cloud), lambda done, total: progress.update(done)
+        baked = bake_texture(*surface, atlas, cameras, source, own, options.baking, done)
     finished = time.monotonic()
-    mesh = TexturedMesh(cloud.vertices, cloud.faces, atlas.uvs, baked.texture)
+    mesh = TexturedMesh(*surface, atlas.uvs, baked.texture)
     result = {
         "vertices": cloud.vertices.shape[0],
         "faces": atlas.n_faces,
-        "views": len(scene.train_cameras),
+        "views": len(cameras),
         "texture_side": atlas.side,
         "bands": baked.n_bands,
         "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
@@ -466,28 +420,6 @@ def _texture(
     )
 
 
-def _bake(
-    options: TextureOptions,
-    cloud: BoundCloud,
-    atlas: Atlas,
-    cameras: list[Camera],
-    source: ViewSource,
-    console: Console,
-) -> BakedTexture:
-    n_steps = len(cameras) * count_bands(atlas.side, options.baking.budget_bytes)
-    with console.progress("texture", 1, n_steps) as progress:
-        return bake_texture(
-            cloud.vertices,
-            cloud.faces,
-            atlas,
-            cameras,
-            source,
-            face_colors(cloud),
-            options.baking,
-            on_view=lambda done, total: progress.update(done),
-        )
-
-
 STANDALONE_SQUARE_SIZE = 10
 _STANDALONE = "only extract_refined_mesh_with_texture.py"
 
@@ -496,16 +428,7 @@ def texture_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``extract_refined_mesh_with_texture.py``."""
     parser = parser_of(description)
     square = {"default": STANDALONE_SQUARE_SIZE, "group": _STANDALONE}
-    add_flags(parser, TextureOptions, square_size=square)
-    add_flags(
-        parser,
-        DeviceFlags,
-        gpu={"short": "-g", "group": _STANDALONE},
-        device={"group": _STANDALONE},
-    )
+    gpu = {"short": "-g", "group": _STANDALONE}
+    device = {"group": _STANDALONE}
+    add_flags(parser, TextureOptions, square_size=square, gpu=gpu, device=device)
     return parser
-
-
-def texture_options(args: argparse.Namespace) -> TextureOptions:
-    """The run that was asked for."""
-    return replace(from_args(TextureOptions, args), compute=from_args(DeviceFlags, args).choose())

@@ -15,369 +15,176 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.colmap import write_model
+from gaussian_splatting.data.colmap import PARTS, write_model
 from gaussian_splatting.data.images import IMAGE_SUFFIXES
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from sugar_pipeline.demo.ray_tracer import DemoGeometry, DemoRenderer, make_geometry
+from sugar_extractors.quality.mesh_quality import sample_surface
+from sugar_pipeline.demo.demo_surface import (
+    make_disc,
+    make_knot,
+    picture,
+    textured_surface,
+    visible,
+)
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
+from sugar_scene.mesh.triangle_mesh import (
+    TriangleMesh,
+    merge_meshes,
+    with_vertex_normals,
+    write_mesh_ply,
+)
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.random import derive_seed, generator
 
-_VERSION = 1
+_VERSION = 2
 _MARKER = "demo.json"
-_MODEL_PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 _GT_FILES = ("gt_mesh.ply", "gt_object.ply", "gt_visible.ply", "gt.json")
-
-_SAMPLES_PER_SIDE = 3
 _MIN_VIEWS = 3
 _N_KNOT_SAMPLES, _N_DISC_SAMPLES = 28_000, 12_000
 _N_KNOT_POINTS, _N_DISC_POINTS = 2_100, 900
 _POINT_NOISE = 0.002
 
 _FOCAL = 1.16
-_OFF_CENTER = (0.016, -0.0125)
-"""Offset of the principal point from the middle, in image widths and heights."""
-
+_OFF_CENTER = (0.016, -0.0125)  # of the principal point, in image widths and heights
 _TARGET = (0.0, 0.0, 0.42)
 _DISTANCE, _DISTANCE_SPREAD = 2.0, 0.07
 _ELEVATIONS = (8.0, 66.0)
 
 
-@dataclass(frozen=True)
-class DemoScene:
-    """Where the demo scene lies, and whether it was there already."""
+class _Samples(NamedTuple):
+    """Surface samples, those of the knot first, and the views that see them."""
 
-    root: Path
-    reused: bool
+    points: np.ndarray  # (P, 3)
+    normals: np.ndarray  # (P, 3)
+    visible: np.ndarray  # (V, P) bool
+    pixels: np.ndarray  # (V, P, 2)
 
+    @property
+    def n_knot(self) -> int:
+        return int((self.points[:, 2] != 0).sum())
 
-@dataclass(frozen=True)
-class _Samples:
-    """Surface samples and the views that see them: (P, 3), (P, 3), (V, P) and (V, P, 2) pixels."""
-
-    points: np.ndarray
-    normals: np.ndarray
-    visible: np.ndarray
-    pixels: np.ndarray
-    n_knot: int
-
-    def pick(self, rows: np.ndarray, n_knot: int) -> _Samples:
-        return _Samples(
-            self.points[rows],
-            self.normals[rows],
-            self.visible[:, rows],
-            self.pixels[:, rows],
-            n_knot,
-        )
+    def pick(self, rows: np.ndarray) -> _Samples:
+        points, normals, visible, pixels = self
+        return _Samples(points[rows], normals[rows], visible[:, rows], pixels[:, rows])
 
 
 def make_demo_scene(
-    root: Path | str,
-    *,
-    n_views: int = 40,
-    width: int = 320,
-    height: int = 240,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
+    root: Path | str, *, n_views: int = 40, width: int = 320, height: int = 240, seed: int = 0,
     notify: Callable[[str], None] = print,
-) -> DemoScene:
-    """Render the demo scene into a folder, unless it is there already.
+) -> bool:  # fmt: skip
+    """Render the demo scene into a folder; the same parameters give the same bytes.
 
-    On one device the same parameters give the same bytes.
+    Returns:
+        False where it was there already.
     """
     root = Path(root)
     parameters = {
-        "version": _VERSION,
-        "n_views": n_views,
-        "width": width,
-        "height": height,
-        "seed": seed,
-    }
+        "version": _VERSION, "n_views": n_views, "width": width, "height": height, "seed": seed
+    }  # fmt: skip
     if n_views < _MIN_VIEWS or min(width, height) < 16:
         raise UserError(
             f"the demo scene cannot have {n_views} views of {width} x {height} pixels; "
             f"it needs at least {_MIN_VIEWS} views of 16 x 16"
         )
-    if _is_complete(root, parameters):
+    images = [f"images/view_{view:03d}.png" for view in range(n_views)]
+    names = [*images, *(f"sparse/0/{part}.bin" for part in PARTS), *_GT_FILES]
+    if _is_complete(root, parameters, names):
         notify(f"using the demo scene in {root}")
-        return DemoScene(root, reused=True)
+        return False
     notify(f"making the demo scene in {root}: {n_views} views of {width} x {height} pixels")
     _clear(root)
     try:
-        _build(root, parameters, torch.device(device))
-        files = {name: (root / name).stat().st_size for name in _file_names(n_views)}
+        _build(root, parameters)
+        files = {name: (root / name).stat().st_size for name in names}
     except OSError as error:
         raise UserError(
             f"cannot write the demo scene in {root}: {error.strerror or error}; "
             "free some space or choose another folder"
         ) from error
     write_json_atomic(root / _MARKER, {"parameters": parameters, "files": files})
-    return DemoScene(root, reused=False)
+    return True
 
 
-def _view_name(view: int) -> str:
-    return f"view_{view:03d}.png"
-
-
-def _file_names(n_views: int) -> list[str]:
-    """Every file of a complete scene but the marker, relative to the scene's folder."""
-    images = [f"images/{_view_name(view)}" for view in range(n_views)]
-    return [*images, *(f"sparse/0/{part}.bin" for part in _MODEL_PARTS), *_GT_FILES]
-
-
-def _is_complete(root: Path, parameters: dict[str, int]) -> bool:
+def _is_complete(root: Path, parameters: dict[str, int], names: list[str]) -> bool:
     """Whether the folder holds the scene of these parameters, and every file has its length."""
     try:
-        marker = read_json(root / _MARKER)
-        if marker["parameters"] != parameters:
-            return False
-        return all(
-            (root / name).stat().st_size == marker["files"][name]
-            for name in _file_names(parameters["n_views"])
-        )
-    except (UserError, OSError, KeyError, TypeError):
+        files = {name: (root / name).stat().st_size for name in names}
+        return read_json(root / _MARKER) == {"parameters": parameters, "files": files}
+    except (UserError, OSError):
         return False
 
 
 def _clear(root: Path) -> None:
     """Remove an older or half-written demo scene, and nothing that is not one."""
-    images = root / "images"
+    images, sparse = root / "images", root / "sparse" / "0"
     ours = sorted(images.glob("view_*.png"))
-    model = [root / "sparse" / "0" / f"{part}.bin" for part in _MODEL_PARTS]
-    foreign = [path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES]
-    foreign = sorted(set(foreign) - set(ours))
+    model = [sparse / f"{part}.bin" for part in PARTS]
+    foreign = {path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES}
+    foreign -= set(ours)
     if not ours and not (root / _MARKER).is_file():
-        foreign += [path for path in model if path.is_file()]
+        foreign |= {path for path in model if path.is_file()}
     if foreign:
         raise UserError(
-            f"{root} holds another capture ({foreign[0].name}); choose a new folder for the demo"
+            f"{root} holds another capture ({min(foreign).name}); choose a new folder for the demo"
         )
     check_writable(root)
-    # Readers cache the points as a PLY file beside the model. The pictures, by which the folder
-    # is known as ours, go last.
-    cache = root / "sparse" / "0" / "points3D.ply"
-    for path in [root / _MARKER, *model, cache, *(root / name for name in _GT_FILES), *ours]:
+    # Readers cache the points as a PLY file. The pictures, by which it is known as ours, go last.
+    old = [root / name for name in (_MARKER, *_GT_FILES)]
+    for path in [*old, *model, sparse / "points3D.ply", *ours]:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"cannot remove {path}: {error.strerror}; remove {root}") from error
     remove_stale_temporaries(root)
-    for folder in (images, root / "sparse" / "0"):
+    for folder in (images, sparse):
         check_writable(folder)
 
 
-def _build(root: Path, parameters: dict[str, int], device: torch.device) -> None:
+def _build(root: Path, parameters: dict[str, int]) -> None:
     seed = parameters["seed"]
-    geometry = make_geometry()
+    knot, disc = make_knot(), make_disc()
     cameras = _cameras(parameters)
-    eyes = np.stack([camera.center for camera in cameras])
-    first = cameras[0]
-    paint_seed = derive_seed(seed, "demo", "paint") % 2**30
-    detail = min(4.0, max(first.width, first.height) / 320)
-    renderer = DemoRenderer(geometry, paint_seed, detail, device)
-    pictures = renderer.pictures(
-        eyes,
-        np.stack([camera.rotation for camera in cameras]),
-        (first.fx, first.cx, first.cy),
-        first.width,
-        first.height,
-        _SAMPLES_PER_SIDE,
-    )
-    _write_pictures(root / "images", pictures)
-    samples = _visible_samples(geometry, renderer, cameras, eyes, seed)
-    points = _picked_points(samples, seed)
-    _write_model(root / "sparse" / "0", cameras, points, pictures, seed)
-    _write_ground_truth(root, geometry, samples, parameters, len(points.points))
+    detail = min(4.0, max(parameters["width"], parameters["height"]) / 320)
+    mesh = textured_surface(knot, disc, seed, detail)
+    pictures = [picture(mesh, camera) for camera in cameras]
+    for camera, pixels in zip(cameras, pictures, strict=True):
+        Image.fromarray(pixels).save(root / "images" / camera.name, compress_level=4)
+    samples = _visible_samples(knot, disc, cameras, seed)
+    n_points = _write_model(root / "sparse" / "0", cameras, samples, pictures, seed)
 
-
-def _cameras(parameters: dict[str, int]) -> list[Camera]:
-    n_views, width, height = (parameters[key] for key in ("n_views", "width", "height"))
-    draws = torch.rand(
-        n_views + 1,
-        generator=generator(parameters["seed"], "demo", "cameras"),
-        dtype=torch.float64,
-        device="cpu",
-    ).numpy()
-    low, high = np.sin(np.radians(_ELEVATIONS))
-    focal = _FOCAL * min(width, height * 4 / 3)
-    cameras = []
-    for view in range(n_views):
-        rise = low + (high - low) * (view + 0.5) / n_views
-        turn = math.pi * (3 - math.sqrt(5)) * view + 2 * math.pi * draws[-1]
-        flat = math.sqrt(1 - rise**2)
-        away = np.array([flat * math.cos(turn), flat * math.sin(turn), rise])
-        distance = _DISTANCE + _DISTANCE_SPREAD * (2 * draws[view] - 1)
-        right = np.array([-math.sin(turn), math.cos(turn), 0.0])
-        rotation = np.stack([right, np.cross(-away, right), -away])
-        cameras.append(
-            Camera(
-                name=_view_name(view),
-                width=width,
-                height=height,
-                fx=focal,
-                fy=focal,
-                cx=width * (0.5 + _OFF_CENTER[0]),
-                cy=height * (0.5 + _OFF_CENTER[1]),
-                rotation=rotation,
-                translation=-rotation @ (np.array(_TARGET) + distance * away),
-            )
-        )
-    return cameras
-
-
-def _write_pictures(folder: Path, pictures: np.ndarray) -> None:
-    def write(view: int) -> None:
-        Image.fromarray(pictures[view]).save(folder / _view_name(view), compress_level=4)
-
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(write, range(len(pictures))))
-
-
-def _visible_samples(
-    geometry: DemoGeometry,
-    renderer: DemoRenderer,
-    cameras: list[Camera],
-    eyes: np.ndarray,
-    seed: int,
-) -> _Samples:
-    up = np.tile([0.0, 0.0, 1.0], (len(geometry.disc_points), 1))
-    parts = [
-        _spread(geometry.points, geometry.normals, geometry.faces, _N_KNOT_SAMPLES, seed, "knot"),
-        _spread(geometry.disc_points, up, geometry.disc_faces, _N_DISC_SAMPLES, seed, "disc"),
-    ]
-    points, normals = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    visible = renderer.visible(points, normals, eyes)
-    pixels = np.empty((*visible.shape, 2))
-    for view, camera in enumerate(cameras):
-        x, y, z = camera.rotation @ points.T + camera.translation[:, None]
-        pixels[view, :, 0] = camera.fx * x / z + camera.cx
-        pixels[view, :, 1] = camera.fy * y / z + camera.cy
-        edge = np.array([camera.width, camera.height]) - 1
-        visible[view] &= (z > 0) & ((pixels[view] > 1) & (pixels[view] < edge)).all(axis=1)
-    rows = np.flatnonzero(visible.sum(axis=0) >= _MIN_VIEWS)
-    everything = _Samples(points, normals, visible, pixels, _N_KNOT_SAMPLES)
-    return everything.pick(rows, int((rows < _N_KNOT_SAMPLES).sum()))
-
-
-def _spread(
-    points: np.ndarray, normals: np.ndarray, faces: np.ndarray, count: int, seed: int, label: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Random points of a mesh, uniform in area, with interpolated unit normals. (count, 3) each"""
-    a, b, c = (points[faces[:, k]] for k in range(3))
-    area = np.cumsum(np.linalg.norm(np.cross(b - a, c - a), axis=1))
-    draws = torch.rand(
-        3, count, generator=generator(seed, "demo", label), dtype=torch.float64, device="cpu"
-    ).numpy()
-    chosen = np.minimum(np.searchsorted(area, draws[0] * area[-1], "right"), len(faces) - 1)
-    root = np.sqrt(draws[1])
-    weights = np.stack([1 - root, root * (1 - draws[2]), root * draws[2]], axis=1)
-    sampled = np.einsum("nk,nkd->nd", weights, points[faces[chosen]])
-    normal = np.einsum("nk,nkd->nd", weights, normals[faces[chosen]])
-    return sampled, normal / np.linalg.norm(normal, axis=1, keepdims=True)
-
-
-def _picked_points(samples: _Samples, seed: int) -> _Samples:
-    """The samples that become points of the COLMAP model, the knot's first."""
-    n_disc = len(samples.points) - samples.n_knot
-    random = generator(seed, "demo", "points")
-    knot = torch.randperm(samples.n_knot, generator=random, device="cpu").numpy()[:_N_KNOT_POINTS]
-    disc = torch.randperm(n_disc, generator=random, device="cpu").numpy()[:_N_DISC_POINTS]
-    return samples.pick(np.concatenate([knot, disc + samples.n_knot]), len(knot))
-
-
-def _write_model(
-    folder: Path, cameras: list[Camera], points: _Samples, pictures: np.ndarray, seed: int
-) -> None:
-    """Write the COLMAP model: exact poses and observations, points with a little noise."""
-    pycolmap = load_pycolmap()
-
-    model = pycolmap.Reconstruction()
-    first = cameras[0]
-    lens = pycolmap.Camera(
-        model="PINHOLE",
-        width=first.width,
-        height=first.height,
-        params=[first.fx, first.fy, first.cx, first.cy],
-    )
-    lens.camera_id = 1
-    model.add_camera_with_trivial_rig(lens)
-    rank = np.cumsum(points.visible, axis=1) - 1
-    for view, camera in enumerate(cameras):
-        keypoints = points.pixels[view, points.visible[view]]
-        image = pycolmap.Image(
-            name=camera.name, keypoints=keypoints, camera_id=1, image_id=view + 1
-        )
-        pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
-        model.add_image_with_trivial_frame(image, pose)
-    noise = torch.randn(
-        points.points.shape,
-        generator=generator(seed, "demo", "noise"),
-        dtype=torch.float64,
-        device="cpu",
-    ).numpy()
-    positions = points.points + _POINT_NOISE * noise
-    colors = _observed_colors(points, pictures)
-    for row, (position, color) in enumerate(zip(positions, colors, strict=True)):
-        track = pycolmap.Track()
-        for view in np.flatnonzero(points.visible[:, row]):
-            track.add_element(int(view) + 1, int(rank[view, row]))
-        model.add_point3D(position, track, color)
-    model.update_point_3d_errors()
-    write_model(model, folder)
-
-
-def _observed_colors(points: _Samples, pictures: np.ndarray) -> np.ndarray:
-    total = np.zeros((len(points.points), 3))
-    for view, picture in enumerate(pictures):
-        seen = points.visible[view]
-        x, y = (points.pixels[view, seen] - 0.5).T
-        i, j = np.floor(y).astype(int), np.floor(x).astype(int)
-        down, right = (y - i)[:, None], (x - j)[:, None]
-        upper = picture[i, j] * (1 - right) + picture[i, j + 1] * right
-        lower = picture[i + 1, j] * (1 - right) + picture[i + 1, j + 1] * right
-        total[seen] += upper * (1 - down) + lower * down
-    return np.round(total / points.visible.sum(axis=0)[:, None]).astype(np.uint8)
-
-
-def _write_ground_truth(
-    root: Path, geometry: DemoGeometry, samples: _Samples, parameters: dict[str, int], n_points: int
-) -> None:
-    knot, disc = geometry.points, geometry.disc_points
-    faces = np.concatenate([geometry.faces, geometry.disc_faces + len(knot)])
-    up = np.tile([0.0, 0.0, 1.0], (len(disc), 1))
-    everything = np.concatenate([knot, disc]), np.concatenate([geometry.normals, up])
-    _write_ply(root / "gt_mesh.ply", *everything, faces)
-    _write_ply(root / "gt_object.ply", knot, geometry.normals, geometry.faces)
-    _write_ply(root / "gt_visible.ply", samples.points, samples.normals)
-    facts: dict[str, Any] = {
+    write_mesh_ply(root / "gt_mesh.ply", with_vertex_normals(merge_meshes([knot, disc])))
+    write_mesh_ply(root / "gt_object.ply", knot)
+    none, grey = np.zeros((0, 3), np.int64), np.full(samples.points.shape, 128, np.uint8)
+    points = TriangleMesh(samples.points, none, grey, samples.normals)
+    write_mesh_ply(root / "gt_visible.ply", points)
+    boxes = [[m.vertices.min(axis=0).tolist(), m.vertices.max(axis=0).tolist()]
+             for m in (knot, disc)]  # fmt: skip
+    facts = {
         "up": "+z",
         "unit": "longest side of the object",
         "object_size": 1.0,
-        "object_bbox": [knot.min(axis=0).tolist(), knot.max(axis=0).tolist()],
-        "ground_bbox": [disc.min(axis=0).tolist(), disc.max(axis=0).tolist()],
-        "object_vertices": len(knot),
-        "object_faces": len(geometry.faces),
-        "ground_vertices": len(disc),
-        "ground_faces": len(geometry.disc_faces),
+        "object_bbox": boxes[0],
+        "ground_bbox": boxes[1],
+        "object_vertices": knot.n_vertices,
+        "object_faces": knot.n_faces,
+        "ground_vertices": disc.n_vertices,
+        "ground_faces": disc.n_faces,
         "gt_visible_samples": len(samples.points),
         "gt_visible_object_samples": samples.n_knot,
         "points3D": n_points,
@@ -387,34 +194,107 @@ def _write_ground_truth(
     write_json_atomic(root / "gt.json", facts)
 
 
-def _write_ply(
-    path: Path, points: np.ndarray, normals: np.ndarray, faces: np.ndarray | None = None
-) -> None:
-    """Write vertices with normals, and triangles if there are any, as a binary PLY."""
-    names = ("x", "y", "z", "nx", "ny", "nz")
-    table = np.ascontiguousarray(np.concatenate([points, normals], axis=1), dtype="<f4")
-    vertices = table.view([(name, "<f4") for name in names]).reshape(-1)
-    elements = [PlyElement.describe(vertices, "vertex")]
-    if faces is not None:
-        record = np.ascontiguousarray(faces, dtype="<i4").view([("vertex_indices", "<i4", (3,))])
-        elements.append(PlyElement.describe(record.reshape(-1), "face"))
-    PlyData(elements, text=False, byte_order="<").write(str(path))
+def _cameras(parameters: dict[str, int]) -> list[Camera]:
+    n_views, width, height = (parameters[key] for key in ("n_views", "width", "height"))
+    source = generator(parameters["seed"], "demo", "cameras")
+    draws = torch.rand(n_views + 1, generator=source, dtype=torch.float64, device="cpu").numpy()
+    low, high = np.sin(np.radians(_ELEVATIONS))
+    focal = _FOCAL * min(width, height * 4 / 3)
+    cx, cy = width * (0.5 + _OFF_CENTER[0]), height * (0.5 + _OFF_CENTER[1])
+    cameras = []
+    for view in range(n_views):
+        rise = low + (high - low) * (view + 0.5) / n_views
+        turn = math.pi * (3 - math.sqrt(5)) * view + 2 * math.pi * draws[-1]
+        flat = math.sqrt(1 - rise**2)
+        away = np.array([flat * math.cos(turn), flat * math.sin(turn), rise])
+        distance = _DISTANCE + _DISTANCE_SPREAD * (2 * draws[view] - 1)
+        right = np.array([-math.sin(turn), math.cos(turn), 0.0])
+        rotation = np.stack([right, np.cross(-away, right), -away])
+        translation = -rotation @ (np.array(_TARGET) + distance * away)
+        lens = width, height, focal, focal, cx, cy
+        cameras.append(Camera(f"view_{view:03d}.png", *lens, rotation, translation))
+    return cameras
+
+
+def _visible_samples(
+    knot: TriangleMesh, disc: TriangleMesh, cameras: list[Camera], seed: int
+) -> _Samples:
+    parts = [
+        sample_surface(mesh.vertices, mesh.faces, count, derive_seed(seed, "demo", name))
+        for mesh, count, name in ((knot, _N_KNOT_SAMPLES, "knot"), (disc, _N_DISC_SAMPLES, "disc"))
+    ]
+    points, normals = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("points", "normals")
+    )
+    seen = visible(knot, points, normals, np.stack([camera.center for camera in cameras]))
+    pixels = np.empty((*seen.shape, 2))
+    for view, camera in enumerate(cameras):
+        x, y, z = camera.rotation @ points.T + camera.translation[:, None]
+        pixels[view, :, 0] = camera.fx * x / z + camera.cx
+        pixels[view, :, 1] = camera.fy * y / z + camera.cy
+        edge = np.array([camera.width, camera.height]) - 1
+        seen[view] &= (z > 0) & ((pixels[view] > 1) & (pixels[view] < edge)).all(axis=1)
+    rows = np.flatnonzero(seen.sum(axis=0) >= _MIN_VIEWS)
+    return _Samples(points, normals, seen, pixels).pick(rows)
+
+
+def _write_model(
+    folder: Path, cameras: list[Camera], samples: _Samples, pictures: list[np.ndarray], seed: int
+) -> int:
+    """Write the COLMAP model: exact poses and observations, points with a little noise."""
+    source, n_knot = generator(seed, "demo", "points"), samples.n_knot
+    n_disc = len(samples.points) - n_knot
+    knot, disc = (torch.randperm(n, generator=source, device="cpu") for n in (n_knot, n_disc))
+    rows = torch.cat([knot[:_N_KNOT_POINTS], disc[:_N_DISC_POINTS] + n_knot])
+    points = samples.pick(rows.numpy())
+    noise = torch.randn(len(rows), 3, generator=source, dtype=torch.float64, device="cpu")
+    positions = points.points + _POINT_NOISE * noise.numpy()
+
+    pycolmap = load_pycolmap()
+    model = pycolmap.Reconstruction()
+    first = cameras[0]
+    lens = pycolmap.Camera(
+        model="PINHOLE", width=first.width, height=first.height,
+        params=[first.fx, first.fy, first.cx, first.cy],
+    )  # fmt: skip
+    lens.camera_id = 1
+    model.add_camera_with_trivial_rig(lens)
+    colors = np.zeros(positions.shape)
+    for view, (camera, pixels) in enumerate(zip(cameras, pictures, strict=True)):
+        seen = points.visible[view]
+        keypoints = points.pixels[view, seen]
+        image = pycolmap.Image(
+            name=camera.name, keypoints=keypoints, camera_id=1, image_id=view + 1
+        )
+        pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
+        model.add_image_with_trivial_frame(image, pose)
+        column, row = keypoints.astype(int).T
+        colors[seen] += pixels[row, column]
+    colors = np.round(colors / points.visible.sum(axis=0)[:, None]).astype(np.uint8)
+    rank = np.cumsum(points.visible, axis=1) - 1
+    for number, (position, color) in enumerate(zip(positions, colors, strict=True)):
+        track = pycolmap.Track()
+        for view in np.flatnonzero(points.visible[:, number]):
+            track.add_element(int(view) + 1, int(rank[view, number]))
+        model.add_point3D(position, track, color)
+    model.update_point_3d_errors()
+    write_model(model, folder)
+    return len(rows)
 
 
 VANILLA_ITERATIONS = 1_500
+# Settings of the stages: short schedules, small meshes.
 FLAGS = "-r dn_consistency --schedule_scale 0.08 -v 20000 -f 7500"
-"""Settings of the stages: short schedules, small meshes."""
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:
     """Make the scene and run every stage on it; its true geometry is known, so it is measured."""
-    # A GPU draws the same scene with other roundings, so the scene comes from the CPU everywhere.
     root = args.output_dir / "demo_scene"
     plan = demo_plan(args, root)
     group = plan.coarse.compute.group
     with group.single_report():
         if group.is_first:
-            make_demo_scene(root, seed=args.random_seed, notify=print)
+            make_demo_scene(root, seed=args.random_seed)
         group.barrier()
     return run_stages(plan)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
@@ -37,7 +36,7 @@ from sugar_utils.console import Console, Progress
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
 from sugar_utils.flags import positive_int
-from sugar_utils.settings import flag, from_args, parser_of
+from sugar_utils.settings import flag, made_of
 
 VIEWS = ("test", "train", "all")
 PATHS = ("turntable", "between")
@@ -47,8 +46,6 @@ _flag = partial(flag, group="pictures")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What ``render.py`` is asked for."""
-
     results: tuple[Path, ...] = _flag(
         MISSING, "what to show, several side by side: Gaussians (a .ply, a .pt of any stage, a "
         "folder), a mesh .ply, a textured .obj", positional=True, parse=Path, nargs="+",
@@ -91,7 +88,7 @@ class RenderOptions:
     )  # fmt: skip
     white_background: bool = white_background()
     size: SugarSize = field(default_factory=SugarSize)
-    compute: Compute = field(default_factory=Compute)
+    compute: Compute = made_of(DeviceFlags, Compute)
 
     def __post_init__(self) -> None:
         if self.fps > MAX_FPS:
@@ -111,22 +108,8 @@ class RenderOptions:
         return OUTPUT_ROOT / "renders" / scene_name(self.scene_path) / f"{name}{suffix}"
 
 
-def render_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``render.py``."""
-    return parser_of(description, RenderOptions, DeviceFlags)
-
-
-def render_options(args: argparse.Namespace) -> RenderOptions:
-    """What was asked for."""
-    return replace(from_args(RenderOptions, args), compute=from_args(DeviceFlags, args).choose())
-
-
 def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Camera]:
-    """A circle around what the cameras look at, upright, at their middle height and distance.
-
-    Args:
-        points: Of its reconstruction; they help to find what is up. (P, 3)
-    """
+    """A circle around what the cameras look at, upright, at their middle height and distance."""
     target = looked_at(cameras)
     centers = np.stack([camera.center for camera in cameras])
     up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
@@ -146,8 +129,7 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
 def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
     """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
 
-    Where all look the same forward pass is no such point; it is then one distance of the outermost
-    cameras ahead of their middle.
+    Where all look the same way, it is one distance of the outermost cameras ahead of their middle.
     """
     centers = np.stack([camera.center for camera in cameras])
     ahead = np.stack([camera.rotation[2] for camera in cameras])
@@ -172,10 +154,7 @@ def looking(place: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray
 
 
 def between(cameras: Sequence[Camera], n: int) -> list[Camera]:
-    """A smooth path through cameras, in their order, as long in time between each two.
-
-    Places lie on a cubic spline, orientations on a spline of rotations.
-    """
+    """A path through cameras, in their order: a cubic spline of places, and one of rotations."""
     if len(cameras) < 2:
         raise UserError(f"a path needs at least 2 cameras to pass through, not {len(cameras)}")
     times = np.arange(len(cameras), dtype=float)
@@ -199,30 +178,9 @@ _PROBES = 8  # cameras that decide which depth is white: one for all pictures, o
 
 
 def render_results(options: RenderOptions, console: Console | None = None) -> Path:
-    """Render what was asked for."""
-    console = console or Console()
+    console, target = console or Console(), options.target
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
-    target = options.target
-    _check_target(target)
-    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
-    cameras = film_cameras(scene, options)
-    device = options.compute.device
-    models = [open_model(p, options.white_background, device, console.info)
-              for p in options.results]  # fmt: skip
-    require_showable(models, options.show)
-    with console.progress("rendering", 1, len(cameras)) as progress:
-        pictures = _pictures(models, options.show, cameras, progress)
-        if target.suffix.lower() == VIDEO_SUFFIX:
-            write_video(target, pictures, options.fps)
-        else:
-            names = [Path(camera.name).with_suffix("").as_posix() for camera in cameras]
-            write_pictures(target, names, pictures)
-    console.info(f"{len(cameras)} pictures: {target}")
-    return target
-
-
-def _check_target(target: Path) -> None:
     is_video = target.suffix.lower() == VIDEO_SUFFIX
     if is_video and target.is_dir():
         raise UserError(f"{target}: is a folder, not a video; choose another --output")
@@ -231,18 +189,32 @@ def _check_target(target: Path) -> None:
     if not is_video and target.suffix and not target.is_dir():
         raise UserError(f"{target}: neither NAME.mp4 nor a folder; choose another --output")
     check_writable(target.parent if is_video else target)
+    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
+    cameras = film_cameras(scene, options)
+    look = options.white_background, options.compute.device, console.info
+    models = [open_model(path, *look) for path in options.results]
+    require_showable(models, options.show)
+    with console.progress("rendering", 1, len(cameras)) as progress:
+        pictures = _pictures(models, options.show, cameras, progress)
+        if is_video:
+            write_video(target, pictures, options.fps)
+        else:
+            names = [Path(camera.name).with_suffix("").as_posix() for camera in cameras]
+            write_pictures(target, names, pictures)
+    console.info(f"{len(cameras)} pictures: {target}")
+    return target
 
 
 def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
-    """Where to look from."""
     if options.path.endswith(".json"):
         return [stored.camera for stored in read_cameras_json(Path(options.path))]
     both = sorted([*scene.train_cameras, *scene.test_cameras], key=lambda camera: camera.name)
     views = {"test": scene.test_cameras, "train": scene.train_cameras, "all": both}
     if options.path in views:
         if not views[options.path]:
-            raise UserError(f"--path {options.path}: {options.scene_path} has no such views; "
-                            "use --path all")  # fmt: skip
+            raise UserError(
+                f"--path {options.path}: {options.scene_path} has no such views; use --path all"
+            )
         return list(views[options.path])
     if options.path == "turntable":
         return turntable(both, scene.points, options.n_frames)
@@ -256,11 +228,9 @@ def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
 
 
 def _pictures(
-    models: Sequence[ShownModel],
-    shows: Sequence[str],
-    cameras: Sequence[Camera],
+    models: Sequence[ShownModel], shows: Sequence[str], cameras: Sequence[Camera],
     progress: Progress,
-) -> Iterator[np.ndarray]:
+) -> Iterator[np.ndarray]:  # fmt: skip
     """One picture per camera: each model side by side, and then what else is to be shown."""
     probes = cameras[:: max(1, len(cameras) // _PROBES)]
     far = max(far_depth(model, probes) for model in models) if {*DEPTHS} & {*shows} else 1.0

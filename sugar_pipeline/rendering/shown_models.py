@@ -48,15 +48,13 @@ _SEEN = 0.5
 
 @dataclass(frozen=True)
 class ShownModel:
-    """A result that can be looked at."""
+    """A result that can be looked at: functions of a camera."""
 
     name: str
-    picture: Callable[[Camera], Tensor]  # colours from a camera, (H, W, 3) in [0, 1]
-    # Depth, infinite where there is nothing (H, W); and normals in camera axes, zero there (H, W,
-    # 3).
+    picture: Callable[[Camera], Tensor]  # (H, W, 3) in [0, 1]
+    # Depth, infinite where there is nothing, (H, W); normals in camera axes, zero there, (H, W, 3).
     geometry: Callable[[Camera], tuple[Tensor, Tensor]]
-    # Depth where half of the light is left, infinite where more is, (H, W).
-    median_depth: Callable[[Camera], Tensor]
+    median_depth: Callable[[Camera], Tensor]  # where half of the light is left, or infinite (H, W)
     alpha: Callable[[Camera], Tensor]  # how much of what lies behind is hidden, (H, W) in [0, 1]
     mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
 
@@ -64,16 +62,11 @@ class ShownModel:
 def open_model(
     path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
 ) -> ShownModel:
-    """Read a result to look at it."""
     return model_of(path.name, read_result(path, notify), white, device)
 
 
 def read_result(path: Path, notify: Callable[[str], None]) -> Result:
-    """Read a result.
-
-    Args:
-        path: Gaussians as for ``read_any_gaussians``, a mesh ``.ply``, or a textured ``.obj``.
-    """
+    """Read Gaussians as ``read_any_gaussians`` does, a mesh ``.ply``, or a textured ``.obj``."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; check the path of the result")
     suffix = path.suffix.lower()
@@ -92,67 +85,51 @@ def read_result(path: Path, notify: Callable[[str], None]) -> Result:
     )
 
 
-def model_of(
-    name: str,
-    result: GaussianCloud | TexturedMesh | TriangleMesh,
-    white: bool,
-    device: torch.device,
-) -> ShownModel:
+def model_of(name: str, result: Result, white: bool, device: torch.device) -> ShownModel:
     """A result as something to look at; arguments as for :func:`open_model`."""
     if isinstance(result, GaussianCloud):
         return _of_gaussians(name, result.to(device).activate(), white)
     if isinstance(result, TexturedMesh):
-        return _textured(name, result.to(device), plain_background(white, device))
-    return _plain(name, result, device)
+        mesh, background = result.to(device), plain_background(white, device)
+        picture = partial(render_textured, mesh, background=background, supersampling=2)
+        surface, shape = (mesh.vertices, mesh.faces), shape_of(mesh)
+    else:
+        picture, shape = partial(_own_colors, result, device), result
+        vertices = torch.tensor(result.vertices, dtype=torch.float32, device=device)
+        surface = vertices, torch.tensor(result.faces, device=device)
+    geometry = partial(mesh_geometry, *surface)
+    # No light goes through a surface: its median depth is its depth, and its alpha 1.
+    return ShownModel(
+        name,
+        picture,
+        geometry,
+        lambda camera: geometry(camera)[0],
+        lambda camera: geometry(camera)[0].isfinite().float(),
+        shape,
+    )
 
 
 def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
-    def picture(camera: Camera) -> Tensor:
-        return render_view(gaussians, camera, white=white, geometry=False).image
+    render = partial(render_view, gaussians, white=white)
 
     def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
-        output = render_view(gaussians, camera, white=white, geometry=True)
+        output = render(camera, geometry=True)
         seen = output.alpha >= _SEEN
         depth = torch.where(seen, output.depth / output.alpha.clamp_min(_SEEN), torch.inf)
         return depth, output.normal * seen[..., None]
 
-    def alpha(camera: Camera) -> Tensor:
-        return render_view(gaussians, camera, white=white, geometry=False).alpha
-
-    median = partial(median_depth, gaussians)
-    return ShownModel(name, picture, geometry, median, alpha)
-
-
-def _textured(name: str, mesh: TexturedMesh, background: Tensor) -> ShownModel:
-    def picture(camera: Camera) -> Tensor:
-        return render_textured(mesh, camera, background, supersampling=2)
-
-    def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
-        return mesh_geometry(mesh.vertices, mesh.faces, camera)
-
-    depth, covered = _of_surface(geometry)
-    return ShownModel(name, picture, geometry, depth, covered, shape_of(mesh))
+    return ShownModel(
+        name,
+        lambda camera: render(camera, geometry=False).image,
+        geometry,
+        partial(median_depth, gaussians),
+        lambda camera: render(camera, geometry=False).alpha,
+    )
 
 
-def _plain(name: str, mesh: TriangleMesh, device: torch.device) -> ShownModel:
-    vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
-    faces = torch.tensor(mesh.faces, device=device)
-
-    def picture(camera: Camera) -> Tensor:
-        shown = shaded_views(mesh, [camera], _longer_side(camera), colored=True, device=device)
-        return torch.from_numpy(shown[0]).float() / 255
-
-    def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
-        return mesh_geometry(vertices, faces, camera)
-
-    return ShownModel(name, picture, geometry, *_of_surface(geometry), mesh)
-
-
-def _of_surface(
-    geometry: Callable[[Camera], tuple[Tensor, Tensor]],
-) -> tuple[Callable[[Camera], Tensor], Callable[[Camera], Tensor]]:
-    """Median depth and alpha of what lets no light through: its depth, and 1 or 0. (H, W) each"""
-    return lambda camera: geometry(camera)[0], lambda camera: geometry(camera)[0].isfinite().float()
+def _own_colors(mesh: TriangleMesh, device: torch.device, camera: Camera) -> Tensor:
+    shown = shaded_views(mesh, [camera], _longer_side(camera), colored=True, device=device)
+    return torch.from_numpy(shown[0]).float() / 255
 
 
 def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
@@ -170,7 +147,6 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
 
 
 def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None:
-    """Check that each model has what is to be shown of it."""
     bare = [model.name for model in models if model.mesh is None]
     if "clay" in shows and bare:
         raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")
@@ -212,7 +188,7 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: i
 
     Args:
         pictures: (H, W, 3) uint8 each. The first one's size is that of the video, less a row or
-            column where a side is odd, which the format does not know; others are fitted into it.
+            column where a side is odd; others are fitted into it.
     """
     try:
         _encode(path, pictures, frames_per_second)
@@ -230,9 +206,16 @@ def _encode(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) 
     with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
         for picture in pictures:
             if stream is None:
-                _check_size(path, *picture.shape[:2])
+                height, width = picture.shape[:2]
+                if not _SIDES[0] <= min(height, width) <= max(height, width) <= _SIDES[1]:
+                    raise UserError(
+                        f"{path}: a video has {_SIDES[0]} to {_SIDES[1]:,} pixels a side, not "
+                        f"{width:,} x {height:,}; show fewer results and maps side by side, set "
+                        "the size by --resolution_factor, or name a folder as --output for PNG "
+                        "files"
+                    )
                 stream = container.add_stream(codec, rate=frames_per_second)
-                stream.height, stream.width = (side // 2 * 2 for side in picture.shape[:2])
+                stream.height, stream.width = height // 2 * 2, width // 2 * 2
                 stream.pix_fmt = "yuv420p"
                 if codec == "libx264":
                     stream.options = {"crf": _QUALITY}
@@ -244,15 +227,6 @@ def _encode(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) 
         if stream is None:
             raise UserError(f"{path}: no pictures to make a video of")
         container.mux(stream.encode())
-
-
-def _check_size(path: Path, height: int, width: int) -> None:
-    if not _SIDES[0] <= min(height, width) <= max(height, width) <= _SIDES[1]:
-        raise UserError(
-            f"{path}: a video has {_SIDES[0]} to {_SIDES[1]:,} pixels a side, not {width:,} x "
-            f"{height:,}; show fewer results and maps side by side, set the size by "
-            "--resolution_factor, or name a folder as --output for PNG files"
-        )
 
 
 def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +29,12 @@ _PATH_SIDE = 1280
 
 
 class BoxPanel:
-    """A box with a handle at each of two corners, and its values as flags to be copied.
-
-    Args:
-        corners: Of the first box. (3,) each
-    """
+    """A box with a handle at each of two corners, (3,), and its values as flags to be copied."""
 
     def __init__(
-        self,
-        server: viser.ViserServer,
-        corners: tuple[np.ndarray, np.ndarray],
+        self, server: viser.ViserServer, corners: tuple[np.ndarray, np.ndarray],
         changed: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._scene, self._changed = server.scene, changed
         self.corners = [np.array(corner, dtype=float) for corner in corners]
         self.cuts = False
@@ -52,17 +47,16 @@ class BoxPanel:
             )  # fmt: skip
             self.words = server.gui.add_markdown("")
         size = float(np.linalg.norm(self.corners[1] - self.corners[0]))
-        self._handles = [
-            self._scene.add_transform_controls(
+        self._lines: Any = None
+        self._handles = []
+        for number, corner in enumerate(self.corners):
+            handle = self._scene.add_transform_controls(
                 f"/box/{number}", scale=0.15 * size, disable_rotations=True,
                 disable_sliders=True, depth_test=False, position=corner, visible=False,
-            )
-            for number, corner in enumerate(self.corners)
-        ]  # fmt: skip
-        self._lines: Any = None
-        for number, handle in enumerate(self._handles):
-            self._follow(number, handle)
-        self._shown.on_update(lambda _: self._show())
+            )  # fmt: skip
+            handle.on_update(partial(self._follow, number))
+            self._handles.append(handle)
+        self._shown.on_update(lambda _: self._draw())
         self._cut.on_update(lambda _: self._switch())
 
     def tell(self, outside: Sequence[str]) -> None:
@@ -70,33 +64,26 @@ class BoxPanel:
         names = ", ".join(outside)
         self.words.content = f"Nothing in the box, so shown whole: {names}" if names else ""
 
-    def _follow(self, number: int, handle: Any) -> None:
-        @handle.on_update
-        def _(event: Any) -> None:
-            self.corners[number] = np.array(handle.position, dtype=float)
-            self._text.value = box_flags(*self.corners)
-            self._draw()
-            if event.phase == "end" and self.cuts:
-                self._changed()
-
-    def _show(self) -> None:
-        for handle in self._handles:
-            handle.visible = self._shown.value
+    def _follow(self, number: int, event: Any) -> None:
+        self.corners[number] = np.array(self._handles[number].position, dtype=float)
+        self._text.value = box_flags(*self.corners)
         self._draw()
+        if event.phase == "end" and self.cuts:
+            self._changed()
 
     def _switch(self) -> None:
         self.cuts = self._cut.value
         self._changed()
 
     def _draw(self) -> None:
-        if not self._shown.value:
-            if self._lines is not None:
-                self._lines.visible = False
-            return
-        self._lines = self._scene.add_line_segments(
-            "/box/lines", box_edges(*self.corners).astype(np.float32), _BOX_COLOR,
-            thickness=2.0, thickness_units="screen",
-        )  # fmt: skip
+        for handle in self._handles:
+            handle.visible = self._shown.value
+        if self._shown.value:
+            edges = box_edges(*self.corners).astype(np.float32)
+            look = {"thickness": 2.0, "thickness_units": "screen"}
+            self._lines = self._scene.add_line_segments("/box/lines", edges, _BOX_COLOR, **look)
+        elif self._lines is not None:
+            self._lines.visible = False
 
 
 class MeasurePanel:
@@ -105,7 +92,6 @@ class MeasurePanel:
     Args:
         hit: The point of the surface on a line of sight (origin, direction), None without one.
         metres_per_unit: None where the scale is unknown.
-        size: Of the markers, in world units.
     """
 
     def __init__(
@@ -163,8 +149,6 @@ class MeasurePanel:
 
 
 class PathPanel:
-    """Views to pass through, saved as a path that ``render.py`` takes."""
-
     def __init__(self, server: viser.ViserServer, file: Path) -> None:
         self._server, self._file = server, file
         self.views: list[Camera] = []
@@ -175,20 +159,16 @@ class PathPanel:
             save = server.gui.add_button("Save")
             self.words = server.gui.add_markdown("")
         add.on_click(lambda event: self._add(event.client))
-        back.on_click(lambda _: self._back())
+        back.on_click(lambda _: self._set(self.views[:-1]))
         save.on_click(lambda event: self.save(event.client))
 
     def _add(self, client: Any) -> None:
         view = view_of(client.camera)
         if view is not None:
-            self.views.append(view.camera(_PATH_SIDE))
-            self._draw()
+            self._set([*self.views, view.camera(_PATH_SIDE)])
 
-    def _back(self) -> None:
-        self.views = self.views[:-1]
-        self._draw()
-
-    def _draw(self) -> None:
+    def _set(self, views: list[Camera]) -> None:
+        self.views = views
         self.words.content = f"{len(self.views)} views"
         self._server.scene.remove_by_name("/path")
         if len(self.views) > 1:
@@ -218,15 +198,7 @@ _COVERED_SHARE = 0.02  # of the points on each side that a first box leaves out:
 
 
 def hit(model: ShownModel, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:
-    """Where a line of sight first meets a model.
-
-    Args:
-        origin: Of the line, in world units. (3,)
-        direction: Of any length. (3,)
-
-    Returns:
-        The point, None where there is nothing. (3,)
-    """
+    """Where a line of sight, (3,) each, first meets a model, (3,); None where there is nothing."""
     origin, ahead = np.asarray(origin, float), np.asarray(direction, float)
     ahead = ahead / np.linalg.norm(ahead)
     rotation = looking(origin, origin + ahead, np.array([0.0, 0.0, 1.0]))

@@ -40,7 +40,6 @@ from sugar_pipeline.rendering.shown_models import (
 )
 from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,42 +56,36 @@ _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
 
 def add_result(server: viser.ViserServer, name: str, result: Result | bytes) -> Any:
-    """Put a result into the scene."""
     if isinstance(result, bytes):
         return server.scene.add_glb(name, result, wxyz=GLB_TURN, **_NO_SHADOW)
     if isinstance(result, GaussianCloud):
-        return _add_gaussians(server, name, result)
+        return server.scene.add_gaussian_splats(name, **splat_values(result))
     if isinstance(result, TexturedMesh):
         return server.scene.add_glb(name, textured_glb(result), **_NO_SHADOW)
-    return _add_mesh(server, name, result)
+    # It comes with viser, whose absence is told elsewhere.
+    import trimesh
+
+    shape = trimesh.Trimesh(
+        result.vertices, result.faces, vertex_colors=result.colors, process=False, validate=False
+    )
+    return server.scene.add_mesh_trimesh(name, shape, **_NO_SHADOW)
 
 
-def _add_gaussians(server: viser.ViserServer, name: str, cloud: GaussianCloud) -> Any:
-    values = splat_values(cloud)
-    scale = values.pop("scale")
-    return server.scene.add_gaussian_splats(name, scale=float(scale), **values)
+def splat_values(cloud: GaussianCloud) -> dict[str, Any]:
+    """A cloud as the browser draws it, without view-dependent colour: arguments of viser by name.
 
-
-def splat_values(cloud: GaussianCloud) -> dict[str, np.ndarray]:
-    """A cloud as the browser draws it: without view-dependent colour.
-
-    Covariances travel in half precision, which knows neither very small nor very large numbers. So
-    they are sent in units in which typical Gaussians are of a middle size.
-
-    Returns:
-        ``centers`` (N, 3), ``covariances`` (N, 3, 3), ``rgbs`` (N, 3) and ``opacities`` (N, 1) in
-        [0, 1], and ``scale``, which all sizes have to be multiplied with.
+    Covariances travel in half precision, which knows neither very small nor very large numbers.
+    So they are in units in which typical Gaussians are of a middle size; ``scale`` says which.
     """
     gaussians = cloud.activate()
     middle = float(gaussians.scales.max(dim=1).values.median()) if len(cloud) else 1.0
     scale = max(middle, 1e-12) / _TYPICAL_SIZE
-    colors = sh_to_rgb(gaussians.sh_dc[:, 0]).clamp(0, 1)
     return {
         "centers": (gaussians.means / scale).numpy(),
         "covariances": covariances(gaussians.quats, gaussians.scales / scale).numpy(),
-        "rgbs": colors.numpy(),
+        "rgbs": sh_to_rgb(gaussians.sh_dc[:, 0]).clamp(0, 1).numpy(),
         "opacities": gaussians.opacities[:, None].numpy(),
-        "scale": np.float64(scale),
+        "scale": scale,
     }
 
 
@@ -103,37 +96,6 @@ def textured_glb(mesh: TexturedMesh) -> bytes:
     stride = -(-side // _LARGEST_TEXTURE)
     picture = jpeg_bytes(mesh.texture[::stride, ::stride])
     return b"".join(glb_chunks(mesh, picture, Path("mesh"), y_up=True))
-
-
-def _add_mesh(server: viser.ViserServer, name: str, mesh: TriangleMesh) -> Any:
-    # It comes with viser, whose absence is told elsewhere.
-    import trimesh
-
-    shape = trimesh.Trimesh(
-        mesh.vertices, mesh.faces, vertex_colors=mesh.colors, process=False, validate=False
-    )
-    return server.scene.add_mesh_trimesh(name, shape, **_NO_SHADOW)
-
-
-def add_points(
-    server: viser.ViserServer, name: str, points: np.ndarray, colors: np.ndarray, extent: float
-) -> Any:
-    """The points of a reconstruction. points: (P, 3); colors: (P, 3) uint8"""
-    return server.scene.add_point_cloud(
-        name, points, colors, point_size=_POINT_SHARE * extent, point_shape="circle",
-        precision="float32", point_shading="flat",
-    )  # fmt: skip
-
-
-def add_cameras(
-    server: viser.ViserServer, name: str, cameras: Sequence[Camera], extent: float
-) -> list[Any]:
-    """The cameras of a capture as pyramids, still without their photographs."""
-    size = _FRUSTUM_SHARE * extent
-    return [
-        add_frustum(server, f"{name}/{number}", camera, size)
-        for number, camera in enumerate(cameras)
-    ]
 
 
 PHOTOGRAPH, ERROR = "photograph", "error"
@@ -147,16 +109,12 @@ _KEPT_PHOTOGRAPHS = 8
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture."""
-
     model: str
     picture: str = SHOWS[0]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What the page shows of our own renderer."""
-
     left: Shown
     right: Shown
     layout: str = LAYOUTS[0]
@@ -164,51 +122,31 @@ class Arrangement:
 
     @property
     def pictures(self) -> tuple[Shown, ...]:
-        """What has to be rendered."""
         return (self.left,) if self.layout == "one" else (self.left, self.right)
-
-    @property
-    def of_photographs(self) -> bool:
-        """Whether it is looked at from where a photograph was taken."""
-        return any(shown.picture in (PHOTOGRAPH, ERROR) for shown in self.pictures)
 
 
 class OwnPictures:
-    """Renders what is arranged."""
-
     def __init__(
         self, models: dict[str, ShownModel], cameras: Sequence[Camera], white: bool
     ) -> None:
-        self._models, self._cameras, self._white = models, list(cameras), white
+        self.models, self._white = models, white
+        self._cameras = {camera.name: camera for camera in cameras}
         self._far: dict[str, float] = {}
         self._photograph = lru_cache(maxsize=_KEPT_PHOTOGRAPHS)(self._decode)
 
-    @property
-    def titles(self) -> tuple[str, ...]:
-        """What can be rendered."""
-        return tuple(self._models)
-
     def available(self, title: str) -> tuple[str, ...]:
         """Those of ``PICTURES`` that a model has."""
-        clay = self._models[title].mesh is not None
-        photographs = bool(self._cameras)
-        return tuple(
-            name
-            for name in PICTURES
-            if (clay or name != "clay") and (photographs or name not in (PHOTOGRAPH, ERROR))
-        )
+        missing = set() if self._cameras else {PHOTOGRAPH, ERROR}
+        if self.models[title].mesh is None:
+            missing.add("clay")
+        return tuple(name for name in PICTURES if name not in missing)
 
     def make(self, arranged: Arrangement, view: Camera) -> tuple[np.ndarray, str]:
-        """The picture for a browser.
-
-        Returns:
-            (H, W, 3) uint8, and the name of the photograph that it is taken from or "".
-        """
-        size = view.width, view.height
-        name = ""
-        if arranged.of_photographs:
-            nearest = nearest_camera(self._cameras, view)
-            name, view = nearest.name, nearest
+        """The picture for a browser, (H, W, 3) uint8, and the photograph that it is taken from."""
+        size, name = (view.width, view.height), ""
+        if any(one.picture in (PHOTOGRAPH, ERROR) for one in arranged.pictures):
+            view = nearest_camera(list(self._cameras.values()), view)
+            name = view.name
         if arranged.layout == "side by side":
             halves = size[0] // 2, size[0] - size[0] // 2
             parts = [
@@ -221,7 +159,7 @@ class OwnPictures:
         return (slid(left, others[0], arranged.split) if others else left), name
 
     def _picture(self, one: Shown, camera: Camera) -> np.ndarray:
-        model = self._models[one.model]
+        model = self.models[one.model]
         if one.picture == PHOTOGRAPH:
             dark = np.full((camera.height, camera.width, 3), _PAPER, np.uint8)
             return self._with_photograph(camera, dark)
@@ -229,40 +167,38 @@ class OwnPictures:
             image = shown(model, "image", camera, 1.0)
             # Beside the photograph there is nothing to differ from.
             return error_picture(image, self._with_photograph(camera, image))
-        far = self._far_of(one.model, camera) if one.picture in DEPTHS else 1.0
-        return fitted(shown(model, one.picture, camera, far), camera.width, camera.height)
-
-    def _far_of(self, title: str, camera: Camera) -> float:
-        """One depth for all views, or they would flicker."""
-        if title not in self._far:
-            probes = [small(one) for one in self._cameras[:: max(1, len(self._cameras) // 4)]]
-            self._far[title] = far_depth(self._models[title], probes or [small(camera)])
-        return self._far[title]
+        if one.picture in DEPTHS and one.model not in self._far:
+            # One depth for all views, or they would flicker.
+            cameras = list(self._cameras.values())
+            probes = cameras[:: max(1, len(cameras) // 4)] or [camera]
+            self._far[one.model] = far_depth(model, [small(probe) for probe in probes])
+        picture = shown(model, one.picture, camera, self._far.get(one.model, 1.0))
+        if picture.shape[:2] == (camera.height, camera.width):
+            return picture
+        # Renderers round sides to whole blocks.
+        return np.asarray(Image.fromarray(picture).resize((camera.width, camera.height)))
 
     def _with_photograph(self, camera: Camera, paper: np.ndarray) -> np.ndarray:
         """A picture with the photograph that was taken from its place on it. (H, W, 3) uint8"""
-        source = next(one for one in self._cameras if one.name == camera.name)
+        source = self._cameras[camera.name]
         scale = camera.fx / source.fx
         width, height = max(1, round(source.width * scale)), max(1, round(source.height * scale))
-        photograph = self._photograph(camera.name, width, height)
         left, top = round(camera.cx - source.cx * scale), round(camera.cy - source.cy * scale)
-        return pasted(photograph, paper, left, top)
+        image = Image.fromarray(paper)
+        photograph = self._photograph(camera.name, width, height)
+        image.paste(Image.fromarray(photograph), (left, top))
+        return np.asarray(image)
 
     def _decode(self, name: str, width: int, height: int) -> np.ndarray:
-        source = next(one for one in self._cameras if one.name == name)
-        return decode_view(source.resized(width, height), self._white)[..., :3]
+        return decode_view(self._cameras[name].resized(width, height), self._white)[..., :3]
 
 
 def nearest_camera(cameras: Sequence[Camera], view: Camera) -> Camera:
-    """The camera of a capture that sees most nearly what a view sees.
-
-    Distances count in the extent of the cameras, directions by their angle.
-    """
+    """The camera that sees most nearly what a view sees: by distance in extents, and by angle."""
     centers = np.stack([camera.center for camera in cameras])
     away = np.linalg.norm(centers - view.center, axis=1)
     spread = max(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max(), 1e-9)
-    ahead = np.stack([camera.rotation[2] for camera in cameras])
-    turned = 1 - ahead @ view.rotation[2]
+    turned = 1 - np.stack([camera.rotation[2] for camera in cameras]) @ view.rotation[2]
     return cameras[int(np.argmin(away / spread + turned))]
 
 
@@ -278,7 +214,6 @@ def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> C
 
 
 def small(camera: Camera, longest_side: int = 160) -> Camera:
-    """A view with few pixels."""
     return at_scale(camera, min(1.0, longest_side / max(camera.width, camera.height)))
 
 
@@ -291,39 +226,17 @@ def slid(left: np.ndarray, right: np.ndarray, split: float) -> np.ndarray:
 
 
 def error_picture(image: np.ndarray, photograph: np.ndarray) -> np.ndarray:
-    """How far a picture is from a photograph: black is equal, then red, yellow and white.
-
-    (H, W, 3) uint8 both -> (H, W, 3) uint8
-    """
+    """How far two pictures, (H, W, 3), differ: black is equal, then red, yellow and white. uint8"""
     difference = np.abs(image.astype(np.float32) - photograph).mean(axis=2) / 255
     ramp = 3 * difference[..., None] / LARGEST_ERROR - np.arange(3, dtype=np.float32)
     return (255 * ramp.clip(0, 1)).round().astype(np.uint8)
 
-
-def fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
-    """A picture in a size that it nearly has: renderers round sides to whole blocks."""
-    if picture.shape[:2] == (height, width):
-        return picture
-    return np.asarray(Image.fromarray(picture).resize((width, height)))
-
-
-def pasted(picture: np.ndarray, paper: np.ndarray, left: int, top: int) -> np.ndarray:
-    """A picture on another one, cut off where it does not fit. (H, W, 3) uint8"""
-    image = Image.fromarray(paper)
-    image.paste(Image.fromarray(picture), (left, top))
-    return np.asarray(image)
-
-
-if TYPE_CHECKING:
-    import viser
 
 _IDLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A result on the page."""
-
     title: str
     result: Result | bytes
     model: ShownModel | None  # what our renderer draws; None of a GLB file
@@ -334,8 +247,6 @@ class Layer:
 
 @dataclass(frozen=True)
 class SceneContext:
-    """Where the results stand."""
-
     scene: Scene | None  # the capture; None where it is unknown
     extent: float  # size of all, in world units
     box: tuple[np.ndarray, np.ndarray]  # corners of a first box, (3,) each
@@ -364,11 +275,8 @@ class ViewPage:
         self._cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
         self._photographed = [one for one in self._cameras if one.image_path is not None]
         self._pending = list(range(len(self._cameras)))
-        self._nodes = {
-            title: add_result(server, f"/results/{number}", one.result)
-            for number, (title, one) in enumerate(self._layers.items())
-        }
-        self._rendered = self._pictures()
+        self._nodes: dict[str, Any] = {}
+        self._show_layers()
         self._switches = self._add_switches()
         self._own = OwnPanel(server, self._rendered, self._photographed, self._changed)
         self._box = BoxPanel(server, around.box, lambda: self.post(self._cut))
@@ -379,21 +287,24 @@ class ViewPage:
         self._changed()
         follow_browsers(server, self.requests)
 
+    def _show_layers(self) -> None:
+        """Hand the layers to the browser and to our renderer."""
+        for number, (title, one) in enumerate(self._layers.items()):
+            self._nodes[title] = add_result(self._server, f"/results/{number}", one.result)
+        models = {title: one.model for title, one in self._layers.items() if one.model}
+        self._rendered = OwnPictures(models, self._photographed, self._around.white)
+
     def post(self, task: Callable[[], None]) -> None:
-        """Have something done by the thread that renders."""
         self._tasks.put(task)
         self.requests.wake()
 
     def work(self) -> None:
         """Do what is due: what was clicked on, a picture, a photograph in its frustum; or wait."""
         try:
-            task = self._tasks.get_nowait()
+            self._tasks.get_nowait()()
         except queue.Empty:
-            task = None
-        if task is not None:
-            task()
-        elif not (self._show_picture() or self._show_photograph()):
-            self.requests.wait(_IDLE_SECONDS)
+            if not (self._show_picture() or self._show_photograph()):
+                self.requests.wait(_IDLE_SECONDS)
 
     def _show_picture(self) -> bool:
         request = self.requests.due() if self._own.arrangement is not None else None
@@ -408,7 +319,8 @@ class ViewPage:
 
     def _show_photograph(self) -> bool:
         """Put the next photograph into its frustum, once a browser is connected."""
-        if not (self._pending and len(self.requests) and self._cameras_shown()):
+        shown = bool(self._frusta) and self._switches["cameras"].value
+        if not (self._pending and len(self.requests) and shown):
             return False
         number = self._pending.pop(0)
         camera = self._cameras[number]
@@ -419,24 +331,26 @@ class ViewPage:
                 self._notify(str(error))
         return True
 
-    def _cameras_shown(self) -> bool:
-        return bool(self._frusta) and self._switches["cameras"].value
-
     def _add_switches(self) -> dict[str, Any]:
         server, around = self._server, self._around
         switches: dict[str, Any] = {}
-        last = list(self._layers)[-1]
+        last, self._points = list(self._layers)[-1], None
         with server.gui.add_folder("Shown by the browser"):
             for title in self._layers:
                 switches[title] = server.gui.add_checkbox(title, title == last)
-            self._frusta = add_cameras(server, "/cameras", self._cameras, around.extent)
+            self._frusta = [
+                add_frustum(server, f"/cameras/{number}", camera, _FRUSTUM_SHARE * around.extent)
+                for number, camera in enumerate(self._cameras)
+            ]
             for frustum, camera in zip(self._frusta, self._cameras, strict=True):
                 frustum.on_click(partial(_go_to, camera))
-            self._points = None
-            if around.scene is not None and len(around.scene.points):
-                self._points = add_points(
-                    server, "/points", around.scene.points, around.scene.points_rgb, around.extent
-                )
+            scene = around.scene
+            if scene is not None and len(scene.points):
+                self._points = server.scene.add_point_cloud(
+                    "/points", scene.points, scene.points_rgb, precision="float32",
+                    point_size=_POINT_SHARE * around.extent, point_shape="circle",
+                    point_shading="flat",
+                )  # fmt: skip
                 switches["points"] = server.gui.add_checkbox("sparse points", False)
             if self._frusta:
                 switches["cameras"] = server.gui.add_checkbox("cameras", False)
@@ -458,32 +372,20 @@ class ViewPage:
                 show_picture(self._server, client, None)
         self.requests.renew()
 
-    def _pictures(self) -> OwnPictures:
-        models = {title: one.model for title, one in self._layers.items() if one.model}
-        return OwnPictures(models, self._photographed, self._around.white)
-
     def _cut(self) -> None:
         """Show what is inside of the box, or all of it again."""
-        corners = self._box.corners if self._box.cuts else None
-        outside = []
-        for number, (title, whole) in enumerate(self._whole.items()):
-            one = whole if corners is None else whole.cut(*corners)
-            if one is None:
-                outside.append(title)
-                one = whole
-            self._layers[title] = one
-            self._nodes[title] = add_result(self._server, f"/results/{number}", one.result)
-        self._rendered = self._pictures()
-        self._box.tell(outside)
+        cut = {}
+        if self._box.cuts:
+            cut = {title: whole.cut(*self._box.corners) for title, whole in self._whole.items()}
+        self._layers = {title: cut.get(title) or whole for title, whole in self._whole.items()}
+        self._show_layers()
+        self._box.tell([title for title, one in cut.items() if one is None])
         self._changed()
 
     def _hit(self, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:
-        """The nearest point of what is shown."""
-        arranged = self._own.arrangement
-        if arranged is not None:
-            titles = [one.model for one in arranged.pictures]
-        else:
-            titles = [title for title in self._nodes if self._switches[title].value]
+        titles = [title for title in self._nodes if self._switches[title].value]
+        if self._own.arrangement is not None:
+            titles = [one.model for one in self._own.arrangement.pictures]
         models = [self._layers[title].model for title in titles]
         points = [hit(model, origin, direction) for model in models if model is not None]
         found = [point for point in points if point is not None]
@@ -491,27 +393,19 @@ class ViewPage:
 
 
 def _go_to(camera: Camera, event: Any) -> None:
-    """Look from a camera that was clicked on."""
     look_through(event.client, camera)
 
 
 class OwnPanel:
-    """What our own renderer is to show.
-
-    Attributes:
-        arrangement: What to show; None while the browser draws.
-    """
+    """What our own renderer is to show: ``arrangement``, None while the browser draws."""
 
     def __init__(
-        self,
-        server: viser.ViserServer,
-        pictures: OwnPictures,
-        cameras: Sequence[Camera],
+        self, server: viser.ViserServer, pictures: OwnPictures, cameras: Sequence[Camera],
         changed: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.arrangement: Arrangement | None = None
         self._changed, self._pictures = changed, pictures
-        titles = pictures.titles
+        titles = tuple(pictures.models)
         if not titles:
             return
         gui = server.gui
@@ -540,18 +434,13 @@ class OwnPanel:
 
     def _read(self, silent: bool = False) -> None:
         layout, split = selected_option(self._layout), self._split.value
-        several = layout != LAYOUTS[0]
         for control in (self._right, self._right_kind):
-            control.visible = several
+            control.visible = layout != LAYOUTS[0]
         self._split.visible = layout == LAYOUTS[2]
-        self.arrangement = None
-        if self._on.value:
-            self.arrangement = Arrangement(
-                self._shown(self._left, self._left_kind),
-                self._shown(self._right, self._right_kind),
-                layout,
-                split if 0 <= split <= 1 else 0.5,
-            )
+        sides = (self._left, self._left_kind), (self._right, self._right_kind)
+        shown = [self._shown(*side) for side in sides]
+        split = split if 0 <= split <= 1 else 0.5
+        self.arrangement = Arrangement(*shown, layout, split) if self._on.value else None
         if not silent:
             self._changed()
 

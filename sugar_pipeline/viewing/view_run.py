@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,15 +43,13 @@ from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
-from sugar_utils.settings import flag, from_args, parser_of, without_flags
+from sugar_utils.settings import flag, made_of, without_flags
 
 _flag = partial(flag, group="viewer")
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What ``view.py`` is asked for."""
-
     results: tuple[Path, ...] = _flag(
         MISSING, "what to show: an output folder, the folder of a run, Gaussians (.ply, .pt, .spz, "
         ".splat), meshes (.ply, .obj, .glb)", positional=True, parse=Path, nargs="+",
@@ -86,22 +83,12 @@ class ViewOptions:
         no_effect_when="with --scale_factor it is an error",
     )  # fmt: skip
     white_background: bool = white_background()
-    compute: Compute = field(default_factory=Compute)
+    compute: Compute = made_of(DeviceFlags, Compute)
     placement: PlacementOptions = without_flags(PlacementOptions)
 
     def __post_init__(self) -> None:
         scale = PlacementOptions("none", self.scale_factor, self.known_distance)
         object.__setattr__(self, "placement", scale)
-
-
-def view_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``view.py``."""
-    return parser_of(description, ViewOptions, DeviceFlags)
-
-
-def view_options(args: argparse.Namespace) -> ViewOptions:
-    """What was asked for."""
-    return replace(from_args(ViewOptions, args), compute=from_args(DeviceFlags, args).choose())
 
 
 _UP_WITHOUT_CAMERAS = np.array([0.0, -1.0, 0.0])
@@ -110,20 +97,25 @@ _UP_WITHOUT_CAMERAS = np.array([0.0, -1.0, 0.0])
 def view(
     options: ViewOptions, console: Console | None = None, until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Serve the page."""
     console = console or Console()
     load_viser()
     check_free(options.host, options.port, "--port")
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     found = find_results(options.results, console.info)
-    scene = _scene(options, found, console)
+    paths = [one.path for one in found]
+    capture, scene = capture_of(paths, options.scene_path, options.checkpoint_path), None
+    if capture.scene is None:
+        console.info("no capture is known, so there are no cameras; name its folder with -s")
+    else:
+        if options.scene_path is None:
+            console.info(f"the capture, by the records of the runs: {capture.scene}")
+        scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
     layers = [_layer(one, options, console) for one in found]
     around = scene_context(layers, scene, options)
     place = address(options.host, options.port)
     with closing(open_server(options.host, options.port, "SuGaR")) as server:
-        camera, up, distance = first_view(layers, scene)
-        stand_at(server, camera, up, distance)
+        stand_at(server, *first_view(layers, scene))
         page = ViewPage(server, layers, around, console.warn)
         console.info(f"viewer: {place} (Ctrl-C ends it)")
         if not options.no_open:
@@ -132,37 +124,20 @@ def view(
             page.work()
 
 
-def _scene(options: ViewOptions, found: Sequence[FoundResult], console: Console) -> Scene | None:
-    paths = [one.path for one in found]
-    capture = capture_of(paths, options.scene_path, options.checkpoint_path)
-    if capture.scene is None:
-        console.info("no capture is known, so there are no cameras; name its folder with -s")
-        return None
-    if options.scene_path is None:
-        console.info(f"the capture, by the records of the runs: {capture.scene}")
-    return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
-
-
 def _layer(one: FoundResult, options: ViewOptions, console: Console) -> Layer:
     console.info(f"{one.title}: {one.path}")
-    if one.path.suffix.lower() == ".glb" and not holds_gltf_gaussians(one.path):
-        return layer_of_glb(one.title, one.path)
-    result = read_result(one.path, console.info)
-    return layer_of(one.title, result, options.white_background, options.compute.device)
-
-
-def layer_of_glb(title: str, path: Path) -> Layer:
-    """A GLB file, which the browser alone can draw, and which no box cuts."""
-    content = path.read_bytes()
+    if one.path.suffix.lower() != ".glb" or holds_gltf_gaussians(one.path):
+        result = read_result(one.path, console.info)
+        return layer_of(one.title, result, options.white_background, options.compute.device)
+    content = one.path.read_bytes()
     if not content.startswith(b"glTF"):
-        raise UserError(f"{path}: is no GLB file; write it again, or pass the .obj")
-    whole = Layer(title, content, None, np.zeros((0, 3)), lambda one, other: whole)
+        raise UserError(f"{one.path}: is no GLB file; write it again, or pass the .obj")
+    # The browser alone can draw it, and no box cuts it.
+    whole = Layer(one.title, content, None, np.zeros((0, 3)), lambda low, high: whole)
     return whole
 
 
 def layer_of(title: str, result: Result, white: bool, device: torch.device) -> Layer:
-    """A result on the page."""
-
     def cut(one: np.ndarray, other: np.ndarray) -> Layer | None:
         inside_of = cut_result(result, one, other)
         return None if inside_of is None else layer_of(title, inside_of, white, device)
@@ -184,21 +159,18 @@ def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result | N
     keep = inside(places_of(result), one, other)
     if isinstance(result, GaussianCloud):
         return result.select(torch.from_numpy(keep)) if keep.any() else None
+    rows = keep[np.asarray(result.faces)].all(axis=1)
+    parts = {"faces": result.faces[rows]}
     if isinstance(result, TexturedMesh):
-        rows = torch.from_numpy(keep)[result.faces].all(dim=1)
-        mesh = replace(result, faces=result.faces[rows], uvs=result.uvs[rows])
-    else:
-        mesh = replace(result, faces=result.faces[keep[result.faces].all(axis=1)])
-    return mesh if mesh.n_faces else None
+        parts["uvs"] = result.uvs[rows]
+    return replace(result, **parts) if rows.any() else None
 
 
 def scene_context(
     layers: Sequence[Layer], scene: Scene | None, options: ViewOptions
 ) -> SceneContext:
-    """Where the results stand."""
     cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
     low, high = box_around(layers[-1].points)
-    scaled = options.scale_factor is not None or options.known_distance is not None
     if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = scene.extent if scene is not None and scene.extent > 0 else None
@@ -206,7 +178,9 @@ def scene_context(
         scene=scene,
         extent=extent or float(np.linalg.norm(high - low)),
         box=(low, high),
-        metres_per_unit=scale_of(cameras, options.placement) if scaled else None,
+        metres_per_unit=(
+            scale_of(cameras, options.placement) if options.placement.is_scaled else None
+        ),
         white=options.white_background,
         path_file=options.path_file,
         picture_size=options.picture_size,
@@ -214,11 +188,7 @@ def scene_context(
 
 
 def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np.ndarray, float]:
-    """Where the browser looks from at first.
-
-    Returns:
-        The camera; what is up, (3,); and how far what it turns around is from it, in world units.
-    """
+    """First camera of the browser, what is up, (3,), and the distance that it turns around."""
     if scene is not None and scene.train_cameras:
         cameras = scene.train_cameras
         up = up_direction(np.stack([camera.rotation for camera in cameras]), scene.points)
@@ -236,8 +206,8 @@ def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np
 
 VANILLA, COARSE, COARSE_MESH = "vanilla Gaussians", "coarse Gaussians", "coarse mesh"
 REFINED, TEXTURED = "refined Gaussians", "textured mesh"
+# What a folder of results holds at most one of each, in the order in which they are made.
 STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, TEXTURED)
-"""What a folder of results holds at most one of each, in the order in which they are made."""
 
 FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")
 _DEPTH = 4
@@ -246,8 +216,6 @@ _PASSED_OVER = ("sparse", "images", "masks", "tensorboard", "renders", "exports"
 
 @dataclass(frozen=True)
 class FoundResult:
-    """Something to look at."""
-
     title: str
     path: Path
 
@@ -276,18 +244,19 @@ def _newest(folder: Path, notify: Callable[[str], None]) -> list[FoundResult]:
     own = _stage_of(folder)
     if own is not None:
         return [FoundResult(own, folder)]
-    of_stage: dict[str, list[Path]] = {}
+    of_stage: dict[str, list[Path]] = {stage: [] for stage in STAGES}
     for path in _results_below(folder, _DEPTH):
         of_stage.setdefault(_stage_of(path) or path.name, []).append(path)
-    if not of_stage:
-        raise UserError(f"{folder}: holds no result of any stage; name an output folder or a file")
+    newest = []
     for stage, paths in of_stage.items():
-        paths.sort(key=lambda path: path.stat().st_mtime)
-        for other in paths[:-1]:
+        *older, last = [None, *sorted(paths, key=lambda path: path.stat().st_mtime)]
+        for other in older[1:]:
             notify(f"not shown, an older one: {other} ({stage})")
-    order = {stage: place for place, stage in enumerate(STAGES)}
-    stages = sorted(of_stage, key=lambda stage: order.get(stage, len(order)))
-    return [FoundResult(stage, of_stage[stage][-1]) for stage in stages]
+        if last is not None:
+            newest.append(FoundResult(stage, last))
+    if not newest:
+        raise UserError(f"{folder}: holds no result of any stage; name an output folder or a file")
+    return newest
 
 
 def _results_below(folder: Path, depth: int) -> Iterator[Path]:
@@ -301,25 +270,19 @@ def _results_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _stage_of(path: Path) -> str | None:
+    suffix, name = path.suffix.lower(), path.name
     if path.is_dir():
         if (path / "point_cloud").is_dir():
             return VANILLA
-        return _stage_of_run(path.name) if _has_checkpoints(path) else None
-    suffix = path.suffix.lower()
-    if suffix == ".pt":
-        return _stage_of_run(path.resolve().parent.name)
-    if suffix == ".obj" and not path.stem.endswith("_placed"):
-        return TEXTURED
-    if suffix == ".ply" and path.name.startswith("sugarmesh_") and not holds_gaussians(path):
-        return COARSE_MESH
-    return None
-
-
-def _has_checkpoints(folder: Path) -> bool:
-    return any(path.stem.isdigit() for path in folder.glob("*.pt"))
-
-
-def _stage_of_run(name: str) -> str | None:
+        if not any(file.stem.isdigit() for file in path.glob("*.pt")):
+            return None
+    elif suffix == ".pt":
+        name = path.resolve().parent.name
+    elif suffix == ".obj":
+        return None if path.stem.endswith("_placed") else TEXTURED
+    else:
+        is_mesh = suffix == ".ply" and name.startswith("sugarmesh_") and not holds_gaussians(path)
+        return COARSE_MESH if is_mesh else None
     if name.startswith("sugarfine_"):
         return REFINED
     if name.startswith("sugarcoarse_"):

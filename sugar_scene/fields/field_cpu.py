@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU bodies of the fields: C++ in ``native/`` that works on eight neighbours at a time.
 
-They say the same as the Warp functions of ``field_device``, and are tested against the same
-reference. What differs is the order in which neighbours are added up.
+They say the same as the functions of ``field_device``, but add up neighbours in another order.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from pathlib import Path
 import warp as wp
 
 from sugar_scene.fields.field_device import PACK_SIZE, PAIR_SIZE, PairSums, sample_gradients_kernel
-from sugar_scene.fields.reference_fields import MIN_WEIGHT_SUM, SAMPLE_SPREAD
-from sugar_scene.geometry import MIN_SCALE
+from sugar_scene.geometry import MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE
 
 wp.set_module_options(NATIVE_OPTIONS)

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code of the fields: Warp functions and kernels, launched by ``field_kernels``.
 
-The fields come first, then their adjoint. The loops over neighbours are also written for CPU vector
-registers, in ``field_cpu``.
-
 Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an axis of j, y the
 sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 """
@@ -15,8 +12,7 @@ from typing import Any
 
 import warp as wp
 
-from sugar_scene.fields.reference_fields import MIN_NORMAL_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
-from sugar_scene.geometry import MIN_SCALE
+from sugar_scene.geometry import MIN_NORMAL_SCALE, MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_utils.warp_math import (
     add_at,
     add_to_column,
@@ -67,8 +63,6 @@ def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
 
 @wp.struct
 class Neighbor:
-    """What a packed row says."""
-
     mean: wp.vec3
     opacity: float
     first: wp.vec3
@@ -112,13 +106,10 @@ def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
 
 @wp.kernel
 def pack_rows(
-    first: int,
-    means: wp.array2d(dtype=float),
-    quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float),
-    opacities: wp.array(dtype=float),
+    first: int, means: wp.array2d(dtype=float), quats: wp.array2d(dtype=float),
+    scales: wp.array2d(dtype=float), opacities: wp.array(dtype=float),
     packed: wp.array2d(dtype=float),
-):
+):  # fmt: skip
     """Columns: mean, opacity, whitening (9), smallest scale, its axis, normal weight factor."""
     i = first + wp.tid()
     rotation = rotation_matrix(quat_of(quats, i))
@@ -187,8 +178,8 @@ def evaluate_samples(
 
 
 PAIR_SIZE = 11  # gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1
+# What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s)).
 PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
-"""What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s))."""
 
 
 @wp.func
@@ -347,8 +338,6 @@ def _own_rotation_entries(
 
 @functools.cache
 def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
-    """Make the kernel of the samples' gradients."""
-
     @wp.kernel(module="unique", module_options=OPTIONS)
     def add_up_samples(
         first: int, owners: wp.array(dtype=int), starts: wp.array(dtype=int),

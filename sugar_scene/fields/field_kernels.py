@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Density, tangent-plane and normal fields at random points, as Warp kernels with their adjoint.
 
-Same results as :func:`.reference_fields.evaluate_fields_reference` (letters N, K, S as there) in
-O(S + N) memory: nothing of size S x K is stored. The backward pass recomputes the pairs.
+N Gaussians with K neighbours each have S samples; nothing of size S x K is stored. The backward
+pass recomputes the pairs.
 
-The adjoint uses that all samples of one Gaussian i share its neighbour list. One thread per
-Gaussian i takes its neighbours j in turn and sums over its samples, in the local coordinates
-y = diag(1/s_j) R_j^T (x - mean_j), what the gradients of row j need: moments of y for mean,
-scales and rotation, and likewise the part that reaches row i through x. Each (i, j) owns a row
-of 11 numbers; the rows are then added up in a fixed order. So there are no atomics, and
-the bits depend neither on the number of threads nor on the chunk size.
+All samples of one Gaussian i share its neighbour list. One thread per i takes its neighbours j in
+turn and sums over its samples, in the local coordinates y = diag(1/s_j) R_j^T (x - mean_j), what
+the gradients of row j need: moments of y for mean, scales and rotation, and likewise the part that
+reaches row i through x. Each (i, j) owns a row of 11 numbers; the rows are then added up in a fixed
+order. So there are no atomics, and the bits depend neither on the number of threads nor on the
+chunk size.
 """
 
 from __future__ import annotations
@@ -29,38 +29,28 @@ from sugar_scene.fields.field_device import (
     pack_rows,
     sample_gradients_kernel,
 )
-from sugar_scene.fields.reference_fields import FieldSamples
+from sugar_scene.geometry import FieldSamples
 from sugar_utils.warp_launch import launch
 
-PAIR_BYTES = 64 * 2**20
-PAIR_BYTES_GPU = 256 * 2**20
-"""Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
-the host two launches and a sort."""
+# Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
+# the host two launches and a sort.
+PAIR_BYTES, PAIR_BYTES_GPU = 64 * 2**20, 256 * 2**20
 
 _MIN_ITEMS = 256
 
 
 def evaluate_fields(
-    means: Tensor,
-    quats: Tensor,
-    scales: Tensor,
-    opacities: Tensor,
-    neighbors: Tensor,
-    indices: Tensor,
-    noise: Tensor,
-    density_factor: float = 1.0,
-    *,
-    n_owners: int | None = None,
+    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, neighbors: Tensor,
+    indices: Tensor, noise: Tensor, density_factor: float = 1.0, *, n_owners: int | None = None,
     native: bool | None = None,
-) -> FieldSamples:
+) -> FieldSamples:  # fmt: skip
     """Sample points from Gaussians and evaluate all fields that the losses need.
 
     Args:
         means, scales: (N, 3) float32 world units, CPU or CUDA.
         quats: Unit quaternions, wxyz. (N, 4)
         neighbors: Neighbours of each Gaussian, usually itself first. (N, K) int32
-        indices: Gaussian of each sample, sorted: samples of one Gaussian must be adjacent to
-            share work. Unsorted indices are slow, not wrong. (S,) integers
+        indices: Gaussian of each sample; those of one must be adjacent to share work. (S,)
         noise: Standard normal draws. (S, 3)
         n_owners: Most Gaussians with samples; None makes the host count them on a GPU.
         native: Whether to run the CPU's vector code; None: by the device.
@@ -85,7 +75,9 @@ class _Fields(torch.autograd.Function):
             return torch.empty((n_samples, *shape), device=device)
 
         outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
-        residual, packed, indices = empty(4), _pack(*gaussians), indices.int()
+        residual, indices = empty(4), indices.int()
+        packed = torch.empty((means.shape[0], PACK_SIZE), device=device)
+        launch(pack_rows, means.shape[0], [*gaussians, packed], min_items=_MIN_ITEMS)
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
         owners, starts = _runs(indices, n_owners)
         if native:
@@ -123,7 +115,6 @@ class _Fields(torch.autograd.Function):
 
 
 def pair_bytes(device: torch.device) -> int:
-    """Ceiling of the buffer on a device."""
     return PAIR_BYTES if device.type == "cpu" else PAIR_BYTES_GPU
 
 
@@ -148,12 +139,3 @@ def _runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
     starts = torch.zeros(owners.shape[0] + 1, dtype=torch.int32, device=indices.device)
     starts[1:] = counts.cumsum(dim=0)
     return owners, starts
-
-
-def _pack(means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor) -> Tensor:
-    """What each neighbour contributes to a sample, in one cache line. (N, 16)"""
-    packed = torch.empty((means.shape[0], PACK_SIZE), device=means.device)
-    launch(
-        pack_rows, means.shape[0], [means, quats, scales, opacities, packed], min_items=_MIN_ITEMS
-    )
-    return packed

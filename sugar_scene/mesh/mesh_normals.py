@@ -60,12 +60,9 @@ def normal_gradient(own: wp.vec3, other: wp.vec3, cosine: float) -> wp.vec3:
 
 @wp.kernel
 def bend_pairs(
-    first: int,
-    vertices: wp.array(dtype=wp.vec3),
-    pairs: wp.array2d(dtype=int),
-    errors: wp.array(dtype=float),
-    pulls: wp.array2d(dtype=wp.vec3),
-):
+    first: int, vertices: wp.array(dtype=wp.vec3), pairs: wp.array2d(dtype=int),
+    errors: wp.array(dtype=float), pulls: wp.array2d(dtype=wp.vec3),
+):  # fmt: skip
     """1 - cos of the angle between two triangles, and its gradient to their four corners."""
     pair = first + wp.tid()
     start = vertices[pairs[pair, 0]]
@@ -92,13 +89,9 @@ def bend_pairs(
 
 @wp.kernel
 def add_up_corners(
-    first: int,
-    ends: wp.array(dtype=int),
-    corners: wp.array(dtype=int),
-    values: wp.array(dtype=wp.vec3),
-    sums: wp.array(dtype=wp.vec3),
-):
-    """Sum of the values at a vertex's corners."""
+    first: int, ends: wp.array(dtype=int), corners: wp.array(dtype=int),
+    values: wp.array(dtype=wp.vec3), sums: wp.array(dtype=wp.vec3),
+):  # fmt: skip
     vertex = first + wp.tid()
     total = wp.vec3(0.0)
     for i in range(ends[vertex], ends[vertex + 1]):
@@ -107,10 +100,7 @@ def add_up_corners(
 
 
 class CornerSums:
-    """Adds up what corners say to their vertices: no atomics, the same bits every time.
-
-    index: vertex of each corner, any shape of M values, int64
-    """
+    """Adds up what corners say to their vertices, given the vertex of each: the same bits."""
 
     def __init__(self, index: Tensor, n_vertices: int) -> None:
         flat = index.reshape(-1)

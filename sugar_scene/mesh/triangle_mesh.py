@@ -22,8 +22,6 @@ from sugar_utils.files import atomic_path, require_regular_file
 
 @dataclass(frozen=True)
 class TriangleMesh:
-    """A coloured triangle mesh."""
-
     vertices: np.ndarray  # (V, 3) float64 world units
     faces: np.ndarray  # rows of the vertices, counter-clockwise seen from outside, (F, 3) int64
     colors: np.ndarray  # (V, 3) uint8
@@ -36,7 +34,6 @@ class TriangleMesh:
 
     @property
     def n_faces(self) -> int:
-        """Number of triangles."""
         return len(self.faces)
 
 
@@ -71,7 +68,6 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
 
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
-    """Remove vertices that no face uses."""
     used = np.zeros(mesh.n_vertices, dtype=bool)
     used[mesh.faces] = True
     return keep_vertices(mesh, used)
@@ -97,10 +93,7 @@ def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
 
 
 def edge_keys(faces: np.ndarray) -> np.ndarray:
-    """One number per face and side, equal for the two directions of an edge. (F, 3) int64
-
-    Side k is that between corners k and k + 1.
-    """
+    """One number for the side from corner k to k + 1, the same both ways. (F, 3) int64"""
     ends = np.roll(faces, -1, axis=1)
     low, high = np.minimum(faces, ends), np.maximum(faces, ends)
     return low * (int(faces.max(initial=0)) + 1) + high
@@ -129,7 +122,6 @@ def component_labels(mesh: TriangleMesh) -> np.ndarray:
 
 
 def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh:
-    """Remove connected parts of fewer than ``min_faces`` triangles."""
     labels = component_labels(mesh)
     sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
     return keep_vertices(mesh, sizes[labels] >= min_faces)
@@ -137,8 +129,6 @@ def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh
 
 @dataclass(frozen=True)
 class Topology:
-    """What a mesh is besides its shape."""
-
     open_edge_share: float
     non_manifold_edge_share: float
     components: int
@@ -146,7 +136,6 @@ class Topology:
 
 
 def topology(mesh: TriangleMesh) -> Topology:
-    """Open and crowded edges, parts and holes of a mesh."""
     if mesh.n_faces == 0:
         return Topology(0.0, 0.0, 0, 0)
     _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
@@ -219,8 +208,7 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
 def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     """Closed walks along open edges, in the sense of rotation of the faces beside them.
 
-    Where holes touch in a vertex a walk may go around both. Edges that no walk comes back from,
-    as they are beside faces of opposite senses, are in none.
+    Where holes touch a walk may go around both. Edges that no walk comes back from are in none.
     """
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
     is_open = counts[inverse.reshape(-1)] == 1
@@ -299,10 +287,7 @@ def _header(vertices: np.ndarray, n_faces: int) -> bytes:
 
 
 def read_mesh_ply(path: Path) -> TriangleMesh:
-    """Read a mesh; colours are grey and normals None where the file has none.
-
-    Polygons are split into fans.
-    """
+    """Read a mesh, polygons as fans; colours are grey and normals None where there are none."""
     path = require_regular_file(path, missing_ok=True)
     try:
         mesh = _mesh_of(path, _read(path))

@@ -38,8 +38,6 @@ _TILE_SIDE = wp.constant(TILE)
 
 @dataclass(frozen=True)
 class TriangleHits:
-    """What each pixel sees first."""
-
     face: Tensor  # row of the face; -1 where there is none, (H, W) int32
     depth: Tensor  # depth along the view axis; infinite where there is none, (H, W) world units
     # Weights of the face's three corners, perspective-correct; zero where there is none, (H, W, 3).
@@ -47,7 +45,6 @@ class TriangleHits:
 
     @property
     def covered(self) -> Tensor:
-        """Pixels with a hit. (H, W) bool"""
         return self.face >= 0
 
 
@@ -89,8 +86,8 @@ def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: floa
 
 @wp.kernel
 def bound_faces(
-    first: int, view: View, near: float, vertices: wp.array(dtype=wp.vec3),
-    faces: wp.array(dtype=wp.vec3i), rects: wp.array(dtype=wp.vec4i), counts: wp.array(dtype=int),
+    first: int, view: View, vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
+    rects: wp.array(dtype=wp.vec4i), counts: wp.array(dtype=int),
 ):  # fmt: skip
     """Pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles of each face."""
     i = first + wp.tid()
@@ -105,7 +102,7 @@ def bound_faces(
     z_min = wp.min(a[2], wp.min(b[2], c[2]))
     z_max = wp.max(a[2], wp.max(b[2], c[2]))
     # Written so that a corner with NaN drops the face.
-    if not (size < 1.0e30 and z_max > near):
+    if not (size < 1.0e30 and z_max > 0.0):
         return
     x = wp.vec2(0.0, float(view.width - 1))
     y = wp.vec2(0.0, float(view.height - 1))
@@ -125,13 +122,9 @@ def bound_faces(
 
 @wp.kernel
 def tiles_of_pairs(
-    first: int,
-    view: View,
-    pair_faces: wp.array(dtype=int),
-    pair_numbers: wp.array(dtype=int),
-    rects: wp.array(dtype=wp.vec4i),
-    tiles: wp.array(dtype=int),
-):
+    first: int, view: View, pair_faces: wp.array(dtype=int), pair_numbers: wp.array(dtype=int),
+    rects: wp.array(dtype=wp.vec4i), tiles: wp.array(dtype=int),
+):  # fmt: skip
     """Tile of the k-th pair of a face."""
     i = first + wp.tid()
     rect = rects[pair_faces[i]]
@@ -143,8 +136,8 @@ def tiles_of_pairs(
 
 @wp.kernel
 def hit_faces(
-    first: int, view: View, near: float, cell: int, offsets: wp.array(dtype=int),
-    ids: wp.array(dtype=int), vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
+    first: int, view: View, cell: int, offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
+    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
     rects: wp.array(dtype=wp.vec4i), hits: wp.array2d(dtype=int), depths: wp.array2d(dtype=float),
 ):  # fmt: skip
     """Work off a tile's faces within one square cell of the tile."""
@@ -189,20 +182,16 @@ def hit_faces(
                 if u >= zero and v >= zero and w >= zero:
                     # Both are positive here, because the volume is.
                     z = float(volume / (u + v + w))
-                    if z > near and (z < depths[y, x] or (z == depths[y, x] and f < hits[y, x])):
+                    if z > 0.0 and (z < depths[y, x] or (z == depths[y, x] and f < hits[y, x])):
                         depths[y, x] = z
                         hits[y, x] = f
 
 
 @wp.kernel
 def weigh_corners(
-    first: int,
-    view: View,
-    vertices: wp.array(dtype=wp.vec3),
-    faces: wp.array(dtype=wp.vec3i),
-    hits: wp.array2d(dtype=int),
-    weights: wp.array2d(dtype=wp.vec3),
-):
+    first: int, view: View, vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
+    hits: wp.array2d(dtype=int), weights: wp.array2d(dtype=wp.vec3),
+):  # fmt: skip
     """Barycentric coordinates of the hits; one work item per image row."""
     y = first + wp.tid()
     for x in range(view.width):
@@ -221,11 +210,9 @@ def weigh_corners(
             weights[y, x] = wp.vec3(float(u / total), float(v / total), float(w / total))
 
 
-def rasterize_triangles(
-    vertices: Tensor, faces: Tensor, camera: Camera, *, near: float = 0.0
-) -> TriangleHits:
+def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:
     """Find the first triangle on every pixel's ray. vertices: (V, 3) world units; faces: (F, 3)"""
-    return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera, near=near)
+    return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera)
 
 
 def to_camera(points: Tensor, camera: Camera) -> Tensor:
@@ -237,9 +224,7 @@ def to_camera(points: Tensor, camera: Camera) -> Tensor:
     return moved
 
 
-def rasterize_camera_triangles(
-    vertices: Tensor, faces: Tensor, camera: Camera, *, near: float = 0.0
-) -> TriangleHits:
+def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:
     """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
     device = vertices.device
     vertices = vertices.detach().float().contiguous()
@@ -255,16 +240,15 @@ def rasterize_camera_triangles(
     counts = torch.empty(n_faces, dtype=torch.int32, device=device)
     mesh = [as_array(vertices, wp.vec3), as_array(faces, wp.vec3i)]
     rect_array = as_array(rects, wp.vec4i)
-    launch(bound_faces, n_faces, [view, near, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
+    launch(bound_faces, n_faces, [view, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
     across, down = n_tiles(camera)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
     for chunk in _face_chunks(counts):
         offsets, ids = _tile_lists(view, chunk, counts, rects, across * down)
-        arguments = [view, near, cell, offsets, ids, *mesh, rect_array, hits, depths]
+        arguments = [view, cell, offsets, ids, *mesh, rect_array, hits, depths]
         launch(hit_faces, across * down * (TILE // cell) ** 2, arguments)
-    launch(
-        weigh_corners, camera.height, [view, *mesh, hits, as_array(weights, wp.vec3)], min_items=16
-    )
+    arguments = [view, *mesh, hits, as_array(weights, wp.vec3)]
+    launch(weigh_corners, camera.height, arguments, min_items=16)
     return TriangleHits(hits, depths, weights)
 
 

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
+from torch.nn import functional
 
-from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.warp_launch import as_array, launch
@@ -37,28 +38,20 @@ _MIN_SQUARE = 1e-12
 
 @dataclass(frozen=True)
 class ViewPair:
-    """A reference view and its neighbour."""
-
     reference: Camera
     neighbor: Camera
-    # From camera axes of the reference to those of the neighbour, (3, 3) float64.
-    rotation: np.ndarray
-    translation: np.ndarray  # x' = rotation X + translation, (3,) float64, world units
+    rotation: np.ndarray  # X of the reference is rotation X + translation of the neighbour, (3, 3)
+    translation: np.ndarray  # (3,) float64, world units
 
     @classmethod
     def of(cls, reference: Camera, neighbor: Camera) -> ViewPair:
-        """Of two cameras."""
         rotation = neighbor.rotation @ reference.rotation.T
         translation = neighbor.translation - rotation @ reference.translation
         return cls(reference, neighbor, rotation, translation)
 
 
 def bilinear_depth(depth: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Read a depth map between the middles of its pixels.
-
-    Args:
-        depth: 0 where unknown. (H, W) world units
-        at: Positions, measured from the corner of the image. (n, 2) pixels
+    """Read a depth map, (H, W), 0 where unknown, between the middles of its pixels, (n, 2).
 
     Returns:
         Depth, and where all of the four pixels around have one. (n,) each; the gradient reaches
@@ -125,19 +118,13 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
 
 MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
 
-REACH = 10.0
-"""Gaussians farther from a camera, in camera extents, are sky and background that no two views see
-differently: they have no planes."""
+REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
 
 MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 
 
 def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
-    """Depth at which rays meet blended planes.
-
-    Args:
-        plane: Blended N and D. (..., 4)
-        rays: Points of the rays at depth 1. (..., 3)
+    """Depth at which rays of depth 1, (..., 3), meet blended planes N and D, (..., 4).
 
     Returns:
         Depth along the view axis, 1 where it is undefined, in world units; and where it is known.
@@ -149,11 +136,26 @@ def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(known, distance, -1.0) / torch.where(known, facing, -1.0), known
 
 
-def plane_depth_map(plane: Tensor, camera: Camera) -> Tensor:
-    """The same of a whole image, 0 where it is undefined. (H, W, 4) -> (H, W) world units"""
-    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
-    depth, known = plane_depth(plane, rays)
-    return torch.where(known, depth, 0.0)
+def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
+    """Planes of triangles as :func:`plane_depth` takes them: unit normal and distance.
+
+    Args:
+        vertices: (V, 3) float32 world units; gradients reach them.
+        faces: (F, 3) int64
+        chosen: Rows of the faces. (n,)
+
+    Returns:
+        (n, 4), in camera axes, towards the camera.
+    """
+    axes = torch.arange(3, device=vertices.device)
+    corners = gather(vertices.reshape(-1), 3 * faces[chosen.long()][..., None] + axes)
+    rotation = torch.from_numpy(camera.rotation).to(vertices)
+    corners = corners @ rotation.T + torch.from_numpy(camera.translation).to(vertices)
+    a, b, c = corners.unbind(1)
+    normal = functional.normalize(torch.linalg.cross(b - a, c - a), dim=-1)
+    distance = (normal * a).sum(dim=-1, keepdim=True)
+    planes = torch.cat([normal, distance], dim=-1)
+    return torch.where(distance > 0, -planes, planes)
 
 
 _BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bits
@@ -176,12 +178,15 @@ def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
     corners = torch.stack([row * width, row * width, below * width, below * width])
     corners += torch.stack([column, right, column, right])
     weights = torch.stack([(1 - a) * (1 - b), a * (1 - b), (1 - a) * b, a * b])
-    return (_Gather.apply(values.reshape(-1), corners) * weights).sum(dim=0)
+    return (gather(values.reshape(-1), corners) * weights).sum(dim=0)
+
+
+def gather(values: Tensor, index: Tensor) -> Tensor:
+    """Elements of a vector by int64 index of any shape; gradients have the same bits every time."""
+    return _Gather.apply(values, index)
 
 
 class _Gather(torch.autograd.Function):
-    """Elements of a vector, by index of any shape."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
@@ -197,8 +202,8 @@ class _Gather(torch.autograd.Function):
 def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
     """Add M <= 2^26 values to places, (M,) int64, with the same bits for any order of additions.
 
-    They are added as integers, multiples of 2^-36 of the power of two above the largest of them.
-    All sums are NaN if any value is not finite.
+    They are added as multiples of 2^-36 of the power of two above the largest; NaN if any is not
+    finite.
     """
     if values.numel() == 0:
         return values.new_zeros(n_places)
@@ -213,8 +218,6 @@ def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
 
 @dataclass(frozen=True)
 class NeighborRule:
-    """What makes a view a neighbour."""
-
     max_angle: float = 30.0
     min_baseline: float = 0.002
     max_baseline: float = 0.5
@@ -222,12 +225,7 @@ class NeighborRule:
 
 
 class NeighborViews:
-    """The neighbours of training views, and those that other views have among them.
-
-    Args:
-        extent: Camera extent in world units.
-        observations: Points that photographs observe; None where that is not known.
-    """
+    """The neighbours of training views, and those that other views have among them."""
 
     def __init__(
         self,
@@ -236,16 +234,19 @@ class NeighborViews:
         rule: NeighborRule | None = None,
         observations: Observations | None = None,
     ) -> None:
-        self._cameras = list(cameras)
-        self._extent = extent
+        self._cameras, self._extent = list(cameras), extent
         self._rule = rule or NeighborRule()
         self._centers = np.stack([camera.center for camera in cameras])
         self._directions = np.stack([camera.rotation[2] for camera in cameras])
-        shared = _SharedPoints(cameras, observations)
-        self._by_name = {
-            camera.name: self.among(camera, shared.with_view(row))
-            for row, camera in enumerate(cameras)
-        }
+        points, none = {} if observations is None else observations.rows, np.zeros(0, np.int32)
+        rows = [points.get(camera.name, none) for camera in cameras]
+        seen = np.zeros(0 if observations is None else len(observations.points), dtype=bool)
+        self._by_name = {}
+        for camera, own in zip(cameras, rows, strict=True):
+            seen[own] = True
+            common = np.array([int(seen[others].sum()) for others in rows])
+            seen[own] = False
+            self._by_name[camera.name] = self.among(camera, common)
 
     def of(self, name: str) -> tuple[Camera, ...]:
         """Neighbours of a training view, the best first; none if it has none."""
@@ -278,26 +279,7 @@ class NeighborViews:
 
     @property
     def without_neighbors(self) -> list[str]:
-        """Names of the training views without neighbours."""
         return [name for name, found in self._by_name.items() if not found]
-
-
-class _SharedPoints:
-    """How many points of the reconstruction two views have in common."""
-
-    def __init__(self, cameras: Sequence[Camera], observations: Observations | None) -> None:
-        none = np.zeros(0, np.int32)
-        rows = {} if observations is None else observations.rows
-        self._rows = [rows.get(camera.name, none) for camera in cameras]
-        n_points = 0 if observations is None else len(observations.points)
-        self._seen = np.zeros(n_points, dtype=bool)
-
-    def with_view(self, view: int) -> np.ndarray:
-        """Points that each view has in common with this one. (number of views,) int64"""
-        self._seen[self._rows[view]] = True
-        counts = np.array([int(self._seen[rows].sum()) for rows in self._rows])
-        self._seen[self._rows[view]] = False
-        return counts
 
 
 wp.set_module_options({"enable_backward": False})
@@ -465,7 +447,6 @@ def patch_correlation(
 
     Args:
         planes: m of the planes m . X = 1 in the reference's camera axes, differentiable. (n, 3)
-            per world unit
         pixels: Column and row of the patches' middles. (n, 2) int32
         gray, neighbor_gray: In [0, 1], ``UNCOUNTED`` outside of masks. (H, W) float32
 

@@ -46,8 +46,8 @@ from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_utils.console import Console
-from sugar_utils.prepared_launch import PreparedLaunch
 from sugar_utils.process_group import ALONE
+from sugar_utils.warp_launch import PreparedLaunch
 from tests.support import pretend_device
 from tests.support.pretend_device import GPU, HOST, pretend_gpu, side_of
 from tests.support.step_scenes import (

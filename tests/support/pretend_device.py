@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sugar_utils import warp_launch
-from sugar_utils.prepared_launch import Argument, TypedTensor
+from sugar_utils.warp_launch import Argument, TypedTensor
 
 GPU = torch.device("cpu", 0)
 """Stands for the device: ``cpu`` to torch and Warp, but not equal to the host's ``cpu``."""
