@@ -7,7 +7,7 @@ RANSAC), and wrong ones are estimated again; so are points that do not fit their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,17 @@ def error_limit(errors: Any) -> float:
     errors = np.asarray(errors, dtype=np.float64)
     finite = errors[np.isfinite(errors)]
     return max(WORSE * float(np.median(finite)), WORST_PIXELS) if len(finite) else np.inf
+
+
+def far_below(
+    values: Mapping[Any, float], gap: float, spread: float
+) -> tuple[float, dict[Any, float]]:
+    """Median, and what lies further below it than a gap, and than so many standard deviations."""
+    finite = np.array([value for value in values.values() if np.isfinite(value)])
+    middle = float(np.median(finite)) if len(finite) else np.nan
+    deviation = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else np.nan
+    limit = middle - max(gap, spread * deviation)
+    return middle, {name: value for name, value in values.items() if value < limit}
 
 
 def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:

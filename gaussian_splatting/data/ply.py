@@ -213,10 +213,9 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
     fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
     fields += [(name, "u1") for name in ("red", "green", "blue")]
     vertices = np.zeros(len(points), dtype=fields)
-    for axis, name in enumerate(("x", "y", "z")):
-        vertices[name] = points[:, axis]
-    for channel, name in enumerate(("red", "green", "blue")):
-        vertices[name] = colors[:, channel]
+    for column in range(3):
+        vertices["xyz"[column]] = points[:, column]
+        vertices[("red", "green", "blue")[column]] = colors[:, column]
     _write_vertices(path, vertices)
 
 
@@ -230,19 +229,13 @@ def read_point_ply(
     if missing:
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
     points = _columns(vertices, ["x", "y", "z"])
-    color_names = next(
-        (
-            trio
-            for trio in (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
-            if all(name in names for name in trio)
-        ),
-        None,
-    )
-    if color_names is None:
+    trios = [[f"{prefix}{c}" for c in ("red", "green", "blue")] for prefix in ("", "diffuse_")]
+    trios = [trio for trio in trios if set(trio) <= set(names)]
+    if not trios:
         notify(f"{path}: has no colours; the points start grey")
         colors = np.full(points.shape, 128, dtype=np.uint8)
     else:
-        raw = np.stack([np.asarray(vertices[name]) for name in color_names], axis=1)
+        raw = np.stack([np.asarray(vertices[name]) for name in trios[0]], axis=1)
         if raw.dtype.kind == "f":
             raw = np.rint(np.nan_to_num(raw) * 255)
         elif raw.dtype.itemsize > 1 and raw.max(initial=0) > 255:
@@ -250,7 +243,6 @@ def read_point_ply(
         colors = np.clip(raw, 0, 255).astype(np.uint8)
     finite = np.isfinite(points).all(axis=1)
     if not finite.all():
-        notify(
-            f"{path}: dropped {int((~finite).sum())} of {len(points)} points with NaN or infinity"
-        )
+        n_dropped = int((~finite).sum())
+        notify(f"{path}: dropped {n_dropped} of {len(points)} points with NaN or infinity")
     return points[finite], colors[finite]

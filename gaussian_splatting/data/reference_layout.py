@@ -244,24 +244,13 @@ def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     name = schemas.conform(str(entry.img_name), schemas.FileName, place)
     rotation = np.array(entry.rotation).T.copy()
     width, height = int(entry.width), int(entry.height)
-    rigid = (
-        np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-        and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0
-    )
-    if not rigid:
+    rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
+    if not (rigid and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0):
         raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
     has_principal_point = entry.cx is not None and entry.cy is not None
-    camera = Camera(
-        name=name,
-        width=width,
-        height=height,
-        fx=entry.fx,
-        fy=entry.fy,
-        cx=entry.cx if has_principal_point else width / 2,
-        cy=entry.cy if has_principal_point else height / 2,
-        rotation=rotation,
-        translation=-rotation @ np.array(entry.position),
-    )
+    middle = (entry.cx, entry.cy) if has_principal_point else (width / 2, height / 2)
+    pose = rotation, -rotation @ np.array(entry.position)
+    camera = Camera(name, width, height, entry.fx, entry.fy, *middle, *pose)
     return StoredCamera(camera, has_principal_point)
 
 

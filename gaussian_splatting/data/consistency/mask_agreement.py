@@ -19,6 +19,7 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.data.images import COUNTS, dilated, eroded
 from gaussian_splatting.data.masks import overview
+from gaussian_splatting.data.observations import far_below
 
 SIDE = 256  # longest side in pixels of the masks that are compared
 N_VOXELS = 56  # voxels along the longest side of the object
@@ -59,12 +60,10 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
     for _ in range(_ROUNDS):
         # The second round is without the views that disagreed in the first.
         hull = _Hull(voxels, [v for v in views if v.camera.name not in inconsistent])
-        outlines = {
-            view.camera.name: _compare(
-                view.mask, hull.silhouette(view, pitch, view.camera.name not in inconsistent)
-            )
-            for view in views
-        }
+        outlines = {}
+        for view in views:
+            shown = hull.silhouette(view, pitch, view.camera.name not in inconsistent)
+            outlines[view.camera.name] = _compare(view.mask, shown)
         iou = {name: found for name, (found, _) in outlines.items()}
         before, inconsistent = inconsistent, _outliers(iou)
         if inconsistent.keys() == before.keys():
@@ -72,7 +71,8 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
         if len(inconsistent) > MAX_SHARE * len(views):
             return MaskAgreement(iou, {}, 0.0)
     voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in views]))
-    error = _outline_error(outlines, inconsistent, voxel)
+    beyond = float(np.median([d for name, (_, d) in outlines.items() if name not in inconsistent]))
+    error = round(ERROR_FACTOR * beyond / SIDE, 4) if beyond > EXACT * voxel else 0.0
     return MaskAgreement(iou, inconsistent, error)
 
 
@@ -161,27 +161,12 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
 
 def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
     """IoU of a mask and the hull of the others, and how many pixels it reaches beyond that."""
-    union = int((mask | silhouette).sum())
-    both = int((mask & silhouette).sum())
+    union, both = int((mask | silhouette).sum()), int((mask & silhouette).sum())
     outline = int((mask & ~eroded(mask, 1)).sum())
     return both / max(union, 1), int((mask & ~silhouette).sum()) / max(outline, 1)
 
 
 def _outliers(iou: dict[str, float]) -> dict[str, str]:
-    values = np.array(list(iou.values()))
-    middle = float(np.median(values))
-    spread = 1.4826 * float(np.median(np.abs(values - middle)))
-    limit = middle - max(IOU_GAP, IOU_SPREAD * spread)
-    return {
-        name: f"its mask contradicts the others, IoU {value:.2f} instead of {middle:.2f}"
-        for name, value in iou.items()
-        if value < limit
-    }
-
-
-def _outline_error(
-    outlines: dict[str, tuple[float, float]], inconsistent: dict[str, str], voxel: float
-) -> float:
-    """Mean error of the outlines as a share of the longest side; 0 if they may be exact."""
-    beyond = float(np.median([d for name, (_, d) in outlines.items() if name not in inconsistent]))
-    return round(ERROR_FACTOR * beyond / SIDE, 4) if beyond > EXACT * voxel else 0.0
+    middle, low = far_below(iou, IOU_GAP, IOU_SPREAD)
+    what = "its mask contradicts the others, IoU"
+    return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.observations import far_below
 from gaussian_splatting.engine.poses import fitted_pose
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.training_views import is_counted
@@ -238,11 +238,8 @@ def contradicting_views(
     if stage.poses is not None:
         cameras = [stage.poses.moved(camera) for camera in cameras]
     views = [smaller(camera, load_image(camera)) for camera in cameras]
-    found = np.array([_decibels(stage, view, image) for view, image in views])
-    middle = float(np.median(found))
-    spread = 1.4826 * float(np.median(np.abs(found - middle)))
-    limit = middle - max(MIN_GAP, SPREAD * spread)
-    suspects = np.flatnonzero(found < limit)
+    found = {row: _decibels(stage, *view) for row, view in enumerate(views)}
+    middle, suspects = far_below(found, MIN_GAP, SPREAD)
     if len(suspects) > MAX_SHARE * len(cameras):
         return {}
     contradicting = {}
