@@ -62,13 +62,3 @@ def l1_and_ssim(
     """Mean absolute error and mean SSIM; arguments as of :func:`color_terms`."""
     _, l1, ssim = color_terms(image, target, DSSIM_WEIGHT, rows=rows, total_rows=total_rows)
     return l1, ssim
-
-
-def color_loss(
-    image: Tensor, target: Tensor, *, rows: slice | None = None, total_rows: int | None = None
-) -> Tensor:
-    """0.8 L1 + 0.2 (1 - SSIM), the photometric loss of 3DGS (Kerbl et al. 2023, equation 7).
-
-    Arguments as of :func:`color_terms`; of a strip, its share of the loss of the image.
-    """
-    return color_terms(image, target, DSSIM_WEIGHT, rows=rows, total_rows=total_rows)[0]

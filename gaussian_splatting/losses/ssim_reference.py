@@ -48,11 +48,6 @@ def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
     return (luminance * structure).permute(1, 2, 0)
 
 
-def ssim_reference(image: Tensor, target: Tensor) -> Tensor:
-    """Mean similarity over all pixels and channels; arguments as ``ssim_map_reference``. ()"""
-    return ssim_map_reference(image, target).mean()
-
-
 def _blur(channels: Tensor) -> Tensor:
     """Window average along both axes with zeros outside. (B, H, W) -> (B, H, W)"""
     window = gaussian_window(channels.dtype, channels.device)

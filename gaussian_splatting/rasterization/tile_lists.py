@@ -39,7 +39,7 @@ class TileLists:
 
 
 def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> TileLists:
-    """Sort the (tile, splat) pairs of a projection; ``blocks`` as of :class:`Rasterizer`."""
+    """Sort the (tile, splat) pairs of a projection; ``blocks`` as of ``blend_rows``."""
     # Native code learns the number for nothing.
     blocks = projection.splats.device.type != "cpu" if blocks is None else blocks
     camera, counts = projection.camera, projection.tile_counts
