@@ -95,11 +95,9 @@ def dense_points(
     swept = []
     for index, (view, colors, counted) in enumerate(smaller):
         chosen = _neighbors(cameras, index, float(np.sqrt(ranges[index][0] * ranges[index][1])))
-        if not chosen:
-            nothing = torch.full_like(view.grey, NOWHERE)
-            swept.append(_Swept(view, colors, chosen, nothing, nothing > 0))
-            continue
-        depth, agreement = sweep(view, [smaller[i][0] for i in chosen], *ranges[index])
+        depth = agreement = torch.full_like(view.grey, NOWHERE)
+        if chosen:
+            depth, agreement = sweep(view, [smaller[i][0] for i in chosen], *ranges[index])
         swept.append(_Swept(view, colors, chosen, depth, counted & (agreement > AGREEMENT)))
     found = [_points_of(one, swept) for one in swept]
     if not found:
@@ -161,10 +159,8 @@ def _neighbors(cameras: Sequence[Camera], index: int, depth: float) -> list[int]
 
 def _points_of(one: _Swept, swept: Sequence[_Swept]) -> tuple[Tensor, Tensor]:
     """Points of a view that one of its neighbours has found as well, and their colours."""
-    others = [
-        (swept[i].view, torch.where(swept[i].believed, swept[i].depth, torch.inf))
-        for i in one.neighbors
-    ]
+    beside = [swept[i] for i in one.neighbors]
+    others = [(s.view, torch.where(s.believed, s.depth, torch.inf)) for s in beside]
     kept = one.believed & consistent(one.view, one.depth, others, TOLERANCE)
     every = torch.zeros_like(kept)
     every[::STRIDE, ::STRIDE] = True
@@ -221,9 +217,8 @@ def best_plane(
         inverse: 1 / depth, evenly spaced. (D, 1, 1), or (D, H, W) for each pixel
     """
     mean, deviation = _moments(view.grey)
-    agreement = _mean_of_two_best(
-        [_agreement(view, other, inverse, mean, deviation) for other in neighbors]
-    )
+    each = [_agreement(view, other, inverse, mean, deviation) for other in neighbors]
+    agreement = _mean_of_two_best(each)
     best, index = agreement.max(dim=0)
     # The maximum of a parabola through the best plane and the two beside it.
     middle = index.clamp(1, len(inverse) - 2)
@@ -254,12 +249,9 @@ def _agreement(
     turn, shift = _relative(view.camera, camera)
     rays = _rays(view.camera).to(view.grey) @ turn.to(view.grey).T
     # Points times 1 / depth: the projection is the same.
-    lens = (
-        2 * camera.fx / camera.width,
-        2 * camera.fy / camera.height,
-        2 * camera.cx / camera.width - 1,
-        2 * camera.cy / camera.height - 1,
-    )
+    width, height = camera.width, camera.height
+    scale = 2 * camera.fx / width, 2 * camera.fy / height
+    lens = *scale, 2 * camera.cx / width - 1, 2 * camera.cy / height - 1
     on_cpu = view.grey.device.type == "cpu" and view.camera.width >= MIN_WIDTH
     on_planes = agreement_on_planes if on_cpu else _torch_agreement
     return on_planes(

@@ -141,27 +141,21 @@ class MaskEstimation:
             notify(f"note: masks could not be estimated (IoU {iou:.2f} with the given ones)")
             return scene
         notify(f"masks estimated from all views (IoU {iou:.2f} with the given ones): {folder}")
-        return replace(
-            scene,
-            train_cameras=with_object_masks(scene.train_cameras, folder),
-            test_cameras=with_object_masks(scene.test_cameras, folder),
-            dropped_test_cameras=with_object_masks(scene.dropped_test_cameras, folder),
-            object_masks=key,
-        )
+        roles = ("train_cameras", "test_cameras", "dropped_test_cameras")
+        masked = {role: with_object_masks(getattr(scene, role), folder) for role in roles}
+        return replace(scene, **masked, object_masks=key)
 
     def _write(self, gaussians: Gaussians, scene: Scene, folder: Path) -> float:
         """Write the masks of all views that need one; their median IoU with the given ones."""
         rasterizer = self.compute.rasterizer
-        views = [
-            (camera.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(camera).copy()))
-            for camera in scene.train_cameras
-            if camera.mask is not None
-        ]
+        masked = [camera for camera in scene.train_cameras if camera.mask is not None]
+        views = [(c.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(c).copy())) for c in masked]
         shares = object_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
-        iou = [
-            _iou(render_mask(gaussians, shares, camera, rasterizer=rasterizer), mask.numpy())
-            for camera, mask in views
-        ]
+        iou = []
+        for camera, mask in views:
+            found = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS
+            given = mask.numpy() >= COUNTS
+            iou.append(int((found & given).sum()) / max(int((found | given).sum()), 1))
         for camera in (*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras):
             if camera.mask is None or camera.mask.outline_error > 0:
                 size = camera.width, camera.height
@@ -182,8 +176,3 @@ def _save(values: np.ndarray, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
         Image.fromarray(values).save(temporary, format="PNG")
-
-
-def _iou(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a >= COUNTS, b >= COUNTS
-    return int((a & b).sum()) / max(int((a | b).sum()), 1)

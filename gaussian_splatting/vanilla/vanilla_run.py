@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -212,16 +211,25 @@ def _stage_run(
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
-        growth = None
+        growth, until = None, config.densifies_until
         if config.growth.growing_resolution:
-            growth = measured_growth(
-                scene.train_cameras, store.shown, config.growth, config.densifies_until
-            )
+            growth = measured_growth(scene.train_cameras, store.shown, config.growth, until)
         return VanillaStage(
             cloud, replace(config, split=options.memory.split), scene.extent, export,
             options.compute.rasterizer, poses=poses, hull=hull, exposures=exposures, sky=sky,
             growth=growth,
         )  # fmt: skip
+
+    def init_from_images(cloud: GaussianCloud, store: ImageStore, say: Console) -> GaussianCloud:
+        """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
+        if options.init_ply is not None and holds_gaussians(options.init_ply):
+            return cloud
+        if sky is not None and hull is None:
+            cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
+        if config.starts_dense:
+            limit = config.densification.max_gaussians
+            cloud = with_dense_points(cloud, scene, store.shown, hull, limit, say.info)
+        return cloud
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, sky, messages)
@@ -232,7 +240,6 @@ def _stage_run(
         products=(options.model_path / "point_cloud",),
     )
     results = (layout.point_cloud_path(options.model_path, config.iterations),)
-    init_from_images = _init_from_images(scene, options, hull, sky)
     channels = (3 + N_SCORES,) if config.scores else ()
     run = StageRun(
         "vanilla 3DGS", scene, directory, _loop(options), build, results, init_from_images, channels
@@ -284,30 +291,6 @@ def _start(
     return opaque_sky(initial_cloud(points.to(device), colors.to(device)), sky)
 
 
-def _init_from_images(
-    scene: Scene, options: VanillaOptions, hull: VisualHull | None, sky: SkySphere | None
-) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
-    """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
-    if options.init_ply is not None and holds_gaussians(options.init_ply):
-        return None
-    config = options.config
-    has_sky = sky is not None and hull is None
-    if not has_sky and not config.starts_dense:
-        return None
-
-    def init_from_images(
-        cloud: GaussianCloud, store: ImageStore, console: Console
-    ) -> GaussianCloud:
-        if has_sky:
-            cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
-        if config.starts_dense:
-            limit = config.densification.max_gaussians
-            cloud = with_dense_points(cloud, scene, store.shown, hull, limit, console.info)
-        return cloud
-
-    return init_from_images
-
-
 def _carved(points: torch.Tensor, hull: VisualHull | None, messages: Messages) -> torch.Tensor:
     """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
     if hull is None or len(points) == 0:
@@ -341,10 +324,9 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
             "--refine_poses needs photographs from different positions; all cameras stand in one"
         )
     start = min(POSES_START, config.iterations // 5)
-    rates = PoseConfig.of_run(
-        start, config.iterations, len(scene.train_cameras), config.optimizer.views_per_step
-    )
-    return PoseRefinement(scene.train_cameras, scene.extent, rates)
+    cameras, each = scene.train_cameras, config.optimizer.views_per_step
+    rates = PoseConfig.of_run(start, config.iterations, len(cameras), each)
+    return PoseRefinement(cameras, scene.extent, rates)
 
 
 def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement | None) -> None:

@@ -83,18 +83,12 @@ class VanillaStage(Stage):
     ) -> None:
         self._growth = growth
         self._budget = None if growth is None else GaussianBudget(growth, len(cloud))
-        self.extent = extent
-        self.exposures = exposures
-        self._hull = hull
-        self._sky = sky
-        self.model = TrainableCloud(
-            cloud, config.rates, extent, config.optimizer, config.random_seed
-        )
+        self.extent, self.exposures, self.poses = extent, exposures, poses
+        self._hull, self._sky = hull, sky
+        seed = config.random_seed
+        self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, seed)
         self.memory_plan = MemoryPlan(config.split)
-        self._config = config
-        self._export = export
-        self._rasterizer = rasterizer
-        self.poses = poses
+        self._config, self._export, self._rasterizer = config, export, rasterizer
         self._watch = densification.DensificationStatistics(len(cloud), self.model.device)
         self._pruning_scores = densification.PruningScores(
             len(cloud), self.model.device, config.scoring if config.scores else None
@@ -118,9 +112,8 @@ class VanillaStage(Stage):
         """Render one view and backpropagate the colour loss."""
         seen = self.target(target, camera, iteration, view_index)
         terms = [self._color_term(seen)]
-        probe = self._pruning_scores.probe(
-            iteration, self._config.densification, self._config.optimizer.views_per_step
-        )
+        rules, n_views = self._config.densification, self._config.optimizer.views_per_step
+        probe = self._pruning_scores.probe(iteration, rules, n_views)
         if probe is not None:
             terms.append(self._pruning_scores.term(seen))
         projected, split = self._projected(iteration, camera, probe), self.memory_plan.split
@@ -132,7 +125,7 @@ class VanillaStage(Stage):
         def commit() -> None:
             if probe is not None:
                 self._pruning_scores.see(probe.grad, view.visible)
-            if iteration < self._config.densification.densify_until_iter:
+            if iteration < rules.densify_until_iter:
                 self._watch.see(d_means2d, view.visible, camera)
             self.collect_exposure(camera.name, seen.exposure)
 

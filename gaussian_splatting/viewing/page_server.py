@@ -68,7 +68,6 @@ _FRUSTUM_COLOR = (90, 110, 140)
 
 
 def load_viser() -> ModuleType:
-    """The package."""
     return load_package("the viewer", "viser", "viser")[0]
 
 
@@ -255,10 +254,8 @@ class BrowserView:
         width, height = (max(1, round(side * scale)) for side in (self.width, self.height))
         focal = height / (2 * math.tan(self.fov / 2))
         rotation = Rotation.from_quat(np.roll(self.wxyz, -1)).as_matrix().T
-        return Camera(
-            "browser", width, height, focal, focal, width / 2, height / 2,
-            rotation, -rotation @ np.asarray(self.position, dtype=np.float64),
-        )  # fmt: skip
+        pose = rotation, -rotation @ np.asarray(self.position, dtype=np.float64)
+        return Camera("browser", width, height, focal, focal, width / 2, height / 2, *pose)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +269,6 @@ class RenderRequest:
 
     @property
     def camera(self) -> Camera:
-        """What to render with."""
         return self.view.camera(self.longest_side)
 
 
@@ -306,12 +302,10 @@ class RenderQueue:
         """A browser looks from somewhere, perhaps from somewhere else."""
         with self._lock:
             known = self._clients.get(client)
-            if known is None:
-                # It rests until it moves; its first picture is a small one all the same.
-                self._clients[client] = _Client(view, self._clock())
-            else:
-                known.view, known.moved_at = view, self._clock()
-                known.version += 1
+            # A new one rests until it moves; its first picture is a small one all the same.
+            version = 1 if known is None else known.version + 1
+            known = self._clients.setdefault(client, _Client(view, self._clock()))
+            known.view, known.moved_at, known.version = view, self._clock(), version
         self._changed.set()
 
     def leaves(self, client: int) -> None:
