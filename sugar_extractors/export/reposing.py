@@ -44,24 +44,22 @@ def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Ten
     before, after = _plane_edges(old), _plane_edges(new)
     one = torch.eye(2, dtype=before.dtype, device=before.device)
     flat = torch.linalg.det(before).abs() < _FLAT * before.square().sum(dim=(1, 2))
-    before = torch.where(flat[:, None, None], one, before)
-    stretch = after @ torch.linalg.inv(before)
+    flat = flat[:, None, None]
+    stretch = after @ torch.linalg.inv(torch.where(flat, one, before))
     # A triangle without area says nothing about how it was stretched.
-    stretch = torch.where(flat[:, None, None], one, stretch)
-    stretch = stretch.repeat_interleave(cloud.per_triangle, dim=0)
-    real, imaginary = torch.nn.functional.normalize(cloud.rotations.double(), dim=1).unbind(1)
+    stretch = torch.where(flat, one, stretch).repeat_interleave(cloud.per_triangle, dim=0)
+    own = torch.nn.functional.normalize(cloud.rotations.double(), dim=1)
+    real, imaginary = own.unbind(1)
     turn = torch.stack([real, -imaginary, imaginary, real], dim=1).reshape(-1, 2, 2)
     axes = stretch @ turn @ torch.diag_embed(cloud.log_scales.double().exp())
-    same = (stretch - one).abs().amax(dim=(1, 2)) < _STILL
+    same = ((stretch - one).abs().amax(dim=(1, 2)) < _STILL)[:, None]
     left, sizes, _ = torch.linalg.svd(axes)
     # Of the two axes the one that was the first stays the first.
     along = (left * axes[:, :, :1]).sum(dim=1).abs()
-    swap = along[:, 0] < along[:, 1]
-    first = torch.where(swap[:, None], left[:, :, 1], left[:, :, 0])
-    sizes = torch.where(swap[:, None], sizes.flip(1), sizes)
-    own = torch.stack([real, imaginary], dim=1)
-    first = torch.where(same[:, None], own, first)
-    log_scales = torch.where(same[:, None], cloud.log_scales.double(), sizes.clamp_min(1e-12).log())
+    swap = (along[:, 0] < along[:, 1])[:, None]
+    sizes = torch.where(swap, sizes.flip(1), sizes)
+    first = torch.where(same, own, torch.where(swap, left[:, :, 1], left[:, :, 0]))
+    log_scales = torch.where(same, cloud.log_scales.double(), sizes.clamp_min(1e-12).log())
     return log_scales.to(cloud.log_scales), first.to(cloud.rotations)
 
 

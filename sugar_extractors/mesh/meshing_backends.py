@@ -262,13 +262,12 @@ def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _write_points(path: Path, samples: SurfaceSamples, middle: np.ndarray, size: float) -> None:
-    names = ("x", "y", "z", "nx", "ny", "nz")
-    kinds = [*((n, "<f4") for n in names), *((n, "u1") for n in ("red", "green", "blue"))]
+    names = ("x", "y", "z", "nx", "ny", "nz", "red", "green", "blue")
+    kinds = [(name, "<f4" if k < 6 else "u1") for k, name in enumerate(names)]
     table = np.empty(len(samples), dtype=kinds)
-    for axis, name in enumerate(names[:3]):
-        table[name] = (samples.points[:, axis] - middle[axis]) / size
-        table[names[3 + axis]] = samples.normals[:, axis]
-        table[("red", "green", "blue")[axis]] = samples.colors[:, axis]
+    columns = (*((samples.points - middle) / size).T, *samples.normals.T, *samples.colors.T)
+    for name, column in zip(names, columns, strict=True):
+        table[name] = column
     PlyData([PlyElement.describe(table, "vertex")], byte_order="<").write(str(path))
 
 
