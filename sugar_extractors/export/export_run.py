@@ -17,43 +17,17 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.export.compact_files import (
-    fidelity,
-    holds_gltf_gaussians,
-    read_gltf_gaussians,
-    read_splat,
-    read_spz,
-    write_gltf_gaussians,
-    write_splat,
-    write_spz,
-)
-from sugar_extractors.export.mesh_formats import (
-    MILLIMETRES,
-    Z_UP,
-    closed_body,
-    load_usd,
-    require_lxml,
-    shape_of,
-    simplified,
-    write_3mf,
-    write_stl,
-    write_usdz,
-)
+from sugar_extractors.export import compact_files, mesh_formats
 from sugar_extractors.export.reposing import read_edited, reposed, write_binding
 from sugar_extractors.results import capture_of, read_state, scene_of
+from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
     moved_cloud,
     moved_points,
     placement,
 )
-from sugar_extractors.texture.textured_mesh_io import (
-    GLB_AXES,
-    mesh_files,
-    read_textured_mesh,
-    write_glb,
-    write_mesh_files,
-)
+from sugar_extractors.texture.textured_mesh_io import GLB_AXES, mesh_files
 from sugar_scene.mesh.triangle_mesh import open_edge_share
 from sugar_scene.mesh_bound import FACES, BoundCloud, bound_cloud_from_state
 from sugar_trainers.capture import SugarSize, model_file
@@ -144,9 +118,9 @@ class ExportOptions:
                 "how many metres a unit of the capture is"
             )
         if self.to == "3mf":
-            require_lxml()
+            mesh_formats.require_lxml()
         if self.to == "usdz":
-            load_usd()
+            mesh_formats.load_usd()
         given = [n for n in ("max_triangles", "texture_size") if getattr(self, n) is not None]
         if given and self.to in GAUSSIANS:
             raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
@@ -193,11 +167,11 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     if suffix == ".ply":
         return read_gaussian_ply(path, notify)
     if suffix == ".glb":
-        return read_gltf_gaussians(path)
+        return compact_files.read_gltf_gaussians(path)
     if suffix in (".spz", ".splat"):
         if not path.is_file():
             raise UserError(f"{path}: no such file; check the path")
-        return read_spz(path) if suffix == ".spz" else read_splat(path)
+        return compact_files.read_spz(path) if suffix == ".spz" else compact_files.read_splat(path)
     if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
         return load_reference_checkpoint(path, None, notify).read_cloud(notify)
 
@@ -213,7 +187,7 @@ def has_gaussians(path: Path) -> bool:
     if suffix == ".ply":
         return holds_gaussians(path)
     known = suffix in (".spz", ".splat", ".pt") or path.is_dir()
-    return known or holds_gltf_gaussians(path)
+    return known or compact_files.holds_gltf_gaussians(path)
 
 
 def read_bound_gaussians(path: Path) -> BoundCloud:
@@ -226,10 +200,10 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 
 
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
-    "spz": write_spz,
-    "splat": write_splat,
+    "spz": compact_files.write_spz,
+    "splat": compact_files.write_splat,
     "ply": write_gaussian_ply,
-    "gltf": write_gltf_gaussians,
+    "gltf": compact_files.write_gltf_gaussians,
 }
 
 
@@ -287,7 +261,7 @@ def _export_gaussians(
     found = read_as_written(path, console.info)
     if len(found) == len(cloud):
         written = cloud if order is None else cloud.select(torch.from_numpy(order))
-        console.info(f"{len(cloud):,} Gaussians; {fidelity(written, found).line()}")
+        console.info(f"{len(cloud):,} Gaussians; {compact_files.fidelity(written, found).line()}")
     return matrix
 
 
@@ -295,10 +269,10 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     to, upright = options.to, options.placement.orient == "up"
     if options.result.suffix.lower() != ".obj":
         raise UserError(f"{options.result}: --to {to} needs the textured .obj of a refined model")
-    mesh = read_textured_mesh(options.result)
+    mesh = textured_mesh_io.read_textured_mesh(options.result)
     matrix = _matrix(options, mesh.vertices.double().numpy(), console)
     if options.max_triangles is not None or options.texture_size is not None:
-        mesh = simplified(mesh, options.max_triangles, options.texture_size)
+        mesh = mesh_formats.simplified(mesh, options.max_triangles, options.texture_size)
     # The writers of OBJ and GLB turn axes on their own.
     total = _axes(to, upright) @ matrix
     own = matrix if to in ("glb", "obj") else total
@@ -306,19 +280,19 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     mesh = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
     path = temporary[options.target]
     if to in PRINTED:
-        body = closed_body(shape_of(mesh))
+        body = mesh_formats.closed_body(mesh_formats.shape_of(mesh))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
         gaps = open_edge_share(body)
         opened = f"{gaps:.2%} of its edges are open: close it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        (write_stl if to == "stl" else write_3mf)(path, body)
+        (mesh_formats.write_stl if to == "stl" else mesh_formats.write_3mf)(path, body)
     elif to == "usdz":
-        write_usdz(path, mesh)
+        mesh_formats.write_usdz(path, mesh)
     elif to == "glb":
-        write_glb(path, mesh, y_up=upright)
+        textured_mesh_io.write_glb(path, mesh, y_up=upright)
     else:
         files = mesh_files(options.target, glb=False)
-        write_mesh_files({file: temporary[file] for file in files}, mesh)
+        textured_mesh_io.write_mesh_files({file: temporary[file] for file in files}, mesh)
     side, name = mesh.texture.shape[1], options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return total
@@ -327,7 +301,8 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
 def _axes(to: str, upright: bool) -> np.ndarray:
     """From the axes of what was placed to those of a format. (4, 4)"""
     if to in PRINTED:
-        return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
+        turn = mesh_formats.Z_UP if upright else np.eye(4)
+        return np.diag([*[mesh_formats.MILLIMETRES] * 3, 1.0]) @ turn
     return GLB_AXES if to in ("glb", "usdz", "gltf", "spz") and not upright else np.eye(4)
 
 

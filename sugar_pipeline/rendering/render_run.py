@@ -19,18 +19,8 @@ from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.results import scene_of
-from sugar_pipeline.rendering.shown_models import (
-    DEPTHS,
-    SHOWS,
-    VIDEO_SUFFIX,
-    ShownModel,
-    far_depth,
-    open_model,
-    require_showable,
-    shown,
-    write_pictures,
-    write_video,
-)
+from sugar_pipeline.rendering import shown_models
+from sugar_pipeline.rendering.shown_models import ShownModel
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console, Progress
@@ -70,7 +60,7 @@ class RenderOptions:
         "median_depth: of the Gaussian that leaves less than half of the light, no mean of many; "
         "normal: red to the right, green up, blue towards the camera; clay: meshes alone; alpha: "
         "white hides what lies behind",
-        parse=str, choices=SHOWS, nargs="+",
+        parse=str, choices=shown_models.SHOWS, nargs="+",
     )  # fmt: skip
     n_frames: int = _flag(
         120, "pictures on the way", parse=positive_int,
@@ -105,7 +95,7 @@ class RenderOptions:
         if self.output is not None:
             return self.output
         name = "_".join([Path(self.path).stem, *dict.fromkeys(self.show)])
-        suffix = "" if self.path in VIEWS else VIDEO_SUFFIX
+        suffix = "" if self.path in VIEWS else shown_models.VIDEO_SUFFIX
         return OUTPUT_ROOT / "renders" / scene_name(self.scene_path) / f"{name}{suffix}"
 
 
@@ -190,7 +180,7 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
     console, target = console or Console(), options.target
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
-    is_video = target.suffix.lower() == VIDEO_SUFFIX
+    is_video = target.suffix.lower() == shown_models.VIDEO_SUFFIX
     if is_video and target.is_dir():
         raise UserError(f"{target}: is a folder, not a video; choose another --output")
     if not is_video and target.exists() and not target.is_dir():
@@ -201,15 +191,15 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
     scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
     cameras = film_cameras(scene, options)
     look = options.white_background, options.compute.device, console.info
-    models = [open_model(path, *look) for path in options.results]
-    require_showable(models, options.show)
+    models = [shown_models.open_model(path, *look) for path in options.results]
+    shown_models.require_showable(models, options.show)
     with console.progress("rendering", 1, len(cameras)) as progress:
         pictures = _pictures(models, options.show, cameras, progress)
         if is_video:
-            write_video(target, pictures, options.fps)
+            shown_models.write_video(target, pictures, options.fps)
         else:
             names = [Path(camera.name).with_suffix("").as_posix() for camera in cameras]
-            write_pictures(target, names, pictures)
+            shown_models.write_pictures(target, names, pictures)
     console.info(f"{len(cameras)} pictures: {target}")
     return target
 
@@ -242,8 +232,12 @@ def _pictures(
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """One picture per camera: each model side by side, and then what else is to be shown."""
     probes = cameras[:: max(1, len(cameras) // _PROBES)]
-    far = max(far_depth(model, probes) for model in models) if {*DEPTHS} & {*shows} else 1.0
+    far = (
+        max(shown_models.far_depth(model, probes) for model in models)
+        if {*shown_models.DEPTHS} & {*shows}
+        else 1.0
+    )
     for done, camera in enumerate(cameras, start=1):
-        row = [shown(model, show, camera, far) for show in shows for model in models]
+        row = [shown_models.shown(model, show, camera, far) for show in shows for model in models]
         yield np.concatenate(row, axis=1)
         progress.update(done)
