@@ -31,7 +31,7 @@ from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from sugar_scene.mesh.mesh_normals import CornerSums
+from sugar_scene.mesh_normals import CornerSums
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch
 

@@ -40,7 +40,7 @@ from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.rasterization import WARP, Rasterizer, project, rasterize
 from gaussian_splatting.shared_flags import ScheduleFlags
 from gaussian_splatting.sky_sphere import SkySphere
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.coarse_config import MULTIVIEW, CoarseConfig
 from sugar_trainers.coarse_stage import (
     CoarseOptions,

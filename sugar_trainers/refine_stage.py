@@ -38,11 +38,11 @@ from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
-from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
-from sugar_scene.mesh.triangle_mesh import read_mesh_ply
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud, Placement, TrainableBoundCloud, bind_to_mesh
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
+from sugar_scene.reprojection import NeighborViews
+from sugar_scene.triangle_mesh import read_mesh_ply
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name

@@ -24,7 +24,7 @@ from sugar_pipeline.rendering.shown_models import (
     shown,
     write_video,
 )
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, write_mesh_ply
+from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at

@@ -54,7 +54,7 @@ from sugar_pipeline.viewing.view_run import (
     view_parser,
 )
 from sugar_scene.geometry import covariances
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
+from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron, sphere

@@ -28,8 +28,8 @@ from sugar_extractors.texture.placed_export import (
     placement,
 )
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES, mesh_files
-from sugar_scene.mesh.triangle_mesh import open_edge_share
 from sugar_scene.mesh_bound import FACES, BoundCloud, bound_cloud_from_state
+from sugar_scene.triangle_mesh import open_edge_share
 from sugar_trainers.capture import SugarSize, model_file
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console

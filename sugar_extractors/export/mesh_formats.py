@@ -13,12 +13,12 @@ import trimesh
 from torch import Tensor
 
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.quality.mesh_quality import Surface
+from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, sample_texture
-from sugar_scene.mesh import triangle_mesh
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_scene import triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_package

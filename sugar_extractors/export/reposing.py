@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sugar_extractors.quality.mesh_report import read_any_mesh
+from sugar_extractors.mesh_report import read_any_mesh
 from sugar_extractors.texture.placed_export import sh_rotation
 from sugar_scene.mesh_bound import BoundCloud, face_frames, triangle_layout
 from sugar_utils.errors import UserError

@@ -25,9 +25,9 @@ from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
-from sugar_scene.mesh import triangle_mesh
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene import triangle_mesh
+from sugar_scene.reprojection import NeighborViews
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -29,7 +29,7 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
-from sugar_scene.mesh.triangle_mesh import (
+from sugar_scene.triangle_mesh import (
     TriangleMesh,
     clean_mesh,
     keep_vertices,

@@ -28,10 +28,9 @@ from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_extractors.mesh import level_sets
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel
-from sugar_scene.mesh import triangle_mesh
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
-from sugar_scene.mesh.triangle_rasterizer import to_camera
-from sugar_scene.multiview import reprojection
+from sugar_scene import reprojection, triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import to_camera
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, non_negative_int, positive_float
 from sugar_utils.settings import flag

@@ -27,15 +27,15 @@ from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.rasterization.render import median_depth
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.mesh_formats import shape_of
-from sugar_extractors.quality.mesh_report import read_any_mesh, shaded_views
+from sugar_extractors.mesh_report import read_any_mesh, shaded_views
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
     render_textured,
 )
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import face_normals
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 

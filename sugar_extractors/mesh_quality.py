@@ -28,7 +28,7 @@ from plyfile import PlyData, PlyParseError
 from torch import Tensor
 
 from gaussian_splatting.data.ply import does_not_fit
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, merge_meshes, read_mesh_ply, topology
+from sugar_scene.triangle_mesh import TriangleMesh, merge_meshes, read_mesh_ply, topology
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.random import generator

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_scene.fields import field_device
-from sugar_scene.fields.field_cpu import add_up_samples_native, evaluate_owners
+from sugar_scene import field_device
+from sugar_scene.field_cpu import add_up_samples_native, evaluate_owners
 from sugar_scene.geometry import FieldSamples
 from sugar_utils.warp_launch import launch
 
