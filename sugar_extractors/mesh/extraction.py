@@ -162,7 +162,7 @@ class _Extraction:
                 self._finish(jobs[level, target], level, target, meshes, surface, figures)
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
-        """The meshes within the masks' hull; those of Poisson that are watertight as well."""
+        """What of the meshes lies within the hull of the masks."""
         if self._hull is None:
             return list(meshes)
         kept = []
