@@ -10,9 +10,10 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and write."""
-    from sugar_extractors.export.export_run import export, export_options, export_parser
+    from sugar_extractors.export.export_run import ExportOptions, export, export_parser
+    from sugar_utils.settings import from_args
 
-    export(export_options(export_parser(__doc__).parse_args()))
+    export(from_args(ExportOptions, export_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and render."""
-    from sugar_pipeline.rendering.render_run import render_options, render_parser, render_results
+    from sugar_pipeline.rendering.render_run import RenderOptions, render_results
+    from sugar_utils.settings import parse
 
-    render_results(render_options(render_parser(__doc__).parse_args()))
+    render_results(parse(RenderOptions, __doc__))
 
 
 if __name__ == "__main__":

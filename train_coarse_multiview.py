@@ -9,10 +9,10 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and train."""
     from gaussian_splatting.engine.runner import run_stage
-    from sugar_trainers.multiview_stage import multiview_options, multiview_parser
+    from sugar_trainers.multiview_stage import MultiviewOptions
+    from sugar_utils.settings import parse
 
-    args = multiview_parser(__doc__).parse_args()
-    run_stage(multiview_options(args, args.output_dir))
+    run_stage(parse(MultiviewOptions, __doc__, regularization_type="multiview"))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and train."""
     from gaussian_splatting.engine.runner import run_stage
-    from sugar_trainers.coarse_stage import coarse_options, coarse_parser
+    from sugar_trainers.coarse_stage import CoarseOptions
+    from sugar_utils.settings import parse
 
-    args = coarse_parser(__doc__).parse_args()
-    run_stage(coarse_options(args, "sdf", args.output_dir))
+    run_stage(parse(CoarseOptions, __doc__, regularization_type="sdf"))
 
 
 if __name__ == "__main__":

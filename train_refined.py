@@ -9,9 +9,10 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and train."""
     from gaussian_splatting.engine.runner import run_stage
-    from sugar_trainers.refine_stage import refine_options, refine_parser
+    from sugar_trainers.refine_stage import RefineOptions
+    from sugar_utils.settings import parse
 
-    run_stage(refine_options(refine_parser(__doc__).parse_args()))
+    run_stage(parse(RefineOptions, __doc__))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and serve the page until Ctrl-C."""
-    from sugar_pipeline.viewing.view_run import view, view_options, view_parser
+    from sugar_pipeline.viewing.view_run import ViewOptions, view
+    from sugar_utils.settings import parse
 
-    view(view_options(view_parser(__doc__).parse_args()))
+    view(parse(ViewOptions, __doc__))
 
 
 if __name__ == "__main__":

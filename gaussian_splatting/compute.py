@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -50,6 +51,11 @@ class DeviceFlags:
         None, "number of the CUDA device; unset: the first that can be used", group="device",
         parse=integer, no_effect_when="on the CPU; it says so", task="time and memory",
     )  # fmt: skip
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> Compute:
+        """What the flags choose."""
+        return cls(**flags).choose()
 
     def choose(self) -> Compute:
         """The device of a script that works in one process.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from sugar_utils.flags import boolean, positive_float, positive_int
@@ -57,11 +56,9 @@ def preset(group: str) -> Any:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ScheduleFlags:
-    """What every schedule is multiplied with."""
-
-    schedule_scale: float = flag(
+def schedule_scale() -> Any:
+    """The field ``schedule_scale``."""
+    return flag(
         1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 is "
         "the paper's", group="run", parse=positive_float,
         no_effect_when="with --demo, which has its own", task="time and memory",

@@ -14,9 +14,10 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and train."""
     from gaussian_splatting.engine.runner import run_stage
-    from gaussian_splatting.vanilla.vanilla_run import vanilla_options, vanilla_parser
+    from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, vanilla_parser
+    from sugar_utils.settings import from_args
 
-    run_stage(vanilla_options(vanilla_parser(__doc__).parse_args()))
+    run_stage(from_args(VanillaOptions, vanilla_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

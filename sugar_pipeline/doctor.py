@@ -81,7 +81,8 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
         found = [*scene_findings(scene), *_notes(notes)]
         show(console, scene.description, found)
         return found
-    options = options_of_mode(args, args.regularization_type or "dn_consistency", args.output_dir)
+    mode = options_of_mode(args.regularization_type or "dn_consistency")
+    options = from_args(mode, args, output_dir=args.output_dir)
     checkpoint, scene = load_views(options, notes.append, require_images=True)
     found = scene_findings(scene)
     show(console, scene.description, [*found, *_notes(notes)])

@@ -16,62 +16,90 @@ from pathlib import Path
 from gaussian_splatting.sfm.convert_options import convert_parser
 from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
 from sugar_extractors.export.export_run import export_parser
-from sugar_extractors.mesh.mesh_config import mesh_parser
+from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import texture_parser
 from sugar_pipeline.model_metrics import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.rendering.render_run import render_parser
-from sugar_pipeline.viewing.view_run import view_parser
-from sugar_trainers.coarse_stage import coarse_parser
-from sugar_trainers.multiview_stage import multiview_parser
-from sugar_trainers.refine_stage import refine_parser
-from sugar_utils.settings import flag_table
+from sugar_pipeline.rendering.render_run import RenderOptions
+from sugar_pipeline.viewing.view_run import ViewOptions
+from sugar_trainers.coarse_stage import CoarseOptions
+from sugar_trainers.multiview_stage import MultiviewOptions
+from sugar_trainers.refine_stage import RefineOptions
+from sugar_utils.settings import parser_of
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "DOCS" / "TRAINING.md"
-PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser]] = {
+PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser] | type] = {
     "train.py": train_parser,
     "train_full_pipeline.py": full_parser,
-    "train_coarse_density.py": coarse_parser,
-    "train_coarse_sdf.py": coarse_parser,
-    "train_coarse_multiview.py": multiview_parser,
-    "train_refined.py": refine_parser,
-    "extract_mesh.py": mesh_parser,
+    "train_coarse_density.py": CoarseOptions,
+    "train_coarse_sdf.py": CoarseOptions,
+    "train_coarse_multiview.py": MultiviewOptions,
+    "train_refined.py": RefineOptions,
+    "extract_mesh.py": MeshOptions,
     "extract_refined_mesh_with_texture.py": texture_parser,
     "metrics.py": metrics_parser,
-    "render.py": render_parser,
-    "view.py": view_parser,
+    "render.py": RenderOptions,
+    "view.py": ViewOptions,
     "export.py": export_parser,
     "gaussian_splatting/train.py": vanilla_parser,
     "gaussian_splatting/convert.py": convert_parser,
 }
-"""Every entry point and what makes its parser."""
+"""Every entry point: its settings, or what makes its parser."""
 
 MARKER = re.compile(r"^<!-- flags of (\S+): (.+) -->$")
-CHOICES = re.compile(r" \(((?:`[^`]+`(?:, )?)+)\)$")
 WHEN_UNSET = re.compile(r"(?:^|; )unset: (.+)$")
 
 
-def flag_rows(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
-    """The flags below some headings of ``--help`` as rows of three columns.
+def parser_for(script: str) -> argparse.ArgumentParser:
+    """The parser of an entry point."""
+    made = PARSERS[script]
+    return parser_of(None, made) if isinstance(made, type) else made(None)
 
-    The value of an unset flag is its default; choices are not listed where the meaning names all.
+
+def flag_rows(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
+    """The flags below some headings of ``--help`` as rows of a Markdown table.
+
+    The value of an unset flag is its default; choices are listed unless the meaning names all.
+
+    Raises:
+        ValueError: The parser has no such heading.
     """
-    rows = []
-    for row in flag_table(parser, *titles)[2:]:
-        names, default, meaning, no_effect = (cell.strip() for cell in row[2:-1].split(" | "))
-        names = names.replace("`, `", ", ")
-        choices = CHOICES.search(meaning)
-        text = meaning[: choices.start()] if choices else meaning
-        named = set(re.findall(r"\w+", text))
-        listed = re.findall(r"`([^`]+)`", choices[1]) if choices else []
-        rest = "" if named.issuperset(listed) else choices[0]
-        when_unset = WHEN_UNSET.search(text) if default == "unset" else None
-        if when_unset:
-            default, text = when_unset[1], text[: when_unset.start()]
-        if no_effect:
-            rest += f". *No effect: {no_effect}*"
-        rows.append(f"| {names} | {'–' if default == 'unset' else default} | {text}{rest} |")
-    return rows
+    groups = {group.title: group for group in parser._action_groups}
+    unknown = [title for title in titles if title not in groups]
+    if unknown:
+        raise ValueError(f"no heading {unknown[0]!r}; there are {', '.join(map(str, groups))}")
+    return [_row(action) for title in titles for action in groups[title]._group_actions]
+
+
+def _row(action: argparse.Action) -> str:
+    default, text, rest = _default_text(action), _quoted(action.help or ""), ""
+    choices = [str(choice) for choice in action.choices or ()]
+    if not set(re.findall(r"\w+", text)).issuperset(choices):
+        rest = f" ({', '.join(f'`{choice}`' for choice in choices)})"
+    when_unset = WHEN_UNSET.search(text) if default == "–" else None
+    if when_unset:
+        default, text = when_unset[1], text[: when_unset.start()]
+    if no_effect := getattr(action, "no_effect_when", ""):
+        rest += f". *No effect: {_quoted(no_effect)}*"
+    return f"| `{', '.join(action.option_strings or [action.dest])}` | {default} | {text}{rest} |"
+
+
+def _default_text(action: argparse.Action) -> str:
+    if action.required:
+        return "required"
+    if action.nargs == 0:
+        return "off"
+    if action.default is None:
+        return "–"
+    if isinstance(action.default, list | tuple):
+        return " ".join(map(str, action.default)) or "none"
+    return str(action.default)
+
+
+def _quoted(text: str) -> str:
+    """A help text as Markdown: names of flags are code."""
+    text = text.replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"(?<![\w`/-])(--?[a-z]\w*)", r"`\1`", text)
 
 
 def with_tables(text: str) -> str:
@@ -88,7 +116,7 @@ def with_tables(text: str) -> str:
             lines.append(line)
         marker = MARKER.match(line)
         if marker:
-            rows = flag_rows(PARSERS[marker[1]](None), *marker[2].split(", "))
+            rows = flag_rows(parser_for(marker[1]), *marker[2].split(", "))
             lines += ["| flag | default | meaning |", "|---|---|---|"]
             lines += [row for row in rows if row not in seen]
             repeated = [row.split(" | ")[0].removeprefix("| ") for row in rows if row in seen]

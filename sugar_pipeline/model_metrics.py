@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -44,7 +44,7 @@ from sugar_trainers.naming import (
     NORMAL_CONSISTENCY,
     NORMAL_FACTOR,
     OUTPUT_ROOT,
-    coarse_directory,
+    coarse_name,
     number_text,
     refined_name,
     scene_name,
@@ -55,13 +55,17 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import boolean, non_negative_float, positive_int
 from sugar_utils.schemas import FileName, conform
-from sugar_utils.settings import flag, from_args, parser_of
+from sugar_utils.settings import flag, from_args, made_of, parser_of
 
 SH_DEGREE = 3
 PAPER_ITERATION = 30_000
 _flag = partial(flag, group="metrics")
 
 Scores = dict[str, float | list[str] | None]
+
+
+_ADVICE = 'write {"scene folder": "vanilla checkpoint folder", ...}'
+_SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +75,17 @@ class MetricsOptions:
     ``dn_consistency`` and ``density`` share names.
     """
 
-    scenes: dict[Path, Path]
+    scene_config: str = _flag(
+        MISSING, "JSON file, or text, that maps each scene folder to its vanilla checkpoint folder",
+        parse=str, missing=_ADVICE,
+    )  # fmt: skip
     iteration_to_load: int = _flag(7_000, "vanilla iteration that SuGaR started from", short="-i")
     estimation_factor: float = _flag(
         0.2, "weight of the density or sdf term", short="-e", parse=non_negative_float
     )
     regularization_type: str = _flag(
-        "dn_consistency", "mode of the coarse stage; needed", short="-r",
-        choices=MODES, unset=True,
+        MISSING, "mode of the coarse stage; needed", short="-r", choices=MODES,
+        missing=f"choose one of {', '.join(MODES)}",
     )  # fmt: skip
     surface_level: float = _flag(0.3, "level of the mesh", short="-l", parse=non_negative_float)
     n_vertices_in_mesh: int = _flag(
@@ -90,7 +97,12 @@ class MetricsOptions:
     refinement_iterations: int = _flag(
         15_000, "iteration of the refined model", short="-f", parse=positive_int
     )
-    variant: MeshVariant = ""
+    mesh_extractor: str | None = _flag(
+        None, "how the mesh was made: poisson or tsdf; unset: tsdf with -r multiview, else poisson",
+        choices=EXTRACTORS, modes={MULTIVIEW: "tsdf"},
+    )  # fmt: skip
+    use_poisson_center: bool = _flag(False, "the mesh was made of Gaussian centres")
+    use_marching_cubes: bool = _flag(False, "the mesh was made by marching cubes")
     evaluate_vanilla: bool = _flag(
         False, "measure the vanilla checkpoint, too; its iteration 30000 if it is there"
     )
@@ -105,7 +117,30 @@ class MetricsOptions:
     mask_options: MaskOptions = field(default_factory=MaskOptions)
     view_options: ViewOptions = field(default_factory=ViewOptions)
     size: SugarSize = field(default_factory=SugarSize)
-    compute: Compute = field(default_factory=Compute)
+    compute: Compute = made_of(DeviceFlags, Compute)
+
+    def __post_init__(self) -> None:
+        if self.use_poisson_center and self.use_marching_cubes:
+            raise UserError("--use_poisson_center and --use_marching_cubes exclude each other")
+        if self.use_uv_texture and self.use_diffuse_color_only:
+            raise UserError(
+                "--use_uv_texture and --use_diffuse_color_only exclude each other: a texture has "
+                "no other colours"
+            )
+        if self.mesh_extractor == "tsdf" and (self.use_poisson_center or self.use_marching_cubes):
+            raise UserError(
+                "--mesh_extractor tsdf excludes --use_poisson_center and --use_marching_cubes: a "
+                "mesh was made in one way"
+            )
+
+    @property
+    def variant(self) -> MeshVariant:
+        """How the mesh was made."""
+        if self.use_marching_cubes:
+            return "marchingcubes"
+        if self.use_poisson_center:
+            return "poissoncenters"
+        return "tsdf" if self.mesh_extractor == "tsdf" else ""
 
     @property
     def result_path(self) -> Path:
@@ -128,14 +163,13 @@ class MetricsOptions:
         level = number_text(self.surface_level)
         return f"sugar_{level}_{self.n_vertices_in_mesh}_{self.refinement_iterations}"
 
-    def refined_name(self, scene: Path) -> str:
-        """Name that the files of a scene's refined model share."""
-        parent = self.output_dir / "coarse" / scene_name(scene)
-        weights = self.estimation_factor, NORMAL_FACTOR
-        coarse = coarse_directory(
-            parent, self.iteration_to_load, self.regularization_type, *weights
+    @property
+    def refined_name(self) -> str:
+        """Name that the files of a refined model share."""
+        coarse = coarse_name(
+            self.iteration_to_load, self.regularization_type, self.estimation_factor
         )
-        model = coarse.name.removeprefix("sugarcoarse_")
+        model = coarse.removeprefix("sugarcoarse_")
         mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)
         return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
@@ -152,10 +186,11 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
     console = console or Console()
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
+    scenes = read_scene_config(options.scene_config)
     remove_stale_temporaries(options.result_path.parent)
     perceptual = load_perceptual(console.info)
     results: dict[str, dict[str, Scores]] = {}
-    for scene_path, checkpoint_path in options.scenes.items():
+    for scene_path, checkpoint_path in scenes.items():
         name = scene_name(scene_path)
         results[name] = _measure_scene(options, scene_path, checkpoint_path, perceptual, console)
         write_json_atomic(options.result_path, results)
@@ -212,7 +247,7 @@ def _models(
             cloud = checkpoint.read_cloud(console.info).to(device)
             models.append((_vanilla_key(iteration), _gaussian_render(cloud.activate(), options)))
     folder = options.output_dir / "refined_mesh" / scene_name(scene_path)
-    name = options.refined_name(scene_path)
+    name = options.refined_name
     if options.use_uv_texture:
         mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
         background = plain_background(options.white_background, device)
@@ -302,76 +337,27 @@ def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
     return distance
 
 
-_SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
-
-
-@dataclass(frozen=True)
-class MetricsFlags:
-    """What ``metrics.py`` asks beside the options of a measurement."""
-
-    scene_config: str | None = _flag(
-        None, "JSON file, or text, that maps each scene folder to its vanilla checkpoint folder"
-    )
-    mesh_extractor: str | None = _flag(
-        None, "how the mesh was made: poisson or tsdf; unset: tsdf with -r multiview, else poisson",
-        choices=EXTRACTORS,
-    )  # fmt: skip
-    use_poisson_center: bool = _flag(False, "the mesh was made of Gaussian centres")
-    use_marching_cubes: bool = _flag(False, "the mesh was made by marching cubes")
-
-
 def metrics_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``metrics.py``."""
-    return parser_of(description, MetricsFlags, MetricsOptions, PresetFlags, DeviceFlags)
+    return parser_of(description, MetricsOptions, PresetFlags)
 
 
 def metrics_options(args: argparse.Namespace) -> MetricsOptions:
-    """Typed form of the flags above."""
-    args = apply_presets(args)
-    if args.regularization_type is None:
-        raise UserError(f"-r/--regularization_type is missing; choose one of {', '.join(MODES)}")
-    if args.use_poisson_center and args.use_marching_cubes:
-        raise UserError("--use_poisson_center and --use_marching_cubes exclude each other")
-    if args.use_uv_texture and args.use_diffuse_color_only:
-        raise UserError(
-            "--use_uv_texture and --use_diffuse_color_only exclude each other: a texture has no "
-            "other colours"
-        )
-    if args.mesh_extractor == "tsdf" and (args.use_poisson_center or args.use_marching_cubes):
-        raise UserError(
-            f"--mesh_extractor {args.mesh_extractor} excludes --use_poisson_center and "
-            "--use_marching_cubes: a mesh was made in one way"
-        )
-    return from_args(
-        MetricsOptions,
-        args,
-        scenes=read_scene_config(args.scene_config),
-        variant=_variant(args),
-        compute=from_args(DeviceFlags, args).choose(),
-    )
+    """What was asked for."""
+    return from_args(MetricsOptions, apply_presets(args))
 
 
-def _variant(args: argparse.Namespace) -> MeshVariant:
-    if args.use_marching_cubes:
-        return "marchingcubes"
-    if args.use_poisson_center:
-        return "poissoncenters"
-    usual = "tsdf" if args.regularization_type == MULTIVIEW else "poisson"
-    return "tsdf" if (args.mesh_extractor or usual) == "tsdf" else ""
-
-
-def read_scene_config(text: str | None) -> dict[Path, Path]:
+def read_scene_config(text: str) -> dict[Path, Path]:
     """Scene folders and their checkpoint folders, from a JSON file or the JSON itself."""
-    advice = 'write {"scene folder": "vanilla checkpoint folder", ...}'
     if not text:
-        raise UserError(f"--scene_config is missing; {advice}")
+        raise UserError(f"--scene_config is empty; {_ADVICE}")
     if text.lstrip().startswith("{"):
         try:
             config = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"--scene_config is not JSON ({error}); {advice}") from error
+            raise UserError(f"--scene_config is not JSON ({error}); {_ADVICE}") from error
         text = "the given JSON"
     else:
         config = read_json(Path(text))
-    pairs = conform(config, _SceneConfig, f"--scene_config {text}", advice)
+    pairs = conform(config, _SceneConfig, f"--scene_config {text}", _ADVICE)
     return {Path(scene): Path(checkpoint) for scene, checkpoint in pairs.items()}

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gaussian_splatting.compute import BackendFlags
-from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.sfm.convert_options import SfmOptions
-from gaussian_splatting.shared_flags import Preset, ScheduleFlags, preset
+from gaussian_splatting.shared_flags import Preset, preset
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_trainers.coarse_config import MODES
+from sugar_trainers.coarse_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import MultiviewOptions
 from sugar_trainers.naming import OUTPUT_ROOT
@@ -135,9 +133,17 @@ FULL_EXAMPLES = """examples:
 
 _CAPTURE = ("input", "masks", "image size", "background")
 _GROUPS: dict[type, tuple[str, ...]] = {
-    CoarseOptions: (*_CAPTURE, "checkpoint", "coarse stage", "exposure", "memory", "run"),
-    MultiviewOptions: ("multi-view mode",),
-    DensificationConfig: ("densification",),
+    CoarseOptions: (
+        *_CAPTURE,
+        "checkpoint",
+        "coarse stage",
+        "exposure",
+        "memory",
+        "run",
+        "device",
+        "backends",
+    ),
+    MultiviewOptions: ("multi-view mode", "densification"),
     MeshOptions: ("surface",),
     RefineOptions: ("refinement stage",),
     TextureOptions: ("texture",),
@@ -173,8 +179,7 @@ def _add_pipeline_flags(
     add_flags(parser, PipelineFlags, export_obj=texture)
     for settings, groups in _GROUPS.items():
         add_flags(parser, settings, *(group for group in groups if group not in without))
-    for settings in (PresetFlags, BackendFlags, ScheduleFlags):
-        add_flags(parser, settings)
+    add_flags(parser, PresetFlags)
 
 
 def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
@@ -220,6 +225,11 @@ def messages(args: argparse.Namespace) -> tuple[str, ...]:
         ]
         if used and not runs_stage(args, stage):
             lines.append(f"{', '.join(used)}: no effect, the {stage} stage does not run")
+    if args.regularization_type == MULTIVIEW:
+        of_others = flags_of(CoarseConfig, "coarse stage")
+        unused = [f"--{f.name}" for f in of_others if getattr(args, f.name) != f.default]
+        if unused:
+            lines.append(f"{', '.join(unused)}: no effect with multiview")
     if args.low_poly and args.high_poly:
         lines.append("--low_poly has no effect beside --high_poly")
     return tuple(lines)

@@ -56,8 +56,9 @@ from sugar_pipeline.pipeline_report import (
 from sugar_pipeline.plan import PipelinePlan
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_trainers.capture import SugarSize, load_capture, load_views
+from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.naming import scene_name
+from sugar_trainers.stage_options import load_capture
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.process_group import ProcessGroup
@@ -136,7 +137,7 @@ def _with_health(
         return replace(record, problem=problem, dropped_views=dropped)
     if result.coarse_mesh is None or plan.mesh.bboxmin is not None:
         return record
-    _, scene = load_views(plan.mesh, lambda line: None)
+    _, scene = load_views(plan.mesh, _silent)
     if not all(camera.image_path for camera in scene.train_cameras):
         return record
     textured = result.textured is not None
@@ -270,9 +271,7 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
     path = trained[-1] / REPORT_FILE
     if _is_current(path, result.records):
         return path
-    _, scene = load_capture(
-        last, last.config.white_background, last.config.random_seed, lambda _: None
-    )
+    _, scene = load_capture(last, _silent)
     cameras = scene.test_cameras or scene.train_cameras
     textured = None if result.textured is None else read_textured_mesh(result.textured)
     rows = mesh_picture_rows(

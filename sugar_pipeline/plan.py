@@ -23,7 +23,7 @@ from gaussian_splatting.vanilla.vanilla_run import (
     budget_messages,
 )
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.texture.texture_atlas import check_square_size, load_xatlas
+from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, messages, runs_stage
 from sugar_trainers.capture import SugarSize
@@ -31,9 +31,9 @@ from sugar_trainers.coarse_config import MODES
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import options_of_mode
 from sugar_trainers.naming import scene_name
-from sugar_trainers.refine_stage import RefineOptions, refine_config
+from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.refine_stage import RefineOptions
 from sugar_utils.errors import UserError
-from sugar_utils.flags import require_box
 from sugar_utils.settings import from_args, require_given
 from sugar_utils.torchrun import Launch
 
@@ -84,26 +84,34 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
             "(dn_consistency is the recommended one, multiview the one for the best surface)"
         )
     args = apply_presets(args)
-    check_square_size(args.square_size)
-    require_box(args.bboxmin, args.bboxmax)
     require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
-    folders = _Folders(args.output_dir, scene_name(args.scene_path))
-    coarse = options_of_mode(args, args.regularization_type, folders.of("coarse"))
-    coarse = replace(coarse, run=_run_of(args, "coarse"))
-    plan = PipelinePlan(coarse, messages=messages(args), force=args.force)
-    if not runs_stage(args, "mesh"):
-        return plan
-    mesh = _mesh_options(args, coarse, folders)
-    plan = replace(plan, mesh=mesh)
-    if not runs_stage(args, "refine"):
-        return plan
-    refine = _refine_options(args, coarse, mesh, folders)
-    plan = replace(plan, refine=refine)
-    if not runs_stage(args, "texture"):
-        return plan
-    if args.texture_atlas == "xatlas":
+    scene, root = scene_name(args.scene_path), args.output_dir
+    coarse = from_args(
+        options_of_mode(args.regularization_type), args, output_dir=root / "coarse" / scene,
+        run=_run_of(args, "coarse"),
+    )  # fmt: skip
+    mesh = from_args(
+        MeshOptions, args, compute=coarse.compute, coarse_model_path=coarse.result,
+        mesh_output_dir=root / "coarse_mesh" / scene, surface_levels=(args.surface_level,),
+        decimation_targets=(args.n_vertices_in_mesh,),
+    )  # fmt: skip
+    refine = from_args(
+        RefineOptions, args, compute=coarse.compute, memory=coarse.memory,
+        mesh_path=mesh.mesh_paths[0], output_dir=root / "refined" / scene,
+        ply_dir=root / "refined_ply" / scene,
+        config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
+        run=_run_of(args, "refine"),
+    )  # fmt: skip
+    texture = from_args(
+        TextureOptions, args, compute=coarse.compute, refined_model_path=refine.result,
+        mesh_output_dir=root / "refined_mesh" / scene,
+    )  # fmt: skip
+    # What is wrong is told for stages that do not run, too.
+    later = {"mesh": mesh, "refine": refine, "texture": texture}
+    running = {name: options for name, options in later.items() if runs_stage(args, name)}
+    if "texture" in running and texture.texture_atlas == "xatlas":
         load_xatlas()
-    return replace(plan, texture=_texture_options(args, refine, folders))
+    return PipelinePlan(coarse, messages=messages(args), force=args.force, **running)
 
 
 def full_plan(args: argparse.Namespace) -> PipelinePlan:
@@ -111,11 +119,24 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
 
     Photographs without cameras, and videos, get a stage that finds them before all others.
     """
-    args = apply_presets(args)
+    args = argparse.Namespace(**vars(args))
     require_given(args, CoarseOptions, "scene_path")
     convert = _convert_options(args)
     args.scene_path = scene_root(args.scene_path)
-    return replace(_trained_plan(args), convert=convert)
+    if args.gs_output_dir is not None:
+        args.checkpoint_path, args.iteration_to_load = args.gs_output_dir, args.vanilla_iterations
+        plan = train_plan(args)
+        idle = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
+        if idle:
+            line = f"{', '.join(idle)}: no effect with --gs_output_dir, nothing is trained before"
+            plan = replace(plan, messages=(*plan.messages, line))
+        return replace(plan, convert=convert)
+    args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
+    args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
+    plan = train_plan(args)
+    vanilla = _vanilla_options(apply_presets(args), plan.coarse)
+    lines = (*plan.messages, *budget_messages(plan.coarse.memory))
+    return replace(plan, convert=convert, vanilla=vanilla, messages=lines)
 
 
 def _convert_options(args: argparse.Namespace) -> ConvertOptions | None:
@@ -131,98 +152,22 @@ def _convert_options(args: argparse.Namespace) -> ConvertOptions | None:
     return from_args(ConvertOptions, args, source_path=args.scene_path, overwrite=False)
 
 
-def _trained_plan(args: argparse.Namespace) -> PipelinePlan:
-    """Plan of the stages that train, for a scene that has its cameras by then."""
-    args.iteration_to_load = args.vanilla_iterations
-    if args.gs_output_dir is not None:
-        args.checkpoint_path = args.gs_output_dir
-        plan = train_plan(args)
-        idle = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
-        if idle:
-            line = f"{', '.join(idle)}: no effect with --gs_output_dir, nothing is trained before"
-            plan = replace(plan, messages=(*plan.messages, line))
-        return plan
-    args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
-    args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
-    plan = train_plan(args)
-    return replace(plan, vanilla=_vanilla_options(args, plan.coarse))
-
-
-@dataclass(frozen=True)
-class _Folders:
-    """Where the stages of one scene write."""
-
-    root: Path
-    scene: str
-
-    def of(self, stage: str) -> Path:
-        return self.root / stage / self.scene
-
-
 def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
-    """Treatment of earlier runs; a checkpoint given by path concerns the stage that made it."""
-    options = from_args(RunOptions, args)
-    if options.resume in ("auto", "none") or _maker(args, Path(options.resume)) == stage:
-        return options
-    return replace(options, resume="auto")
+    """Treatment of earlier runs; a checkpoint given by path concerns the stage that made it.
 
-
-def _maker(args: argparse.Namespace, checkpoint: Path) -> str:
-    """Stage that a checkpoint belongs to by the name of its folder; the coarse one if unknown."""
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    name = folder.resolve().name
-    if name.startswith("sugarfine_") and runs_stage(args, "refine"):
-        return "refine"
-    trains_vanilla = getattr(args, "gs_output_dir", args) is None
-    return "vanilla" if name == CHECKPOINT_FOLDER and trains_vanilla else "coarse"
-
-
-def _mesh_options(
-    args: argparse.Namespace, coarse: CoarseOptions, folders: _Folders
-) -> MeshOptions:
-    return from_args(
-        MeshOptions, args, compute=coarse.compute, coarse_model_path=coarse.result,
-        mesh_output_dir=folders.of("coarse_mesh"), surface_levels=(args.surface_level,),
-        decimation_targets=(args.n_vertices_in_mesh,),
-    )  # fmt: skip
-
-
-def _refine_options(
-    args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions, folders: _Folders
-) -> RefineOptions:
-    return from_args(
-        RefineOptions, args, compute=coarse.compute, memory=coarse.memory,
-        mesh_path=mesh.mesh_paths[0], output_dir=folders.of("refined"),
-        ply_dir=folders.of("refined_ply"),
-        config=refine_config(args, n_vertices_in_fg=args.n_vertices_in_mesh),
-        run=_run_of(args, "refine"),
-    )  # fmt: skip
-
-
-def _texture_options(
-    args: argparse.Namespace, refine: RefineOptions, folders: _Folders
-) -> TextureOptions:
-    return from_args(
-        TextureOptions, args, compute=refine.compute, refined_model_path=refine.result,
-        mesh_output_dir=folders.of("refined_mesh"),
-    )  # fmt: skip
-
-
-def _with_recovery(config: VanillaConfig) -> VanillaConfig:
-    """A short schedule whose densification and resets leave Gaussians the time they need.
-
-    Learning rates per step do not grow when a schedule shrinks: after a reset, opacities take some
-    hundred iterations to come back, and the coarse stage would remove what has not.
+    The name of its folder tells which one; the coarse one if it is unknown.
     """
-    rules = config.densification
-    return replace(
-        config,
-        densification=replace(
-            rules,
-            densification_interval=max(rules.densification_interval, MIN_DENSIFICATION_INTERVAL),
-            opacity_reset_interval=max(rules.opacity_reset_interval, MIN_RESET_INTERVAL),
-        ),
-    )
+    options = from_args(RunOptions, args)
+    if options.resume in ("auto", "none"):
+        return options
+    checkpoint = Path(options.resume)
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    name, maker = folder.resolve().name, "coarse"
+    if name.startswith("sugarfine_") and runs_stage(args, "refine"):
+        maker = "refine"
+    elif name == CHECKPOINT_FOLDER and getattr(args, "gs_output_dir", args) is None:
+        maker = "vanilla"
+    return options if maker == stage else replace(options, resume="auto")
 
 
 def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> VanillaOptions:
@@ -233,6 +178,14 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
     )
     if config.robustness.robust is None:
         config = replace(config, robustness=replace(config.robustness, robust=True))
+    # Learning rates per step do not grow when a schedule shrinks: after a reset, opacities take
+    # some hundred iterations to come back, and the coarse stage would remove what has not.
+    rules = config.densification
+    rules = replace(
+        rules,
+        densification_interval=max(rules.densification_interval, MIN_DENSIFICATION_INTERVAL),
+        opacity_reset_interval=max(rules.opacity_reset_interval, MIN_RESET_INTERVAL),
+    )
     return from_args(
         VanillaOptions,
         args,
@@ -241,7 +194,7 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
         images=args.images or "images",
         # A size that the user asks for is that of all stages; else each keeps the original's rule.
         size=None if coarse.size == SugarSize() else coarse.size,
-        config=_with_recovery(config.with_schedule(args.schedule_scale)),
+        config=replace(config, densification=rules),
         checkpoint_interval=scaled(args.checkpoint_interval, args.schedule_scale),
         test_iterations=(),
         save_iterations=(),
@@ -249,5 +202,4 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
         memory=replace(coarse.memory, vram_budget=None),
         compute=coarse.compute,
         run=_run_of(args, "vanilla"),
-        messages=budget_messages(coarse.memory),
     )

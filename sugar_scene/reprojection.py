@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
@@ -132,6 +133,28 @@ def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(known, distance, -1.0) / torch.where(known, facing, -1.0), known
 
 
+def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
+    """Planes of triangles as :func:`plane_depth` takes them: unit normal and distance.
+
+    Args:
+        vertices: (V, 3) float32 world units; gradients reach them.
+        faces: (F, 3) int64
+        chosen: Rows of the faces. (n,)
+
+    Returns:
+        (n, 4), in camera axes, towards the camera.
+    """
+    axes = torch.arange(3, device=vertices.device)
+    corners = gather(vertices.reshape(-1), 3 * faces[chosen.long()][..., None] + axes)
+    rotation = torch.from_numpy(camera.rotation).to(vertices)
+    corners = corners @ rotation.T + torch.from_numpy(camera.translation).to(vertices)
+    a, b, c = corners.unbind(1)
+    normal = functional.normalize(torch.linalg.cross(b - a, c - a), dim=-1)
+    distance = (normal * a).sum(dim=-1, keepdim=True)
+    planes = torch.cat([normal, distance], dim=-1)
+    return torch.where(distance > 0, -planes, planes)
+
+
 _BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bits
 
 
@@ -152,7 +175,12 @@ def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
     corners = torch.stack([row * width, row * width, below * width, below * width])
     corners += torch.stack([column, right, column, right])
     weights = torch.stack([(1 - a) * (1 - b), a * (1 - b), (1 - a) * b, a * b])
-    return (_Gather.apply(values.reshape(-1), corners) * weights).sum(dim=0)
+    return (gather(values.reshape(-1), corners) * weights).sum(dim=0)
+
+
+def gather(values: Tensor, index: Tensor) -> Tensor:
+    """Elements of a vector by int64 index of any shape; gradients have the same bits every time."""
+    return _Gather.apply(values, index)
 
 
 class _Gather(torch.autograd.Function):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading what every SuGaR stage starts from: a checkpoint, and the scene in its world."""
+"""The inputs of every SuGaR stage: a checkpoint, and the scene in its world."""
 
 from __future__ import annotations
 
@@ -10,23 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from gaussian_splatting.compute import Compute
+from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.reference_layout import (
-    EXPOSURE_FILE,
-    ReferenceCheckpoint,
-    exposure_digest,
-    load_reference_checkpoint,
-    read_exposures,
-)
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
 from gaussian_splatting.data.scene import DIVISORS, Scene, load_scene_for_checkpoint, whole_pixels
-from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures, exposures_of
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
-from sugar_utils.settings import flag
+from sugar_utils.settings import flag, made_of
 
 _flag = partial(flag, group="image size")
 
@@ -115,7 +106,7 @@ class CaptureOptions:
     # Identified by the photographs that are left out.
     view_options: ViewOptions = field(default_factory=ViewOptions)
     size: SugarSize = field(default_factory=SugarSize)
-    compute: Compute = field(default_factory=Compute)
+    compute: Compute = made_of(DeviceFlags, Compute)
 
     def sources(self) -> dict[str, Any]:
         """Where the inputs lie."""
@@ -127,48 +118,6 @@ class CaptureOptions:
         return {**own, "images": self.images, **asdict(self.size)}
 
 
-def load_capture(
-    options: CaptureOptions, white_background: bool, seed: int, notify: Callable[[str], None]
-) -> tuple[ReferenceCheckpoint, Scene]:
-    """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
-    checkpoint, scene = load_views(
-        options, notify, white_background=white_background, seed=seed, require_images=True
-    )
-    if scene.extent <= 0:
-        raise UserError(
-            f"all training cameras of {options.scene_path} stand in one place, so the scene has "
-            "no scale; SuGaR needs photographs from different positions"
-        )
-    return checkpoint, scene
-
-
-def capture_exposures(
-    checkpoint: ReferenceCheckpoint,
-    scene: Scene,
-    config: ExposureConfig,
-    span: tuple[int, int],
-    device: torch.device,
-    notify: Callable[[str], None],
-) -> tuple[Exposures | None, dict[str, str]]:
-    """Exposures that go on from those of the checkpoint, and the digest of what was read.
-
-    They are learned from the first to the last iteration of ``span``.
-    """
-    path = checkpoint.ply_path.with_name(EXPOSURE_FILE)
-    if not config.exposure_compensation:
-        if path.is_file():
-            notify(
-                f"note: the checkpoint was trained with exposures ({path}); pass "
-                "--exposure_compensation True to go on with them"
-            )
-        return None, {}
-    initial = read_exposures(path, notify)
-    names = [camera.name for camera in scene.train_cameras]
-    known = sum(name in initial for name in names)
-    notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
-    return exposures_of(config, names, device, span, initial), exposure_digest(path)
-
-
 def load_views(
     options: CaptureOptions,
     notify: Callable[[str], None],
@@ -177,7 +126,7 @@ def load_views(
     seed: int = 0,
     require_images: bool = False,
 ) -> tuple[ReferenceCheckpoint, Scene]:
-    """The same for stages that can do without photographs, or without a scene of any extent."""
+    """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
     checkpoint = load_reference_checkpoint(
         options.checkpoint_path, options.iteration_to_load, notify
     )

@@ -15,7 +15,7 @@ from gaussian_splatting.optim.optimizer_config import (
     stage_identity,
 )
 from gaussian_splatting.optim.schedule import LearningRates, scaled
-from gaussian_splatting.shared_flags import random_seed, white_background
+from gaussian_splatting.shared_flags import random_seed, schedule_scale, white_background
 from sugar_utils.errors import UserError
 from sugar_utils.flags import AUTO, Automatic, non_negative_float, positive_int, positive_or_auto
 from sugar_utils.settings import flag, without_flags
@@ -51,12 +51,17 @@ class CoarseSchedule:
     regularize: int = 9_000  # after it, the geometric terms act
     neighbor_interval: int = 500
     log_interval: int = 200
-    scale: float = 1.0  # of all the above; learning rates follow the paper's clock
+    schedule_scale: float = schedule_scale()  # of all above; rates follow the paper's clock
+
+    @classmethod
+    def from_flags(cls, schedule_scale: float = 1.0) -> CoarseSchedule:
+        """The paper's schedule, scaled."""
+        return cls().scaled(schedule_scale)
 
     def scaled(self, scale: float) -> CoarseSchedule:
         """The same schedule, shorter or longer."""
-        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "scale"}
-        return CoarseSchedule(**values, scale=self.scale * scale)
+        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "schedule_scale"}
+        return CoarseSchedule(**values, schedule_scale=self.schedule_scale * scale)
 
     def entropy_active(self, iteration: int) -> bool:
         """Whether the entropy term acts."""
@@ -119,6 +124,11 @@ class CoarseConfig:
                 f"--regularization_type {self.regularization_type} is unknown; choose one of "
                 f"{', '.join(REGULARIZATIONS)} (dn_consistency is the recommended one)"
             )
+
+    @property
+    def named_weights(self) -> tuple[float, float]:
+        """Weights that are part of the folder's name."""
+        return self.estimation_factor, self.normal_factor
 
     @property
     def uses_sdf(self) -> bool:

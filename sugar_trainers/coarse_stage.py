@@ -8,7 +8,6 @@ in 2024. One stage serves the three regularisations; they differ in their terms
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +17,6 @@ from typing import Any
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import VisualHull, hull_of
@@ -26,10 +24,9 @@ from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.loop import LoopConfig
-from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
-from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
+from gaussian_splatting.engine.runner import Messages
 from gaussian_splatting.engine.stage import (
     LossTerm,
     Stage,
@@ -41,24 +38,22 @@ from gaussian_splatting.engine.stage import (
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
 from gaussian_splatting.engine.training_views import halved_mask
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
-from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
+from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.sampling import draw_samples
-from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
-from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule, Regularization
+from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.losses import normals_from_depth
-from sugar_trainers.naming import OUTPUT_ROOT, coarse_directory, scene_name
+from sugar_trainers.naming import OUTPUT_ROOT, coarse_name, scene_name
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
-from sugar_trainers.stage_memory import plan_coarse
+from sugar_trainers.stage_options import TrainingOptions
 from sugar_trainers.terms import VisibleGaussians, coarse_terms
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import derive_seed, draw_labels
-from sugar_utils.settings import flag, from_args, parser_of
+from sugar_utils.settings import flag
 
 SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # mask, n, iteration -> draws
 
@@ -120,7 +115,7 @@ class CoarseStage(Stage):
     def begin(self, iteration: int) -> None:
         """Learning rate, the one prune, and neighbours where they are due or missing."""
         schedule = self._config.schedule
-        self.model.schedule_position_rate(iteration / schedule.scale)
+        self.model.schedule_position_rate(iteration / schedule.schedule_scale)
         if schedule.prune_due(iteration):
             self._prune(iteration)
         stale = self.neighbors is None or schedule.neighbors_due(iteration)
@@ -261,7 +256,7 @@ _flag = partial(flag, group="coarse stage")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoarseOptions(CaptureOptions):
+class CoarseOptions(TrainingOptions):
     """A coarse run.
 
     Milestones and intervals are in iterations of the paper's schedule; the schedule's scale
@@ -284,95 +279,76 @@ class CoarseOptions(CaptureOptions):
         "picture some; the last iteration always",
         no_effect_when="with --eval False nothing is measured; pictures are then of training views",
     )  # fmt: skip
-    memory: MemoryOptions = field(default_factory=MemoryOptions)
-    run: RunOptions = field(default_factory=RunOptions)
-    messages: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Name of the run."""
+        return f"coarse SuGaR, {self.config.regularization_type}"
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but cannot act beside the others."""
+        lines, config = list(super().messages), self.config
+        if not getattr(config, "full_res_normals", True) and not config.uses_depth_normals:
+            mode = config.regularization_type
+            lines.append(f"--full_res_normals has no effect with {mode}, which renders no normals")
+        if not self.eval and self.test_iterations != CoarseOptions.test_iterations:
+            lines.append("--test_iterations has no effect with --eval False: nothing is held out")
+        return tuple(lines)
 
     @property
     def directory(self) -> Path:
         """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        weights = self.config.estimation_factor, self.config.normal_factor
-        mode = self.config.regularization_type
-        return coarse_directory(parent, self.iteration_to_load, mode, *weights)
+        return parent / coarse_name(
+            self.iteration_to_load, self.config.regularization_type, *self.config.named_weights
+        )
 
     @property
     def result(self) -> Path:
         """The final ``.pt``."""
         return self.directory / f"{self.config.schedule.last}.pt"
 
-    def identity(self) -> dict[str, Any]:
-        """The settings that decide the result."""
-        return {**self.capture_identity(), **self.config.identity()}
+    @property
+    def loop(self) -> LoopConfig:
+        """When the loop does what."""
+        schedule, scale = self.config.schedule, self.config.schedule.schedule_scale
+        return LoopConfig(
+            first=schedule.first, last=schedule.last, seed=self.config.random_seed,
+            log_interval=schedule.log_interval,
+            checkpoint_interval=scaled(self.checkpoint_interval, scale),
+            checkpoint_milestones=scaled_all(self.checkpoint_milestones, scale),
+            keep_checkpoints=self.run.keep_checkpoints,
+            test_iterations=scaled_all(self.test_iterations, scale),
+        )  # fmt: skip
 
-    def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-        """The run and the initial model; the run's folder is not touched yet."""
-        config, compute = self.config, self.compute
-        checkpoint, scene, exposures, identity = open_coarse(self, messages)
+    def initial(
+        self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
+    ) -> tuple[GaussianCloud, dict[str, Any]]:
+        """The Gaussians of the checkpoint."""
+        advise(self, checkpoint, messages)
+        cloud = checkpoint.read_cloud(messages)
+        if len(cloud) == 0:
+            raise UserError(
+                f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again"
+            )
+        messages(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
+        return cloud.to(self.compute.device), {"Gaussians": file_digest(checkpoint.ply_path)}
 
-        def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> CoarseStage:
-            planned = plan_coarse(cloud, config, self.memory, scene, store, console)
-            return CoarseStage(
-                cloud, planned, scene.extent, console.info, rasterizer=compute.rasterizer,
-                hull=hull_of(scene.train_cameras, compute.device), exposures=exposures,
-            )  # fmt: skip
-
-        title = f"coarse SuGaR, {config.regularization_type}"
-        directory = RunDirectory(self.directory, identity)
-        run = StageRun(title, scene, directory, loop_of(self), build, (self.result,))
-        # Read before the run's folder is touched: a damaged file must not leave one behind.
-        return run, start_cloud(checkpoint, messages).to(compute.device)
-
-
-def coarse_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of the scripts that run the coarse stage alone."""
-    return parser_of(description, CoarseOptions, BackendFlags, ScheduleFlags)
-
-
-def coarse_options(
-    args: argparse.Namespace,
-    regularization: Regularization,
-    output_dir: Path | None,
-    messages: tuple[str, ...] = (),
-) -> CoarseOptions:
-    """The run that was asked for."""
-    config = from_args(
-        CoarseConfig,
-        args,
-        regularization_type=regularization,
-        schedule=CoarseSchedule().scaled(args.schedule_scale),
-        optimizer=optimizer_config(args),
-    )
-    # Inputs that are missing are told before the device is looked for.
-    options = from_args(CoarseOptions, args, config=config, output_dir=output_dir)
-    messages += (*options.memory.messages, *options.size.messages, *_ineffective(options))
-    return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
-
-
-def _ineffective(options: CoarseOptions) -> list[str]:
-    """One line for each flag that was given but cannot act beside the others."""
-    lines, mode = [], options.config.regularization_type
-    if not options.config.full_res_normals and mode != "dn_consistency":
-        lines.append(f"--full_res_normals has no effect with {mode}, which renders no normals")
-    if not options.eval and options.test_iterations != CoarseOptions.test_iterations:
-        lines.append("--test_iterations has no effect with --eval False: nothing is held out")
-    return lines
-
-
-def open_coarse(
-    options: CoarseOptions, messages: Messages, *, tracks: bool = False
-) -> tuple[ReferenceCheckpoint, Scene, Exposures | None, Identity]:
-    """Read what a coarse run of any mode starts from, and what identifies it."""
-    config = options.config
-    checkpoint, scene = load_capture(options, config.white_background, config.random_seed, messages)
-    advise(options, checkpoint, messages)
-    span = config.schedule.first, config.schedule.last
-    exposures, known = capture_exposures(
-        checkpoint, scene, config.exposure, span, options.compute.device, messages
-    )
-    read = scene_inputs(scene, tracks=tracks)
-    inputs = {**read, "Gaussians": file_digest(checkpoint.ply_path), **known}
-    return checkpoint, scene, exposures, Identity(options.identity(), inputs, options.sources())
+    def stage(
+        self,
+        model: GaussianCloud,
+        config: CoarseConfig,
+        scene: Scene,
+        store: ImageStore,
+        console: Console,
+        exposures: Exposures | None,
+    ) -> Stage:
+        """The stage of these modes."""
+        return CoarseStage(
+            model, config, scene.extent, console.info, rasterizer=self.compute.rasterizer,
+            hull=hull_of(scene.train_cameras, self.compute.device), exposures=exposures,
+        )  # fmt: skip
 
 
 def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Messages) -> None:
@@ -393,25 +369,3 @@ def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Me
             f"note: the checkpoint was trained with white_background={trained_on_white}; pass "
             f"--white_background {trained_on_white} unless the difference is wanted"
         )
-
-
-def start_cloud(checkpoint: ReferenceCheckpoint, messages: Messages) -> GaussianCloud:
-    """The Gaussians of the checkpoint."""
-    cloud = checkpoint.read_cloud(messages)
-    if len(cloud) == 0:
-        raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
-    messages(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
-    return cloud
-
-
-def loop_of(options: CoarseOptions) -> LoopConfig:
-    """When the loop does what."""
-    schedule, scale = options.config.schedule, options.config.schedule.scale
-    return LoopConfig(
-        first=schedule.first, last=schedule.last, seed=options.config.random_seed,
-        log_interval=schedule.log_interval,
-        checkpoint_interval=scaled(options.checkpoint_interval, scale),
-        checkpoint_milestones=scaled_all(options.checkpoint_milestones, scale),
-        keep_checkpoints=options.run.keep_checkpoints,
-        test_iterations=scaled_all(options.test_iterations, scale),
-    )  # fmt: skip

@@ -16,16 +16,19 @@ from gaussian_splatting.optim.optimizer_config import (
     stage_identity,
 )
 from gaussian_splatting.optim.schedule import LearningRates, scaled
-from gaussian_splatting.shared_flags import random_seed, white_background
+from gaussian_splatting.shared_flags import (
+    max_gaussians,
+    random_seed,
+    schedule_scale,
+    white_background,
+)
 from sugar_trainers.coarse_config import MULTIVIEW
 from sugar_utils.flags import non_negative_float, positive_int
-from sugar_utils.settings import flag, without_flags
+from sugar_utils.settings import flag, made_of, without_flags
 
 LEAST_INTERVALS = {"densification_interval": 50, "trim_interval": 200}
 """However short a schedule is: Gaussians need so long between two rounds of densification, and a
 trim costs as much as an epoch."""
-
-PRUNE_OPACITY = 0.05
 
 _factor = partial(
     flag, group="multi-view mode", parse=non_negative_float, no_effect_when="unless -r multiview"
@@ -42,14 +45,19 @@ class MultiviewSchedule:
     densification_interval: int = 100
     trim_interval: int = 1_000  # of what too few views see
     log_interval: int = 200
-    scale: float = 1.0  # of all the above; learning rates follow the paper's clock
+    schedule_scale: float = schedule_scale()  # of all above; rates follow the paper's clock
+
+    @classmethod
+    def from_flags(cls, schedule_scale: float = 1.0) -> MultiviewSchedule:
+        """The mode's schedule, scaled."""
+        return cls().scaled(schedule_scale)
 
     def scaled(self, scale: float) -> MultiviewSchedule:
         """The same schedule, shorter or longer."""
-        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "scale"}
+        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "schedule_scale"}
         for name, floor in LEAST_INTERVALS.items():
             values[name] = max(values[name], min(getattr(self, name), floor))
-        return MultiviewSchedule(**values, scale=self.scale * scale)
+        return MultiviewSchedule(**values, schedule_scale=self.schedule_scale * scale)
 
     def densifies(self, iteration: int) -> bool:
         """Whether Gaussians are still cloned and split."""
@@ -68,9 +76,16 @@ class MultiviewSchedule:
         return passed > 0 and passed % self.trim_interval == 0
 
 
-def densification(max_gaussians: int | None = None) -> DensificationConfig:
-    """Thresholds of the mode."""
-    return DensificationConfig(prune_opacity=PRUNE_OPACITY, max_gaussians=max_gaussians)
+@dataclass(frozen=True)
+class DensificationLimit:
+    """What users choose of the densification."""
+
+    max_gaussians: int | None = max_gaussians()
+
+    @classmethod
+    def from_flags(cls, max_gaussians: int | None = None) -> DensificationConfig:
+        """Thresholds of the mode."""
+        return DensificationConfig(prune_opacity=0.05, max_gaussians=max_gaussians)
 
 
 @dataclass(frozen=True)
@@ -78,10 +93,11 @@ class MultiviewConfig:
     """Everything that decides the result of the multi-view mode."""
 
     regularization_type: ClassVar[str] = MULTIVIEW
+    named_weights: ClassVar[tuple[float, ...]] = ()  # weights that are part of the folder's name
 
     schedule: MultiviewSchedule = field(default_factory=MultiviewSchedule)
     rates: LearningRates = without_flags(LearningRates)
-    densification: DensificationConfig = without_flags(densification)
+    densification: DensificationConfig = made_of(DensificationLimit, DensificationLimit.from_flags)
     plane_normal_factor: float = _factor(
         0.05, "weight of the agreement of planes' normals with those of their depth"
     )

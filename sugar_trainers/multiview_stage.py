@@ -7,18 +7,15 @@ fewer than two views see is dropped, because nothing can be said about where it 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import VisualHull, hull_of
@@ -26,43 +23,20 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.runner import Messages, StageRun
 from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
 from gaussian_splatting.engine.strips import ViewPass, backward_through
-from gaussian_splatting.optim.densification import (
-    DensificationConfig,
-    DensificationStatistics,
-    densify_and_prune,
-)
+from gaussian_splatting.optim.densification import DensificationStatistics, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.rasterization import WARP, Rasterizer, project, rasterize
-from gaussian_splatting.shared_flags import ScheduleFlags
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
-from sugar_trainers.coarse_config import MULTIVIEW, CoarseConfig
-from sugar_trainers.coarse_stage import (
-    CoarseOptions,
-    coarse_options,
-    loop_of,
-    open_coarse,
-    start_cloud,
-)
-from sugar_trainers.multiview_config import MultiviewConfig, MultiviewSchedule, densification
-from sugar_trainers.naming import (
-    ESTIMATION_FACTOR,
-    NORMAL_FACTOR,
-    OUTPUT_ROOT,
-    coarse_directory,
-    scene_name,
-)
-from sugar_trainers.stage_memory import plan_strips
+from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.coarse_stage import CoarseOptions
+from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.random import generator
-from sugar_utils.settings import add_flags, flags_of, from_args, parser_of
 
 SEEN_PIXELS = 0.5  # sum of blending weights from which a view sees a Gaussian
 MAX_TRIM_VIEWS = 200  # views that count who sees a Gaussian, evenly spread over all
@@ -112,7 +86,7 @@ class MultiviewStage(Stage):
     def begin(self, iteration: int) -> None:
         """Learning rate, and the trim where it is due."""
         schedule = self._config.schedule
-        self.model.schedule_position_rate(iteration / schedule.scale)
+        self.model.schedule_position_rate(iteration / schedule.schedule_scale)
         if schedule.trim_due(iteration):
             self._trim(iteration)
 
@@ -231,84 +205,35 @@ _NAMED_VIEWS = 3
 class MultiviewOptions(CoarseOptions):
     """A coarse run in multi-view mode."""
 
+    reads_tracks: ClassVar[bool] = True
+
     config: MultiviewConfig = field(default_factory=MultiviewConfig)
 
-    @property
-    def directory(self) -> Path:
-        """The run's folder."""
-        parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        return coarse_directory(
-            parent, self.iteration_to_load, MULTIVIEW, ESTIMATION_FACTOR, NORMAL_FACTOR
-        )
-
-    def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-        """The run and the initial model; the run's folder is not touched yet."""
-        config, compute = self.config, self.compute
-        checkpoint, scene, exposures, identity = open_coarse(self, messages, tracks=True)
-        neighbors = _neighbors(scene, messages)
-
-        def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> MultiviewStage:
-            planned = plan_strips(cloud, config, self.memory, scene, store, console)
-            return MultiviewStage(
-                cloud, planned, scene.extent, scene.train_cameras, neighbors, store, console.info,
-                rasterizer=compute.rasterizer, hull=hull_of(scene.train_cameras, compute.device),
-                exposures=exposures,
-            )  # fmt: skip
-
-        directory = RunDirectory(self.directory, identity)
-        title = "coarse stage, multiview"
-        run = StageRun(title, scene, directory, loop_of(self), build, (self.result,))
-        return run, start_cloud(checkpoint, messages).to(compute.device)
+    def stage(
+        self,
+        model: GaussianCloud,
+        config: MultiviewConfig,
+        scene: Scene,
+        store: ImageStore,
+        console: Console,
+        exposures: Exposures | None,
+    ) -> MultiviewStage:
+        """The stage; says which views have no neighbours."""
+        cameras = scene.train_cameras
+        neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
+        if alone := neighbors.without_neighbors:
+            shown = ", ".join(alone[:_NAMED_VIEWS]) + (", ..." if len(alone) > _NAMED_VIEWS else "")
+            console.info(
+                f"{len(alone)} of {len(cameras)} views have no neighbour to be compared with "
+                f"({shown}); they train without the terms that need one"
+            )
+        return MultiviewStage(
+            model, config, scene.extent, cameras, neighbors, store, console.info,
+            rasterizer=self.compute.rasterizer, hull=hull_of(cameras, self.compute.device),
+            exposures=exposures,
+        )  # fmt: skip
 
 
-def multiview_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of the script that runs the mode alone."""
-    parser = parser_of(description, MultiviewOptions, BackendFlags, ScheduleFlags)
-    add_flags(parser, DensificationConfig, "densification")
-    parser.set_defaults(regularization_type=MULTIVIEW)
-    return parser
-
-
-def options_of_mode(args: argparse.Namespace, mode: str, output_dir: Path | None) -> CoarseOptions:
-    """The coarse run of any mode."""
-    if mode == MULTIVIEW:
-        return multiview_options(args, output_dir)
-    return coarse_options(args, mode, output_dir)
-
-
-def multiview_options(
-    args: argparse.Namespace, output_dir: Path | None, messages: tuple[str, ...] = ()
-) -> MultiviewOptions:
-    """The run that was asked for; exposures are learned unless that is refused."""
-    config = from_args(
-        MultiviewConfig,
-        args,
-        schedule=MultiviewSchedule().scaled(args.schedule_scale),
-        densification=densification(args.max_gaussians),
-        optimizer=optimizer_config(args),
-    )
-    # Inputs that are missing are told before the device is looked for.
-    options = from_args(MultiviewOptions, args, config=config, output_dir=output_dir)
-    messages += (*options.memory.messages, *options.size.messages, *_ineffective(args))
-    return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
-
-
-def _ineffective(args: argparse.Namespace) -> list[str]:
-    """One line if flags of the other modes were given."""
-    names = [flag.name for flag in flags_of(CoarseConfig, "coarse stage")]
-    usual = {name: (None, getattr(CoarseConfig, name)) for name in names}
-    given = [f"--{n}" for n, values in usual.items() if getattr(args, n, None) not in values]
-    return [f"{', '.join(given)}: no effect with multiview"] if given else []
-
-
-def _neighbors(scene: Scene, messages: Messages) -> NeighborViews:
-    """The neighbours of the training views; says which have none."""
-    neighbors = NeighborViews(scene.train_cameras, scene.extent, observations=scene.observations)
-    alone = neighbors.without_neighbors
-    if alone:
-        shown = ", ".join(alone[:_NAMED_VIEWS]) + (", ..." if len(alone) > _NAMED_VIEWS else "")
-        messages(
-            f"{len(alone)} of {len(scene.train_cameras)} views have no neighbour to be compared "
-            f"with ({shown}); they train without the terms that need one"
-        )
-    return neighbors
+def options_of_mode(mode: str) -> type[CoarseOptions]:
+    """The options of a mode of the coarse stage."""
+    return MultiviewOptions if mode == MULTIVIEW else CoarseOptions

@@ -28,21 +28,20 @@ def scene_name(scene_path: Path) -> str:
     return scene_path.resolve().name or "scene"
 
 
-def coarse_directory(
-    parent: Path,
+def coarse_name(
     iteration: int,
     regularization: str,
-    estimation_factor: float,
-    normal_factor: float,
-) -> Path:
-    """Folder of a coarse run; ``density`` and ``dn_consistency`` share a name by tradition.
+    estimation_factor: float = ESTIMATION_FACTOR,
+    normal_factor: float = NORMAL_FACTOR,
+) -> str:
+    """Folder name of a coarse run; ``density`` and ``dn_consistency`` share one by tradition.
 
     Weights are no part of the name of ``multiview``, which has others.
     """
     if regularization == MULTIVIEW:
-        return parent / f"sugarcoarse_3Dgs{iteration}_{MULTIVIEW}"
+        return f"sugarcoarse_3Dgs{iteration}_{MULTIVIEW}"
     kind = "sdfestim" if regularization == "sdf" else "densityestim"
-    return parent / (
+    return (
         f"sugarcoarse_3Dgs{iteration}_{kind}{number_text(estimation_factor)}"
         f"_sdfnorm{number_text(normal_factor)}"
     )

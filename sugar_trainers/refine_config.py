@@ -18,7 +18,7 @@ from gaussian_splatting.optim.optimizer_config import (
     stage_identity,
 )
 from gaussian_splatting.optim.schedule import LearningRates, scaled
-from gaussian_splatting.shared_flags import random_seed, white_background
+from gaussian_splatting.shared_flags import random_seed, schedule_scale, white_background
 from sugar_scene.mesh_bound import LAYOUTS, triangle_layout
 from sugar_utils.flags import boolean, non_negative_float, positive_int, require_box, vector3
 from sugar_utils.settings import flag, without_flags
@@ -65,7 +65,7 @@ class RefineConfig:
     rates: LearningRates = without_flags(LearningRates)  # the position rate is that of the vertices
     sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200
-    schedule_scale: float = 1.0  # learning rates follow the paper's clock
+    schedule_scale: float = schedule_scale()  # of lengths; learning rates follow the paper's clock
     white_background: bool = white_background()
     exposure: LaterExposure = NO_LATER_EXPOSURE
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
@@ -75,6 +75,11 @@ class RefineConfig:
     def __post_init__(self) -> None:
         triangle_layout(self.gaussians_per_triangle)
         require_box(self.bboxmin, self.bboxmax)
+
+    @classmethod
+    def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> RefineConfig:
+        """The settings with their schedule scaled."""
+        return cls(**flags).with_schedule(schedule_scale)
 
     def with_schedule(self, scale: float) -> RefineConfig:
         """The same settings with every length and interval scaled."""

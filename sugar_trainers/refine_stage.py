@@ -3,25 +3,24 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.compute import BackendFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.loop import LoopConfig
-from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan
-from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
-from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
+from gaussian_splatting.engine.memory_plan import MemoryPlan
+from gaussian_splatting.engine.runner import Messages
 from gaussian_splatting.engine.stage import (
     COLOR,
     LossTerm,
@@ -34,26 +33,24 @@ from gaussian_splatting.engine.stage import (
 from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.training_views import without_uncovered
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.optim.optimizer_config import optimizer_config
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
-from gaussian_splatting.shared_flags import Preset, ScheduleFlags, checkpoint_interval, preset
+from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.mesh_bound import BoundCloud, Placement, TrainableBoundCloud, bind_to_mesh
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
-from sugar_scene.reprojection import NeighborViews
+from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import read_mesh_ply
-from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_trainers.capture import CaptureOptions, capture_exposures, load_capture
+from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
 from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.stage_memory import plan_strips
-from sugar_trainers.terms import comparing_terms
+from sugar_trainers.stage_options import TrainingOptions
+from sugar_trainers.terms import Comparison, geometric_errors, photometric_errors
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
-from sugar_utils.settings import flag, from_args, parser_of
+from sugar_utils.settings import flag
 
 
 class RefineStage(Stage):
@@ -102,43 +99,31 @@ class RefineStage(Stage):
     ) -> StepResult:
         """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
-        beside, reach = None, None
+        mesh = MeshView(self.model.cloud, camera)
         if self._comparer is not None:
+            faces = mesh.hits(camera).face
+            covered = without_uncovered(target, faces >= 0)
             if camera.mask is None or camera.mask.mode != "object":
                 # Outside of an object there is nothing, and that is known everywhere.
-                target = without_uncovered(target, self._covered(camera))
-            with torch.no_grad():
-                gaussians = self.gaussians()
-            split, reach = self.memory_plan.split, self._comparer.reach
-            beside = self._comparer.surface_view(
-                gaussians, camera, target, split, iteration, view_index
-            )
+                target = covered
+            compared = self._comparer.comparison(camera, covered, mesh.depth, iteration, view_index)
+            mesh = replace(mesh, faces=faces, comparison=compared)
         seen = self.target(target, camera, iteration, view_index)
+        degree = self._config.sh_degree(iteration)
         view = ViewPass(
-            lambda: project(
-                self.gaussians(),
-                camera,
-                plane_reach=reach,
-                sh_degree=self._config.sh_degree(iteration),
-            ),
+            lambda: project(self.gaussians(), camera, sh_degree=degree),
             seen.background,
             self.memory_plan.split,
             rasterizer=self._rasterizer,
             pairs=self.pairs,
         )
         images = [
-            term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
-            for term in on["image"]
+            term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]
         ]
         found, _ = view.backpropagate(images)
-        found.update(backpropagate(on["model"], self.model.cloud))
+        found.update(backpropagate(on["model"], mesh))
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
-
-    def _covered(self, camera: Camera) -> Tensor:
-        """Pixels whose rays meet the mesh. (H, W) bool"""
-        cloud = self.model.cloud
-        return rasterize_triangles(cloud.vertices.detach(), cloud.faces, camera).covered
 
     def gaussians(self) -> Gaussians:
         """Those that the triangles carry."""
@@ -154,16 +139,56 @@ class RefineStage(Stage):
             self._export(self.model.cloud)
 
 
+@dataclass(frozen=True)
+class MeshView:
+    """What a term sees of the mesh in a view."""
+
+    cloud: BoundCloud
+    camera: Camera
+    faces: Tensor | None = None  # first face that each pixel meets, -1 for none. (H, W) int32
+    comparison: Comparison | None = None  # None where the view has no neighbour
+
+    def hits(self, camera: Camera) -> TriangleHits:
+        """What a view sees of the mesh."""
+        return rasterize_triangles(self.cloud.vertices.detach(), self.cloud.faces, camera)
+
+    def depth(self, camera: Camera) -> Tensor:
+        """Depth of the mesh in a view, 0 where there is none. (H, W) world units"""
+        hits = self.hits(camera)
+        return torch.where(hits.covered, hits.depth, 0.0)
+
+    def mean(self, errors: Callable[[Comparison, Tensor, Tensor], Tensor]) -> Tensor | None:
+        """Mean error of the compared pixels, whose planes are those of their triangles."""
+        if self.comparison is None or not len(self.comparison.pixels):
+            return None
+        pixels = self.comparison.pixels
+        faces = self.faces[pixels[:, 1].long(), pixels[:, 0].long()]
+        planes = triangle_planes(self.cloud.vertices, self.cloud.faces, self.camera, faces)
+        return errors(self.comparison, planes, pixels).mean()
+
+
 def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:
-    """Every term of the stage; ``"model"`` terms are given the :class:`BoundCloud`."""
-    weight = config.normal_consistency_factor
+    """Every term of the stage; ``"model"`` terms are given a :class:`MeshView`."""
+    weight, compared = config.normal_consistency_factor, MultiviewConfig()
 
-    def normal_consistency(cloud: BoundCloud) -> Tensor:
-        return pairs.normal_consistency(cloud.vertices)
+    def normal_consistency(seen: MeshView) -> Tensor:
+        return pairs.normal_consistency(seen.cloud.vertices)
 
-    consistency = LossTerm("normal_consistency", weight, "model", normal_consistency)
-    surface = comparing_terms(MultiviewConfig()) if config.refine_surface_terms else ()
-    return (COLOR, *surface, *([consistency] if weight > 0 else []))
+    def photometric(seen: MeshView) -> Tensor | None:
+        return seen.mean(photometric_errors)
+
+    def geometric(seen: MeshView) -> Tensor | None:
+        return seen.mean(geometric_errors)
+
+    terms = [COLOR]
+    if config.refine_surface_terms:
+        terms += [
+            LossTerm("photometric", compared.photometric_factor, "model", photometric),
+            LossTerm("geometric", compared.geometric_factor, "model", geometric),
+        ]
+    if weight > 0:
+        terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
+    return tuple(terms)
 
 
 TEST_INTERVAL = 5_000
@@ -171,8 +196,10 @@ _alone = partial(flag, group="only train_refined.py")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefineOptions(CaptureOptions):
+class RefineOptions(TrainingOptions):
     """A refinement run; of the checkpoint only cameras and exposures are used."""
+
+    title: ClassVar[str] = "refinement"
 
     mesh_path: Path = _alone(
         MISSING, "coarse mesh (PLY with vertex colours); needed", short="-m", parse=Path,
@@ -186,9 +213,11 @@ class RefineOptions(CaptureOptions):
     checkpoint_interval: int = checkpoint_interval("only train_refined.py")
     preset: Preset = preset("only train_refined.py")
     export_ply: bool = flag(True, "write the refined Gaussians as PLY", group="refinement stage")
-    memory: MemoryOptions = field(default_factory=MemoryOptions)
-    run: RunOptions = field(default_factory=RunOptions)
-    messages: tuple[str, ...] = ()
+
+    @property
+    def reads_tracks(self) -> bool:
+        """Neighbouring views are found by the points that photographs observe."""
+        return self.config.refine_surface_terms
 
     @property
     def name(self) -> str:
@@ -215,94 +244,70 @@ class RefineOptions(CaptureOptions):
             folder = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
         return folder / f"{self.name}.ply"
 
-    def identity(self) -> dict[str, Any]:
-        """The settings that decide the result."""
-        return {**self.capture_identity(), **self.config.identity()}
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """The ``.pt``, and the PLY if it is wanted."""
+        return (self.result, *([self.ply_path] if self.export_ply else []))
+
+    @property
+    def loop(self) -> LoopConfig:
+        """When the loop does what."""
+        config = self.config
+        test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
+        return LoopConfig(
+            first=1, last=config.refinement_iterations, seed=config.random_seed,
+            log_interval=config.log_interval,
+            checkpoint_interval=scaled(self.checkpoint_interval, config.schedule_scale),
+            keep_checkpoints=self.run.keep_checkpoints,
+            test_iterations=tuple(
+                range(test_interval, config.refinement_iterations, test_interval)
+            ),
+        )  # fmt: skip
 
     def sources(self) -> dict[str, Any]:
         """Where the inputs lie."""
         return {**super().sources(), "mesh": self.mesh_path.resolve()}
 
-    def prepare(self, messages: Messages) -> tuple[StageRun[BoundCloud], BoundCloud]:
-        """The run and the initial model; the run's folder is not touched yet."""
-        config = self.config
-        checkpoint, scene = load_capture(
-            self, config.white_background, config.random_seed, messages
+    def initial(
+        self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
+    ) -> tuple[BoundCloud, dict[str, Any]]:
+        """Gaussians on the triangles of the mesh."""
+        if not self.mesh_path.is_file():
+            raise UserError(f"--mesh_path {self.mesh_path}: no such file; pass the coarse mesh PLY")
+        mesh, device = read_mesh_ply(self.mesh_path), self.compute.device
+        messages(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {self.mesh_path}")
+        cloud = bind_to_mesh(
+            torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
+            torch.tensor(mesh.faces, device=device),
+            torch.tensor(mesh.colors, device=device).float() / 255.0,
+            self.config.gaussians_per_triangle,
+            scene.extent,
         )
-        cloud = _start(self, scene.extent, messages)
-        compute = self.compute
-        span = 1, config.refinement_iterations
-        exposures, known = capture_exposures(
-            checkpoint, scene, config.exposure, span, compute.device, messages
-        )
-        read = scene_inputs(scene, tracks=config.refine_surface_terms)
-        inputs = {**read, "mesh": file_digest(self.mesh_path), **known}
-        identity = Identity(self.identity(), inputs, self.sources())
+        return cloud, {"mesh": file_digest(self.mesh_path)}
 
-        def build(cloud: BoundCloud, store: ImageStore, console: Console) -> RefineStage:
-            def export(refined: BoundCloud) -> None:
-                write_gaussian_ply(self.ply_path, refined.freed())
-                console.info(f"refined Gaussians: {self.ply_path}")
+    def stage(
+        self,
+        model: BoundCloud,
+        config: RefineConfig,
+        scene: Scene,
+        store: ImageStore,
+        console: Console,
+        exposures: Exposures | None,
+    ) -> RefineStage:
+        """The stage; compares neighbouring views if that is asked for."""
+        rasterizer, comparer = self.compute.rasterizer, None
 
-            planned = plan_strips(cloud, config, self.memory, scene, store, console)
-            exports = export if self.export_ply else None
-            comparer = None
-            if config.refine_surface_terms:
-                neighbors = NeighborViews(
-                    scene.train_cameras, scene.extent, observations=scene.observations
-                )
-                pixels = MultiviewConfig().multiview_pixels
-                comparer = ViewComparer(
-                    neighbors, store, scene.extent, pixels, config.random_seed, compute.rasterizer
-                )
-            return RefineStage(
-                cloud, planned, scene.extent, exports, compute.rasterizer, exposures, comparer
+        def export(refined: BoundCloud) -> None:
+            write_gaussian_ply(self.ply_path, refined.freed())
+            console.info(f"refined Gaussians: {self.ply_path}")
+
+        if config.refine_surface_terms:
+            neighbors = NeighborViews(
+                scene.train_cameras, scene.extent, observations=scene.observations
             )
-
-        results = (self.result, *([self.ply_path] if self.export_ply else []))
-        directory = RunDirectory(self.directory, identity)
-        return StageRun("refinement", scene, directory, _loop(self), build, results), cloud
-
-
-def refine_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``train_refined.py``."""
-    return parser_of(description, RefineOptions, BackendFlags, ScheduleFlags)
-
-
-def refine_config(args: argparse.Namespace, **given: Any) -> RefineConfig:
-    """Settings of the optimisation, the schedule scaled."""
-    config = from_args(RefineConfig, args, optimizer=optimizer_config(args), **given)
-    return config.with_schedule(args.schedule_scale)
-
-
-def refine_options(args: argparse.Namespace) -> RefineOptions:
-    """The run that was asked for."""
-    options = from_args(RefineOptions, args, config=refine_config(args))
-    if not options.mesh_path.is_file():
-        raise UserError(f"--mesh_path {options.mesh_path}: no such file; pass the coarse mesh PLY")
-    messages = (*options.memory.messages, *options.size.messages)
-    return replace(options, compute=from_args(BackendFlags, args).choose(), messages=messages)
-
-
-def _start(options: RefineOptions, extent: float, messages: Messages) -> BoundCloud:
-    mesh, device = read_mesh_ply(options.mesh_path), options.compute.device
-    messages(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {options.mesh_path}")
-    return bind_to_mesh(
-        torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
-        torch.tensor(mesh.faces, device=device),
-        torch.tensor(mesh.colors, device=device).float() / 255.0,
-        options.config.gaussians_per_triangle,
-        extent,
-    )
-
-
-def _loop(options: RefineOptions) -> LoopConfig:
-    config = options.config
-    test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
-    return LoopConfig(
-        first=1, last=config.refinement_iterations, seed=config.random_seed,
-        log_interval=config.log_interval,
-        checkpoint_interval=scaled(options.checkpoint_interval, config.schedule_scale),
-        keep_checkpoints=options.run.keep_checkpoints,
-        test_iterations=tuple(range(test_interval, config.refinement_iterations, test_interval)),
-    )  # fmt: skip
+            pixels = MultiviewConfig().multiview_pixels
+            comparer = ViewComparer(
+                neighbors, store, scene.extent, pixels, config.random_seed, rasterizer
+            )
+        exports = export if self.export_ply else None
+        return RefineStage(model, config, scene.extent, exports, rasterizer, exposures, comparer)

@@ -35,7 +35,7 @@ from sugar_trainers.refine_config import RefineConfig
 from sugar_utils.console import Console
 
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
-WithoutSamples = TypeVar("WithoutSamples", MultiviewConfig, RefineConfig)
+Settings = TypeVar("Settings", CoarseConfig, MultiviewConfig, RefineConfig)
 
 _ACTIVATION_BYTES = 36  # per Gaussian: scales, opacities, unit quaternions and their lengths
 _BOUND_ACTIVATION_BYTES = (36, 44)
@@ -104,7 +104,7 @@ def _refinement_loads(
             n,
             ModelLoad.of(tensors, optimizer),
             views[0],
-            # Counted as in the multi-view mode, a little more.
+            # More than comparing views takes: no planes are rendered, two meshes are.
             geometry="planes" if config.refine_surface_terms else "none",
             activation=per_face * n_faces + per_gaussian * n,
             fixed=cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces,
@@ -114,29 +114,26 @@ def _refinement_loads(
     return loads
 
 
-def plan_coarse(
-    cloud: GaussianCloud,
-    config: CoarseConfig,
-    options: MemoryOptions,
-    scene: Scene,
-    store: ImageStore,
-    console: Console,
-) -> CoarseConfig:
-    """The settings with strips and chunks that fit; prints them and bounds the image store."""
-    plan = _plan(cloud, config, options, scene, store, console)
-    return replace(config, split=plan.split, sample_chunk=plan.sample_chunk)
-
-
-def plan_strips(
+def with_memory_plan(
+    config: Settings,
     cloud: GaussianCloud | BoundCloud,
-    config: WithoutSamples,
     options: MemoryOptions,
     scene: Scene,
     store: ImageStore,
     console: Console,
-) -> WithoutSamples:
-    """As :func:`plan_coarse`, of a stage that draws no samples."""
-    return replace(config, split=_plan(cloud, config, options, scene, store, console).split)
+) -> Settings:
+    """The settings with strips and chunks that fit; prints them and bounds the image store."""
+    chosen = predict_coarse(cloud, config, options, scene)
+    if chosen is None:
+        plan = _first_plan(cloud, config, options)
+    else:
+        plan = chosen.plan
+        if chosen.image_bytes:
+            store.limit(chosen.image_bytes)
+        for line in chosen.lines():
+            console.info(line)
+    samples = {"sample_chunk": plan.sample_chunk} if isinstance(config, CoarseConfig) else {}
+    return replace(config, split=plan.split, **samples)
 
 
 def predict_coarse(
@@ -168,21 +165,3 @@ def _first_plan(
     if not isinstance(config, CoarseConfig):
         return MemoryPlan(options.split)
     return MemoryPlan(options.split, min(config.sample_chunk, config.samples_for(len(cloud))))
-
-
-def _plan(
-    cloud: GaussianCloud | BoundCloud,
-    config: StageSettings,
-    options: MemoryOptions,
-    scene: Scene,
-    store: ImageStore,
-    console: Console,
-) -> MemoryPlan:
-    chosen = predict_coarse(cloud, config, options, scene)
-    if chosen is None:
-        return _first_plan(cloud, config, options)
-    if chosen.image_bytes:
-        store.limit(chosen.image_bytes)
-    for line in chosen.lines():
-        console.info(line)
-    return chosen.plan

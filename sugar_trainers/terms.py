@@ -153,16 +153,15 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
         "plane_normal", config.plane_normal_factor, "image", _normals, maps=(PLANE,), halo=1
     )
     flat = LossTerm("flatten", config.flatten_factor, "model", flatten)
-    terms = (COLOR, normals, *comparing_terms(config), flat)
-    return tuple(term for term in terms if term.weight > 0)
-
-
-def comparing_terms(config: MultiviewConfig) -> tuple[LossTerm, ...]:
-    """The terms that look at a neighbour."""
-    return (
-        LossTerm("photometric", config.photometric_factor, "image", _photometric, maps=(PLANE,)),
-        LossTerm("geometric", config.geometric_factor, "image", _geometric, maps=(PLANE,)),
+    photo, cycle = config.photometric_factor, config.geometric_factor
+    terms = (
+        COLOR,
+        normals,
+        LossTerm("photometric", photo, "image", _photometric, maps=(PLANE,)),
+        LossTerm("geometric", cycle, "image", _geometric, maps=(PLANE,)),
+        flat,
     )
+    return tuple(term for term in terms if term.weight > 0)
 
 
 def surface_view(gray: Tensor, comparison: Comparison | None) -> SurfaceView:
@@ -227,21 +226,25 @@ def _normals(strip: ImageStrip) -> Tensor:
     return plane_normal_loss(plane, strip.camera, shown.start, edges, rows=rows, total=total)
 
 
-def _photometric(strip: ImageStrip) -> Tensor:
-    def value(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
-        with torch.no_grad():
-            _, weights = comparison.cycle(planes, pixels)
-        return weights * comparison.mismatch(planes, pixels)[0]
+def photometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
+    """1 - NCC of the patches at pixels, by how well the views agree there. (n,)"""
+    with torch.no_grad():
+        _, weights = comparison.cycle(planes, pixels)
+    return weights * comparison.mismatch(planes, pixels)[0]
 
-    return _mean_over_pixels(strip, value)
+
+def geometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
+    """Pixels by which the way to the neighbour and back misses, where both see the same. (n,)"""
+    error, weights = comparison.cycle(planes, pixels)
+    return weights * torch.where(weights > 0, error, 0.0)
+
+
+def _photometric(strip: ImageStrip) -> Tensor:
+    return _mean_over_pixels(strip, photometric_errors)
 
 
 def _geometric(strip: ImageStrip) -> Tensor:
-    def value(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
-        error, weights = comparison.cycle(planes, pixels)
-        return weights * torch.where(weights > 0, error, 0.0)
-
-    return _mean_over_pixels(strip, value)
+    return _mean_over_pixels(strip, geometric_errors)
 
 
 def _mean_over_pixels(

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -59,23 +62,37 @@ class ViewComparer:
         iteration: int,
         view_index: int,
     ) -> SurfaceView:
-        """What terms see beside a render.
+        """What terms see beside a render; arguments as of :meth:`comparison`."""
+        compared = None
+        if self._pixels:
+            depth_of = partial(self._planes_depth, gaussians, split)
+            compared = self.comparison(camera, photograph, depth_of, iteration, view_index)
+        return surface_view(gray_of(photograph), compared)
+
+    def comparison(
+        self,
+        camera: Camera,
+        photograph: Tensor,
+        depth_of: Callable[[Camera], Tensor],
+        iteration: int,
+        view_index: int,
+    ) -> Comparison | None:
+        """What a view is compared with; None where it has no neighbour.
 
         Args:
-            photograph: (H, W, 3), or with a mask (H, W, 4), uint8
+            photograph: (H, W, 3), or (H, W, 4) uint8 with a mask of the pixels to choose from
+            depth_of: Depth of the surface in a view, 0 where unknown. (H', W') world units
             iteration: Absolute; neighbour and pixels follow from it, the seed and ...
             view_index: ... the number of the view in its step.
         """
-        gray, neighbor = gray_of(photograph), None
-        if self._pixels:
-            neighbor = self._neighbors.draw(camera.name, self._seed, iteration, view_index)
+        neighbor = self._neighbors.draw(camera.name, self._seed, iteration, view_index)
         if neighbor is None:
-            return surface_view(gray, None)
-        counted = is_counted(photograph)
+            return None
+        gray, counted = gray_of(photograph), is_counted(photograph)
         counted = torch.ones_like(gray, dtype=torch.bool) if counted is None else counted
         rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
         pixels = spread_pixels(counted, camera.width, self._pixels, rng)
-        return surface_view(gray, self._compared(gaussians, camera, gray, neighbor, pixels, split))
+        return self._compared(camera, gray, neighbor, pixels, depth_of(neighbor))
 
     @torch.no_grad()
     def pictures(
@@ -92,7 +109,8 @@ class ViewComparer:
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
         if neighbors:
             pixels = all_pixels(camera, gray.device)
-            comparison = self._compared(gaussians, camera, gray, neighbors[0], pixels, split)
+            depth = self._planes_depth(gaussians, split, neighbors[0])
+            comparison = self._compared(camera, gray, neighbors[0], pixels, depth)
             output = rasterize(gaussians, camera, rgb=False, plane_reach=self.reach)
             planes = output.plane.reshape(-1, 4)
             mismatch, counted = comparison.mismatch(planes, pixels)
@@ -101,15 +119,11 @@ class ViewComparer:
         maps = {"correlation": correlation, "cycle": weights}
         return {name: grey_picture(values).cpu() for name, values in maps.items()}
 
+    def _planes_depth(self, gaussians: Gaussians, split: ImageSplit, camera: Camera) -> Tensor:
+        return planes_depth_map(gaussians, camera, self.reach, split, self._rasterizer)
+
     def _compared(
-        self,
-        gaussians: Gaussians,
-        camera: Camera,
-        gray: Tensor,
-        neighbor: Camera,
-        pixels: Tensor,
-        split: ImageSplit,
+        self, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor, depth: Tensor
     ) -> Comparison:
-        other = upload(self._images.get(neighbor), gaussians.means.device)
-        depth = planes_depth_map(gaussians, neighbor, self.reach, split, self._rasterizer)
-        return Comparison(ViewPair.of(camera, neighbor), gray, gray_of(other), depth, pixels)
+        other = gray_of(upload(self._images.get(neighbor), gray.device))
+        return Comparison(ViewPair.of(camera, neighbor), gray, other, depth, pixels)

@@ -4,25 +4,26 @@
 ``sh_degree: int = flag(3, "highest degree of the colour", group="vanilla stage")`` is
 ``--sh_degree`` on the command line, ``settings.sh_degree`` in the code, and a row of the tables in
 DOCS/TRAINING.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
-a parser; :func:`from_args` makes the dataclass of what was parsed.
+a parser; :func:`from_args` makes the dataclass of what was parsed. A dataclass that needs more
+than its fields has a class method ``from_flags``, which gets the given ones as keywords.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 
 from sugar_utils.errors import UserError
 from sugar_utils.flags import HelpFormatter, IntList, Parser, boolean, integer
 
-_KEY = "flag"
+_KEY, _SOURCE = "flag", "source"
 MODE_FLAGS = ("preset", "regularization_type")
-"""Flags whose value decides what other flags are where they are not given."""
+"""Flags whose value decides what other flags are where they are not given. The script may set them,
+so a field of such a name need not be a flag."""
 
 Settings = TypeVar("Settings")
 
@@ -73,6 +74,7 @@ def flag(
     *,
     group: str,
     short: str | None = None,
+    long: str = "",
     parse: Callable[[str], Any] | None = None,
     unset: bool = False,
     no_effect_when: str = "",
@@ -90,6 +92,7 @@ def flag(
         help: What it means, for ``--help`` and for the documents.
         group: Heading above it in both.
         short: One-letter form.
+        long: Its form where that is not the name of the field.
         parse: Checks and converts the text; unset: by the type of the default.
         unset: The parser says None where the flag is not given, and the field keeps its default.
         no_effect_when: When the flag has no effect.
@@ -106,7 +109,7 @@ def flag(
         parse = _PARSERS.get(type(default), str)
     declared = Flag(
         "", shown, help, group, short, parse, no_effect_when, missing, options,
-        positional=positional, task=task, modes=modes or {},
+        long=long, positional=positional, task=task, modes=modes or {},
     )  # fmt: skip
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -116,9 +119,16 @@ def without_flags(cls: type) -> Any:
     return dataclasses.field(default_factory=cls, metadata={_KEY: None})
 
 
-def _is_looked_into(field: dataclasses.Field, hints: dict[str, Any]) -> bool:
-    """Whether a field that is no flag holds a dataclass that may have some."""
-    return _KEY not in field.metadata and dataclasses.is_dataclass(hints[field.name])
+def made_of(source: type, default: Callable[[], Any]) -> Any:
+    """A field whose value ``source.from_flags`` makes of the flags of ``source``."""
+    return dataclasses.field(default_factory=default, metadata={_SOURCE: source})
+
+
+def _nested(field: dataclasses.Field, hints: dict[str, Any]) -> type | None:
+    """The dataclass whose flags stand for a field that is no flag; None if there are none."""
+    nested = field.metadata.get(_SOURCE, hints[field.name])
+    looked_into = _KEY not in field.metadata and dataclasses.is_dataclass(nested)
+    return nested if looked_into and next(flags_of(nested), None) is not None else None
 
 
 def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
@@ -132,8 +142,8 @@ def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
     for field in dataclasses.fields(cls):
         declared = field.metadata.get(_KEY)
         if declared is None:
-            if _is_looked_into(field, hints):
-                yield from flags_of(hints[field.name], *groups)
+            if (nested := _nested(field, hints)) is not None:
+                yield from flags_of(nested, *groups)
         elif not groups or declared.group in groups:
             yield dataclasses.replace(declared, name=field.name)
 
@@ -190,24 +200,44 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
         UserError: A flag that must be given is not.
     """
     hints = typing.get_type_hints(cls)
-    values = dict(given)
+    values, nested = dict(given), {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         declared = field.metadata.get(_KEY)
         if field.name in values:
             continue
-        if declared is None:
-            nested = hints[field.name]
-            if _is_looked_into(field, hints) and next(flags_of(nested), None) is not None:
-                values[field.name] = from_args(nested, args)
+        if declared is None and field.name not in MODE_FLAGS:
+            nested[field.name] = _nested(field, hints)
             continue
         value = getattr(args, field.name, None)
-        if value is None:
+        if value is None and declared is not None:
             value = _value_of_mode(declared, args)
         if value is not None:
             values[field.name] = tuple(value) if isinstance(value, list) else value
         elif field.default is MISSING:
             require_given(args, cls, field.name)
-    return cls(**values)
+    # A flag that is missing is told before the device is looked for.
+    values |= {name: from_args(of, args) for name, of in nested.items() if of is not None}
+    return getattr(cls, "from_flags", cls)(**values)
+
+
+def parse(
+    cls: type[Settings],
+    description: str | None,
+    words: Sequence[str] | None = None,
+    **chosen: Any,
+) -> Settings:
+    """The settings that the command line asks for.
+
+    Args:
+        words: The command line; unset: that of the process.
+        chosen: What the script chooses, see :data:`MODE_FLAGS`.
+
+    Raises:
+        UserError: A flag that must be given is not.
+    """
+    parser = parser_of(description, cls)
+    parser.set_defaults(**chosen)
+    return from_args(cls, parser.parse_args(words))
 
 
 def _value_of_mode(declared: Flag, args: argparse.Namespace) -> Any:
@@ -233,44 +263,3 @@ def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
             spelled = "/".join(declared[name].spellings)
             advice = declared[name].missing or "--help_all lists all flags"
             raise UserError(f"{spelled} is missing; {advice}")
-
-
-def flag_table(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
-    """The flags below some headings as lines of a Markdown table.
-
-    Raises:
-        ValueError: The parser has no such heading.
-    """
-    groups = {group.title: group for group in parser._action_groups}
-    lines = ["| flag | default | meaning | without effect |", "|---|---|---|---|"]
-    for title in titles:
-        if title not in groups:
-            raise ValueError(f"no heading {title!r}; there are {', '.join(map(str, groups))}")
-        for action in groups[title]._group_actions:
-            spelled = action.option_strings or [action.dest]
-            names = ", ".join(f"`{name}`" for name in spelled)
-            meaning = _quoted(action.help or "")
-            no_effect_when = _quoted(getattr(action, "no_effect_when", ""))
-            if action.choices is not None:
-                meaning += f" ({', '.join(f'`{choice}`' for choice in action.choices)})"
-            lines.append(f"| {names} | {default_text(action)} | {meaning} | {no_effect_when} |")
-    return lines
-
-
-def default_text(action: argparse.Action) -> str:
-    """The default of a flag as the tables spell it."""
-    if action.required:
-        return "required"
-    if action.nargs == 0:
-        return "off"
-    if action.default is None:
-        return "unset"
-    if isinstance(action.default, list | tuple):
-        return " ".join(map(str, action.default)) or "none"
-    return str(action.default)
-
-
-def _quoted(text: str) -> str:
-    """A help text as Markdown: names of flags are code."""
-    text = text.replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
-    return re.sub(r"(?<![\w`/-])(--?[a-z]\w*)", r"`\1`", text)

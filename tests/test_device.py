@@ -26,7 +26,7 @@ from sugar_pipeline.plan import full_plan
 from sugar_utils import device as device_module
 from sugar_utils.device import CudaFacts, DeviceChoice, Gpu, choose_device, cuda_facts, upload
 from sugar_utils.errors import UserError
-from sugar_utils.settings import from_args
+from sugar_utils.settings import parse
 from tests.support.tiny_scene import run_cli
 
 ADA = Gpu("NVIDIA GeForce RTX 4070", (8, 9))
@@ -209,14 +209,8 @@ def test_asking_for_a_rasterizer_without_a_gpu_is_an_error(capsys):
 
 
 def test_scripts_without_training_have_no_choice_of_rasterizer():
-    assert from_args(DeviceFlags, metrics_args()).choose().rasterizer is WARP
+    assert parse(DeviceFlags, None, ["--device", "cpu"]).rasterizer is WARP
     assert Compute().device == torch.device("cpu")
-
-
-def metrics_args():
-    from sugar_pipeline.model_metrics import metrics_parser
-
-    return metrics_parser(None).parse_args(["--device", "cpu"])
 
 
 def test_the_driver_says_which_cuda_it_supports(monkeypatch):

@@ -7,6 +7,7 @@ There is no second device on most machines, so one is pretended; see ``pretend_d
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import numpy as np
@@ -276,7 +277,8 @@ def test_textures_and_measuring_work_on_the_device(uv_texture, scene, tmp_path):
     root = tmp_path / "output"
     checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
     options = MetricsOptions(
-        scenes={scene.root: checkpoint},
+        scene_config=json.dumps({str(scene.root): str(checkpoint)}),
+        regularization_type="dn_consistency",
         n_vertices_in_mesh=300,
         gaussians_per_triangle=3,
         evaluate_vanilla=True,
@@ -284,9 +286,7 @@ def test_textures_and_measuring_work_on_the_device(uv_texture, scene, tmp_path):
         output_dir=root,
         compute=Compute(GPU),
     )
-    model = save_model(
-        root / "refined" / "scene", refined_state(), options.refined_name(scene.root)
-    )
+    model = save_model(root / "refined" / "scene", refined_state(), options.refined_name)
     with pretend_gpu():
         if uv_texture:
             extract_textured_mesh(

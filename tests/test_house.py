@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sugar_pipeline.doctor import TESTED_TORCH
-from sugar_pipeline.flag_tables import PARSERS, flag_rows, with_tables
+from sugar_pipeline.flag_tables import PARSERS, flag_rows, parser_for, with_tables
 from tests.support.repository import (
     FLOORS,
     ROOT,
@@ -45,6 +45,7 @@ RUNNERS = {
     "gaussian_splatting.engine.runner",
     "sugar_utils.flags",
     "sugar_utils.frame",
+    "sugar_utils.settings",
 }
 """All that an entry point may import of ours: parsers and runners."""
 
@@ -212,7 +213,7 @@ def test_the_tables_of_flags_are_current():
 
 @pytest.mark.parametrize("entry", PARSERS)
 def test_every_flag_of_an_entry_point_is_in_a_table(entry):
-    parser, lines = PARSERS[entry](None), set(TRAINING.read_text(encoding="utf-8").splitlines())
+    parser, lines = parser_for(entry), set(TRAINING.read_text(encoding="utf-8").splitlines())
     headings = [group.title for group in parser._action_groups if group.title != "options"]
     for heading in headings:
         missing = [row for row in flag_rows(parser, heading) if row not in lines]
@@ -251,7 +252,7 @@ def test_commands_in_the_documents_have_flags_that_exist():
     commands = list(documented_commands())
     assert len(commands) > 5
     for document, (entry, *words) in commands:
-        _, unknown = PARSERS[entry](None).parse_known_args(words)
+        _, unknown = parser_for(entry).parse_known_args(words)
         assert not unknown, f"{document}: {entry} {' '.join(words)}"
 
 

@@ -27,7 +27,7 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_scene.field_kernels import pair_bytes
-from sugar_trainers.multiview_config import MultiviewConfig, densification
+from sugar_trainers.multiview_config import DensificationLimit, MultiviewConfig
 from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
@@ -67,7 +67,7 @@ def test_multiview_is_forecast_for_as_many_gaussians_as_it_may_have():
 
     def forecast(cloud, limit=None) -> float:
         views = [ViewLoad.of(project(cloud.activate(), camera))]
-        config = MultiviewConfig(densification=densification(limit))
+        config = MultiviewConfig(densification=DensificationLimit.from_flags(limit))
         load = stage_loads(cloud, config, views)(OptimizerConfig())["multiview"]
         return predicted_bytes(load, MemoryPlan())
 

@@ -25,13 +25,16 @@ from sugar_scene.reprojection import (
     cycle_error,
     cycle_weights,
     plane_depth,
+    triangle_planes,
 )
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.losses import (
     edge_weights,
     flatness_loss,
     gray_values,
     plane_normal_loss,
 )
+from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 
 NORMAL = np.array([0.2, -0.1, 1.0]) / np.linalg.norm([0.2, -0.1, 1.0])
@@ -97,6 +100,24 @@ def test_rays_along_a_plane_and_planes_behind_have_no_depth():
     depth.sum().backward()
     assert torch.isfinite(planes.grad).all()
     assert not planes.grad[1:].any()
+
+
+def test_planes_of_triangles_have_the_depth_of_the_triangles_and_move_with_them():
+    ball, camera = icosahedron(), view(width=90, height=70, focal=60.0)
+    vertices, faces = torch.tensor(ball.vertices, dtype=torch.float32), torch.tensor(ball.faces)
+    hits = rasterize_triangles(vertices, faces, camera)
+    rays = pixel_rays(camera, dtype=torch.float32, device=torch.device("cpu"))
+    assert int(hits.covered.sum()) > 300
+    chosen = hits.face[hits.covered]
+    planes = triangle_planes(vertices, faces, camera, chosen)
+    depth, known = plane_depth(planes, rays[hits.covered])
+    assert known.float().mean() > 0.95
+    torch.testing.assert_close(depth[known], hits.depth[hits.covered][known], rtol=1e-4, atol=1e-5)
+    some = chosen.unique()[:3]
+    assert torch.autograd.gradcheck(
+        lambda moved: triangle_planes(moved, faces, camera, some),
+        vertices.double().requires_grad_(True), atol=1e-5,
+    )  # fmt: skip
 
 
 def flat_pixels(camera: Camera, dtype=torch.float64) -> Tensor:

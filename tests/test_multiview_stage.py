@@ -7,7 +7,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,9 +28,9 @@ from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.reprojection import UNCOUNTED, NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
-from sugar_trainers.multiview_stage import MultiviewStage, options_of_mode, views_that_see
+from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.refine_stage import MeshView, RefineStage
 from sugar_trainers.terms import gray_of, spread_pixels
 from sugar_trainers.view_comparison import ViewComparer
 from tests.support.mesh_scenes import icosahedron
@@ -273,13 +272,24 @@ def test_the_refinement_compares_views_too(scene):
     assert gradients["vertices"].any()
 
 
+def test_comparing_views_moves_the_mesh_and_nothing_else(scene):
+    """Opacity must not be a way to make views agree: a transparent mesh would."""
+    with_terms = see(bound_stage(scene, refine_surface_terms=True), scene, iteration=1)[1]
+    stage = bound_stage(scene, refine_surface_terms=True)
+    stage.terms = tuple(t for t in stage.terms if t.name not in ("photometric", "geometric"))
+    without = see(stage, scene, iteration=1)[1]
+    assert not torch.equal(with_terms.pop("vertices"), without.pop("vertices"))
+    for name, gradient in without.items():
+        assert torch.equal(with_terms[name], gradient), name
+
+
 def test_pixels_that_the_mesh_does_not_cover_pull_at_nothing(scene):
     """The same photograph with another background."""
     gradients = []
     for shade in (0, 200):
         stage = bound_stage(scene, refine_surface_terms=True)
         camera = scene.cameras[3]
-        covered = stage._covered(camera)
+        covered = MeshView(stage.model.cloud, camera).hits(camera).covered
         assert 0.1 < float(covered.float().mean()) < 0.6
         with ImageStore(budget_bytes=10**8) as store:
             photograph = store.get(camera).clone()
@@ -364,7 +374,7 @@ def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
     options = metrics_options(metrics_parser(None).parse_args(words))
     assert options.variant == "tsdf"
     assert options.result_path.name == "results_multiview_tsdf.json"
-    name = options.refined_name(Path("a/scene"))
+    name = options.refined_name
     assert name.startswith("sugarfine_3Dgs7000_multiview_tsdf_decim1000000")
     poisson = metrics_options(
         metrics_parser(None).parse_args([*words, "--mesh_extractor", "poisson"])
@@ -375,9 +385,6 @@ def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
 def test_flags_of_other_modes_are_named(scene, checkpoint, tmp_path):
     words = ["-s", str(scene.root), "-c", str(checkpoint), "-r", "multiview"]
     args = train_parser(None).parse_args([*words, "--sdf_samples", "5"])
-    messages = options_of_mode(args, "multiview", None).messages
-    assert "--sdf_samples: no effect with multiview" in messages
-    unset = train_parser(None).parse_args(words)
-    assert not any("sdf_samples" in line for line in train_plan(unset).coarse.messages)
-    plain = options_of_mode(train_parser(None).parse_args(words), "multiview", None)
-    assert not any("no effect" in message for message in plain.messages)
+    assert "--sdf_samples: no effect with multiview" in train_plan(args).messages
+    plain = train_plan(train_parser(None).parse_args(words))
+    assert not any("no effect" in line for line in (*plain.messages, *plain.coarse.messages))

@@ -334,7 +334,7 @@ def test_metrics_find_what_the_pipeline_writes(extractor, tmp_path):
     config = json.dumps({"scans/cup": "vanilla"})
     words = ("--scene_config", config, "-r", "density", *way)
     options = metrics_options(metrics_parser(None).parse_args([*map(str, words)]))
-    assert options.refined_name(Path("scans/cup")) == plan.refine.name
+    assert options.refined_name == plan.refine.name
     assert options.result_path.stem.endswith("_tsdf") == (extractor == "tsdf")
 
 
@@ -358,7 +358,7 @@ def test_metrics_name_the_model_that_is_no_refined_one(inputs, tmp_path, capsys)
     config = json.dumps({str(inputs[1]): str(inputs[3])})
     words = ["--scene_config", config, "-r", "density", "--output_dir", tmp_path]
     options = metrics_options(metrics_parser(None).parse_args([*map(str, words)]))
-    folder = tmp_path / "refined" / inputs[1].name / options.refined_name(inputs[1])
+    folder = tmp_path / "refined" / inputs[1].name / options.refined_name
     path = folder / "15000.pt"
     folder.mkdir(parents=True)
     coarse = TrainableCloud(tiny_cloud(), LearningRates(), 1.0).state()

@@ -25,7 +25,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
-from gaussian_splatting.optim.optimizer_config import OptimizerConfig, optimizer_config
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils import device
@@ -215,10 +215,10 @@ def test_torchrun_is_recognised_by_all_of_its_variables():
 
 
 def test_views_per_step_follow_the_number_of_processes(launched):
-    assert optimizer_config(vanilla_args()).views_per_step == 4
-    assert optimizer_config(vanilla_args("--views_per_step", "8")).views_per_step == 8
+    assert from_args(OptimizerConfig, vanilla_args()).views_per_step == 4
+    assert from_args(OptimizerConfig, vanilla_args("--views_per_step", "8")).views_per_step == 8
     with pytest.raises(UserError, match="--views_per_step 6: 4 processes cannot share them"):
-        optimizer_config(vanilla_args("--views_per_step", "6"))
+        from_args(OptimizerConfig, vanilla_args("--views_per_step", "6"))
 
 
 def test_only_the_first_process_prints_errors_that_all_know(launched, monkeypatch, capsys):
@@ -273,14 +273,14 @@ def test_each_process_takes_the_gpu_of_its_own_number(launched, monkeypatch):
     monkeypatch.setattr(
         compute, "choose_rasterizer", lambda *a: (happened.append("rasterizer"), choose(*a))[1]
     )
-    assert from_args(BackendFlags, vanilla_args()).choose().device == torch.device("cuda", 1)
+    assert from_args(BackendFlags, vanilla_args()).device == torch.device("cuda", 1)
     # Before anything computes there: pinned memory would open a context on the first GPU.
     assert happened == [torch.device("cuda", 1), "rasterizer"]
     with pytest.raises(UserError, match="--gpu 0: each of the 4 processes takes the GPU"):
-        from_args(BackendFlags, vanilla_args("--gpu", "0")).choose()
+        from_args(BackendFlags, vanilla_args("--gpu", "0"))
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match="--gpu 2: there is no such CUDA device"):
-        from_args(BackendFlags, vanilla_args()).choose()
+        from_args(BackendFlags, vanilla_args())
 
 
 def test_scripts_that_do_not_train_refuse_torchrun(launched):

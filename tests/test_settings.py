@@ -11,6 +11,7 @@ import pytest
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
+from sugar_pipeline.flag_tables import flag_rows
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.refine_config import RefineConfig
@@ -19,7 +20,6 @@ from sugar_utils.flags import TASKS, HelpFormatter, Parser, positive_int
 from sugar_utils.settings import (
     add_flags,
     flag,
-    flag_table,
     flags_of,
     from_args,
     without_flags,
@@ -86,10 +86,10 @@ def test_headings_choose_and_a_flag_that_is_there_is_not_added_again():
 def test_a_table_has_what_a_field_says():
     parser = Parser()
     add_flags(parser, Outer)
-    *_, box = flag_table(parser, "outer")
-    assert box == "| `--box` | unset | its size, &lt; 5 | with `--scene` x |"
+    *_, box = flag_rows(parser, "outer")
+    assert box == "| `--box` | – | its size, &lt; 5. *No effect: with `--scene` x* |"
     with pytest.raises(ValueError, match="no heading 'x'"):
-        flag_table(parser, "x")
+        flag_rows(parser, "x")
 
 
 def test_help_says_when_a_flag_does_nothing():
@@ -128,7 +128,7 @@ def test_a_field_that_is_added_to_the_settings_is_a_flag_that_reaches_them():
     parser = Parser()
     add_flags(parser, WithAFlag, "coarse stage")
     assert from_args(WithAFlag, parser.parse_args(["--blur", "2"])).blur == 2.0
-    assert "| `--blur` | 0.5 | width of a blur |  |" in flag_table(parser, "coarse stage")
+    assert "| `--blur` | 0.5 | width of a blur |" in flag_rows(parser, "coarse stage")
 
 
 def test_every_flag_of_the_program_has_a_help_text_and_a_heading():

@@ -28,17 +28,18 @@ from gaussian_splatting.rasterization import (
     rasterizers,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_run import vanilla_options, vanilla_parser
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
-from sugar_trainers.coarse_stage import CoarseStage, coarse_options, coarse_parser
+from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
 from sugar_trainers.losses import depth_normal_consistency
 from sugar_trainers.refine_config import RefineConfig
-from sugar_trainers.refine_stage import RefineStage, refine_options, refine_parser
+from sugar_trainers.refine_stage import RefineOptions, RefineStage
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
+from sugar_utils.settings import parse
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
@@ -324,8 +325,8 @@ def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
 
 
 def coarse_memory_of(*flags):
-    args = coarse_parser(None).parse_args(["-s", "scene", "-c", "checkpoint", *flags])
-    options = coarse_options(args, "density", None)
+    words = ["-s", "scene", "-c", "checkpoint", *flags]
+    options = parse(CoarseOptions, None, words, regularization_type="density")
     return options.memory, options.messages
 
 
@@ -341,14 +342,12 @@ def test_flags_choose_the_strips():
     assert coarse_memory_of("--use_gradient_checkpointing", "True")[0].split.recompute
 
 
-def test_flags_act_in_every_trainer(tmp_path):
+def test_flags_act_in_every_trainer():
     flags = ["--gradient_accumulation", "True", "--accumulation_steps", "5"]
-    args = vanilla_parser(None).parse_args(["-s", "scene", "-m", "model", *flags])
-    assert vanilla_options(args).memory.split == ImageSplit(5)
-    mesh = tmp_path / "mesh.ply"
-    mesh.touch()
-    args = refine_parser(None).parse_args(["-s", "a", "-c", "b", "-m", str(mesh), *flags])
-    assert refine_options(args).memory.split == ImageSplit(5)
+    vanilla = parse(VanillaOptions, None, ["-s", "scene", "-m", "model", *flags])
+    assert vanilla.memory.split == ImageSplit(5)
+    refine = parse(RefineOptions, None, ["-s", "a", "-c", "b", "-m", "mesh.ply", *flags])
+    assert refine.memory.split == ImageSplit(5)
 
 
 def test_no_steps_are_refused(capsys):

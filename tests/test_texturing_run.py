@@ -19,10 +19,10 @@ from gaussian_splatting.data.reference_layout import point_cloud_path, write_exp
 from gaussian_splatting.engine.checkpoint import save_payload
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
-from sugar_extractors.texture.texturing import TextureOptions, texture_options, texture_parser
+from sugar_extractors.texture.texturing import TextureOptions, texture_parser
 from sugar_scene.mesh_bound import FACES, STATE_NAMES
 from sugar_utils.flags import Parser
-from sugar_utils.settings import add_flags
+from sugar_utils.settings import add_flags, from_args
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import load_pt, make_tiny_checkpoint, make_tiny_scene, run_cli
 
@@ -278,7 +278,7 @@ def test_wrong_flags_are_one_line(inputs, tmp_path, capsys):
 def test_flags_have_the_defaults_of_the_original(inputs):
     _, shared, model = inputs
     args = texture_parser(None).parse_args([str(w) for w in (*shared, "-m", model, "-g", 1)])
-    options = texture_options(args)
+    options = from_args(TextureOptions, args)
     assert options.square_size == 10
     assert options.n_gaussians_per_surface_triangle is None
     assert not options.postprocess_mesh

@@ -45,18 +45,18 @@ from sugar_pipeline.viewing.view_run import (
     REFINED,
     TEXTURED,
     VANILLA,
+    ViewOptions,
     cut_result,
     find_results,
     first_view,
     layer_of,
     scene_context,
-    view_options,
-    view_parser,
 )
 from sugar_scene.geometry import covariances
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
+from sugar_utils.settings import parse
 from tests.support.mesh_scenes import icosahedron, sphere
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import (
@@ -247,7 +247,7 @@ def free_port() -> int:
 
 
 def options_of(*words: object):
-    return view_options(view_parser(None).parse_args([str(word) for word in words]))
+    return parse(ViewOptions, None, [str(word) for word in words])
 
 
 @pytest.fixture

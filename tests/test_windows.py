@@ -17,7 +17,7 @@ from gaussian_splatting.engine.run_directory import Identity, RunDirectory
 from sugar_extractors.mesh.mesh_config import mesh_name
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.plan import full_plan
-from sugar_trainers.naming import coarse_directory, refined_name, scene_name
+from sugar_trainers.naming import coarse_name, refined_name, scene_name
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link
 from tests.support.repository import (
@@ -118,10 +118,10 @@ def test_identities_are_text():
 def test_names_of_ours_are_allowed_on_windows(value):
     parent = WindowsPath("out")
     for regularization in ("sdf", "density", "dn_consistency"):
-        coarse = coarse_directory(parent, 7000, regularization, value, value)
+        coarse = coarse_name(7000, regularization, value, value)
         for variant in ("", "tsdf", "poissoncenters", "marchingcubes"):
-            mesh = mesh_name(coarse.name, value, 200_000, variant)
-            for name in (coarse.name, mesh, refined_name(parent / mesh, value, 6)):
+            mesh = mesh_name(coarse, value, 200_000, variant)
+            for name in (coarse, mesh, refined_name(parent / mesh, value, 6)):
                 assert not RESERVED.search(name), name
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, equal
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.runner import run_stage
-from gaussian_splatting.vanilla.vanilla_run import vanilla_options, vanilla_parser
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import train_parser
+from sugar_utils.settings import parse
 
 LEAST_PSNR = 15.0
 """Below this nothing was learnt, whatever the scene."""
@@ -39,7 +40,7 @@ def _words(setup: Setup, more: str) -> list[str]:
 def _vanilla(setup: Setup, folder: Path, more: str) -> Path:
     """Train; the folder of checkpoints."""
     flags = [*_words(setup, more), "-m", str(folder)]
-    run_stage(vanilla_options(vanilla_parser(None).parse_args(flags)))
+    run_stage(parse(VanillaOptions, None, flags))
     return folder / "checkpoints"
 
 

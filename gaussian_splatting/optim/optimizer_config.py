@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import torch
 from gaussian_splatting.shared_flags import optional_boolean
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int
-from sugar_utils.settings import flag, from_args
+from sugar_utils.settings import flag
 from sugar_utils.torchrun import Launch
 
 StateFormat = Literal["fp32", "bf16", "8bit"]
@@ -51,6 +50,22 @@ class OptimizerConfig:
         1, "views whose gradients are averaged in one step, a multiple of the number of processes; "
         "unset: one for each process", group="run", parse=positive_int, unset=True,
     )  # fmt: skip
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> OptimizerConfig:
+        """The settings for the processes that torchrun started.
+
+        Raises:
+            UserError: The processes cannot share the views of a step evenly.
+        """
+        size = Launch.read().size
+        views = flags.setdefault("views_per_step", size)
+        if views % size != 0:
+            raise UserError(
+                f"--views_per_step {views}: {size} processes cannot share them evenly; give a "
+                f"multiple of {size}"
+            )
+        return cls(**flags)
 
     def value_dtype(self, name: str) -> torch.dtype:
         """Type in which a parameter is stored."""
@@ -91,15 +106,3 @@ def stage_identity(config: Any, *without: str) -> dict[str, Any]:
     """The settings of a stage that decide its result, as JSON values."""
     values = fields_without(config, "split", "optimizer", "exposure", *without)
     return {**values, **config.exposure.identity(), **config.optimizer.identity()}
-
-
-def optimizer_config(args: argparse.Namespace) -> OptimizerConfig:
-    """The settings that were parsed, for the processes that torchrun started."""
-    size = Launch.read().size
-    views = args.views_per_step or size
-    if views % size != 0:
-        raise UserError(
-            f"--views_per_step {views}: {size} processes cannot share them evenly; give a "
-            f"multiple of {size}"
-        )
-    return from_args(OptimizerConfig, args, views_per_step=views)

@@ -20,7 +20,7 @@ from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
 from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig
-from sugar_utils.flags import positive_int, unit_float
+from sugar_utils.flags import positive_float, positive_int, unit_float
 from sugar_utils.settings import flag
 
 SH_DEGREE = 3
@@ -70,6 +70,17 @@ class VanillaConfig:
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
     random_seed: int = random_seed()
+    schedule_scale: float = _flag(
+        1.0, "multiply the milestones of learning rates, densification and opacity reset, for "
+        "quick runs; --iterations and lists of iterations are taken as they are",
+        parse=positive_float, task="time and memory",
+    )  # fmt: skip
+
+    @classmethod
+    def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> VanillaConfig:
+        """The settings with their schedule scaled."""
+        flags.setdefault("iterations", scaled(cls.iterations, schedule_scale))
+        return cls(**flags).with_schedule(schedule_scale)
 
     @property
     def scores(self) -> bool:
@@ -105,7 +116,7 @@ class VanillaConfig:
         """The settings that decide the result, as JSON values, once they are settled."""
         values = fields_without(
             self, "preset", "optimizer", "split", "exposure", "robustness", "scoring", "growth",
-            "init",
+            "init", "schedule_scale",
         )  # fmt: skip
         if self.starts_dense:
             values["init"] = "dense"
@@ -128,4 +139,5 @@ class VanillaConfig:
             densification=replace(self.densification, **milestones),
             exposure=self.exposure.with_schedule(scale),
             sh_interval=scaled(self.sh_interval, scale),
+            schedule_scale=self.schedule_scale * scale,
         )

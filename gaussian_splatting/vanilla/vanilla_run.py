@@ -42,9 +42,7 @@ from gaussian_splatting.engine.run_directory import (
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import exposures_of
-from gaussian_splatting.optim.optimizer_config import optimizer_config
-from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.shared_flags import ScheduleFlags, checkpoint_interval
+from gaussian_splatting.shared_flags import checkpoint_interval
 from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
@@ -56,13 +54,40 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
-from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
+from sugar_utils.settings import add_flags, flag, flags_of, made_of, parser_of
 
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
 VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
 
 _flag = partial(flag, group="vanilla trainer")
+
+
+_inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
+_CHECKED = "non-finite numbers are detected in every iteration"
+_SHORT = "output that is not a terminal is short anyway"
+
+
+@dataclass(frozen=True)
+class InertFlags:
+    """Flags of the reference that old commands carry; using one says that it does nothing."""
+
+    position_lr_delay_mult: str | None = _inert(None, "it is inert in the reference as well")
+    data_device: str | None = _inert(None, "photographs stay in memory as bytes")
+    ip: str | None = _inert(None, "a run is watched with --viewer")
+    port: str | None = _inert(None, "a run is watched with --viewer")
+    debug_from: str | None = _inert(None, _CHECKED)
+    quiet: bool = _inert(False, _SHORT, action="store_true")
+    detect_anomaly: bool = _inert(False, _CHECKED, action="store_true")
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given."""
+        return tuple(
+            f"--{inert.name} has no effect: {inert.help}"
+            for inert in flags_of(InertFlags)
+            if getattr(self, inert.name) not in (None, False)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +129,27 @@ class VanillaOptions:
     save_iterations: tuple[int, ...] = _flag(
         (7_000, 30_000), "when to write a PLY; the last iteration always"
     )
+    start_checkpoint: Path | None = _flag(
+        None, "the same as --resume PATH", parse=Path,
+        no_effect_when="if --resume is given as well",
+    )  # fmt: skip
     memory: MemoryOptions = field(default_factory=MemoryOptions)
-    compute: Compute = field(default_factory=Compute)
+    compute: Compute = made_of(BackendFlags, Compute)
+    inert: InertFlags = field(default_factory=InertFlags)
     run: RunOptions = field(default_factory=RunOptions)
-    messages: tuple[str, ...] = ()
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> VanillaOptions:
+        """The run that was asked for."""
+        start, run = flags.get("start_checkpoint"), flags["run"]
+        if start is not None and run.resume == "auto":
+            flags["run"] = replace(run, resume=str(start))
+        return cls(**flags)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but cannot act."""
+        return *self.memory.messages, *budget_messages(self.memory), *self.inert.messages
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result."""
@@ -153,7 +195,8 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     )
     short = replace(
         options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
-        save_iterations=(), checkpoint_iterations=(), messages=(),
+        save_iterations=(), checkpoint_iterations=(), inert=InertFlags(),
+        memory=replace(options.memory, vram_budget=None),
     )  # fmt: skip
     return run_stage(short, prepare=partial(_stage_run, scene, short))
 
@@ -332,61 +375,15 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
     write_input_ply(options.model_path, scene.points, scene.points_rgb)
 
 
-_inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
-_CHECKED = "non-finite numbers are detected in every iteration"
-_SHORT = "output that is not a terminal is short anyway"
-
-
-@dataclass(frozen=True)
-class InertFlags:
-    """Flags of the reference that old commands carry; using one says that it does nothing."""
-
-    position_lr_delay_mult: str | None = _inert(None, "it is inert in the reference as well")
-    data_device: str | None = _inert(None, "photographs stay in memory as bytes")
-    ip: str | None = _inert(None, "a run is watched with --viewer")
-    port: str | None = _inert(None, "a run is watched with --viewer")
-    debug_from: str | None = _inert(None, _CHECKED)
-    quiet: bool = _inert(False, _SHORT, action="store_true")
-    detect_anomaly: bool = _inert(False, _CHECKED, action="store_true")
-
-
-@dataclass(frozen=True)
-class StartFlags:
-    """The reference's name for a checkpoint to continue."""
-
-    start_checkpoint: Path | None = flag(
-        None, "the same as --resume PATH", group="vanilla trainer", parse=Path,
-        no_effect_when="if --resume is given as well",
-    )  # fmt: skip
-
-
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
     """All flags of ``gaussian_splatting/train.py``, spelled as in the reference."""
     parser = parser_of(description)
     switch: dict[str, Any] = {
         "short": "-w", "group": "vanilla trainer", "options": {"action": "store_true"}
     }  # fmt: skip
-    scale = {
-        "help": "multiply the milestones of learning rates, densification and opacity reset, for "
-        "quick runs; --iterations and lists of iterations are taken as they are",
-        "no_effect_when": "",
-        "group": "vanilla trainer",
-    }
     free = {"no_effect_when": ""}
     add_flags(parser, VanillaOptions, white_background=switch, init_ply=free, max_gaussians=free)
-    for flags in (StartFlags, BackendFlags, MemoryOptions, InertFlags, RunOptions):
-        add_flags(parser, flags)
-    add_flags(parser, ScheduleFlags, schedule_scale=scale)
     return parser
-
-
-def inert_messages(args: argparse.Namespace) -> list[str]:
-    """One line for each flag given that has no effect."""
-    return [
-        f"--{inert.name} has no effect: {inert.help}"
-        for inert in flags_of(InertFlags)
-        if getattr(args, inert.name) not in (None, False)
-    ]
 
 
 def budget_messages(memory: MemoryOptions) -> tuple[str, ...]:
@@ -396,27 +393,4 @@ def budget_messages(memory: MemoryOptions) -> tuple[str, ...]:
     return (
         "--vram_budget has no effect on vanilla training, whose Gaussians grow in number: bound "
         "them with --max_gaussians",
-    )
-
-
-def vanilla_config(args: argparse.Namespace) -> VanillaConfig:
-    """Settings of the optimisation, the schedule scaled."""
-    iterations = args.iterations or scaled(VanillaConfig.iterations, args.schedule_scale)
-    config = from_args(VanillaConfig, args, iterations=iterations, optimizer=optimizer_config(args))
-    return config.with_schedule(args.schedule_scale)
-
-
-def vanilla_options(args: argparse.Namespace) -> VanillaOptions:
-    """The run that was asked for."""
-    args = argparse.Namespace(**vars(args))
-    if args.start_checkpoint is not None and args.resume == "auto":
-        args.resume = str(args.start_checkpoint)
-    memory = from_args(MemoryOptions, args)
-    return from_args(
-        VanillaOptions,
-        args,
-        config=vanilla_config(args),
-        memory=memory,
-        compute=from_args(BackendFlags, args).choose(),
-        messages=(*memory.messages, *budget_messages(memory), *inert_messages(args)),
     )

@@ -37,7 +37,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.flags import positive_int
 from sugar_utils.memory import format_bytes
-from sugar_utils.settings import add_flags, flag, from_args, parser_of
+from sugar_utils.settings import add_flags, flag, parser_of
 
 PRINTED = ("stl", "3mf")
 GAUSSIANS = ("spz", "splat", "ply", "gltf")
@@ -144,10 +144,6 @@ def export_parser(description: str | None) -> argparse.ArgumentParser:
     parser = parser_of(description)
     add_flags(parser, ExportOptions, **_PLACEMENT)
     return parser
-
-
-def export_options(args: argparse.Namespace) -> ExportOptions:
-    return from_args(ExportOptions, args)
 
 
 def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:

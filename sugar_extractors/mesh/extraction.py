@@ -32,7 +32,6 @@ from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
-from sugar_utils.flags import require_box
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
 
@@ -82,7 +81,6 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
             "-m/--coarse_model_path is missing; pass the .pt of a coarse run, or "
             "--use_vanilla_3dgs True to mesh the vanilla Gaussians"
         )
-    require_box(options.bboxmin, options.bboxmax)
     if any(not 0 < level < 1 for level in options.surface_levels):
         raise UserError(
             f"--surface_level {options.surface_levels} must lie between 0 and 1; 0.3 is usual"

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from gaussian_splatting.compute import DeviceFlags
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.shared_flags import Preset, preset
 from sugar_extractors.mesh.level_sets import (
@@ -34,6 +34,7 @@ from sugar_utils.flags import (
     positive_float,
     positive_int,
     positive_or_auto,
+    require_box,
     share,
     vector3,
 )
@@ -46,6 +47,7 @@ MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
 
 COARSE_FLAG, OUTPUT_FLAG = "--coarse_model_path", "--mesh_output_dir"
 EXTRACTORS = ("poisson", "tsdf")
+ABLATIONS = ("use_centers_to_extract_mesh", "use_marching_cubes")
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
 
@@ -84,10 +86,17 @@ class MeshOptions(CaptureOptions):
     mesh_output_dir: Path | None = _alone(
         None, "folder of the meshes; unset: output/coarse_mesh/<scene>", short="-o", parse=Path
     )
-    # Densities, one mesh for each; unused by tsdf.
-    surface_levels: tuple[float, ...] = SURFACE_LEVELS
-    # Triangles of foreground and background; one mesh for each.
-    decimation_targets: tuple[int, ...] = DECIMATION_TARGETS
+    surface_levels: tuple[float, ...] = _alone(
+        SURFACE_LEVELS, f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each",
+        short="-l", long="--surface_level", unset=True,
+        parse=lambda text: (non_negative_float(text),),
+        no_effect_when="with --mesh_extractor tsdf",
+    )  # fmt: skip
+    decimation_targets: tuple[int, ...] = _alone(
+        DECIMATION_TARGETS, f"triangles of the foreground and of the background; unset: "
+        f"{DECIMATION_TARGETS}, a mesh each", short="-d", long="--decimation_target", unset=True,
+        parse=lambda text: (positive_int(text),),
+    )  # fmt: skip
     mesh_extractor: str = _flag(
         "poisson", "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
         "rendered depth; unset: tsdf of a multiview model, else poisson", choices=EXTRACTORS,
@@ -161,6 +170,22 @@ class MeshOptions(CaptureOptions):
     preset: Preset = preset("only extract_mesh.py")
     random_seed: int = _alone(0, "seed of the choice of pixels")
     overwrite: bool = _alone(False, "replace meshes that were made with other settings")
+    use_centers_to_extract_mesh: bool = _alone(
+        False, "ablation of the paper, not offered: True is an error"
+    )
+    use_marching_cubes: bool = _alone(
+        False, "ablation of the paper, not offered: True is an error; --mesh_extractor tsdf gives "
+        "a surface without Poisson",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        require_box(self.bboxmin, self.bboxmax)
+        for name in ABLATIONS:
+            if getattr(self, name):
+                raise UserError(
+                    f"--{name}: this ablation of the paper is not offered, its surfaces are worse; "
+                    "leave it out, or pass --mesh_extractor tsdf for a surface without Poisson"
+                )
 
     @property
     def n_surface_points(self) -> int:
@@ -202,7 +227,7 @@ class MeshOptions(CaptureOptions):
         skipped = {
             "preset", "scene_path", "checkpoint_path", "coarse_model_path", "mesh_output_dir",
             "compute", "mask_options", "view_options", "overwrite", "surface_levels",
-            "decimation_targets", "poisson" if is_tsdf else "tsdf",
+            "decimation_targets", "poisson" if is_tsdf else "tsdf", *ABLATIONS,
         }  # fmt: skip
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
@@ -240,57 +265,13 @@ def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") 
     return f"sugarmesh_{model}{kind}_decim{target}.ply"
 
 
-@dataclass(frozen=True)
-class MeshScriptFlags:
-    """Which meshes ``extract_mesh.py`` makes; the pipelines make one."""
-
-    surface_level: float | None = _alone(
-        None, f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each", short="-l",
-        parse=non_negative_float, no_effect_when="with --mesh_extractor tsdf",
-    )  # fmt: skip
-    decimation_target: int | None = _alone(
-        None, f"triangles of the foreground and of the background; unset: {DECIMATION_TARGETS}, a "
-        "mesh each", short="-d", parse=positive_int,
-    )  # fmt: skip
-    use_centers_to_extract_mesh: bool = _alone(
-        False, "ablation of the paper, not offered: True is an error"
-    )
-    use_marching_cubes: bool = _alone(
-        False, "ablation of the paper, not offered: True is an error; --mesh_extractor tsdf gives "
-        "a surface without Poisson",
-    )  # fmt: skip
-
-    @property
-    def choices(self) -> dict[str, object]:
-        """Fields of ``MeshOptions`` that follow from the flags above."""
-        for name in ("use_centers_to_extract_mesh", "use_marching_cubes"):
-            if getattr(self, name):
-                raise UserError(
-                    f"--{name}: this ablation of the paper is not offered, its surfaces are worse; "
-                    "leave it out, or pass --mesh_extractor tsdf for a surface without Poisson"
-                )
-        chosen: dict[str, object] = {}
-        if self.surface_level is not None:
-            chosen["surface_levels"] = (self.surface_level,)
-        if self.decimation_target is not None:
-            chosen["decimation_targets"] = (self.decimation_target,)
-        return chosen
-
-
-def mesh_parser(description: str | None) -> argparse.ArgumentParser:
-    return parser_of(description, MeshOptions, MeshScriptFlags, DeviceFlags)
-
-
-def mesh_options(args: argparse.Namespace) -> MeshOptions:
-    """The extraction that was asked for, in the mode that the coarse model was trained in."""
-    chosen = from_args(MeshScriptFlags, args).choices
+def mesh_options(description: str | None, words: Sequence[str] | None = None) -> MeshOptions:
+    """The extraction that was asked for, with the mode that the coarse model was trained in."""
+    args = parser_of(description, MeshOptions).parse_args(words)
     path = args.coarse_model_path
     if path is not None and not args.use_vanilla_3dgs:
         record = (path if path.is_dir() else path.parent) / RUN_FILE
         if record.is_file():
             settings = read_checked(record, RunRecord).get("settings", {})
-            mode = settings.get("regularization_type")
-            args = argparse.Namespace(**{**vars(args), "regularization_type": mode})
-    return replace(
-        from_args(MeshOptions, args, **chosen), compute=from_args(DeviceFlags, args).choose()
-    )
+            args.regularization_type = settings.get("regularization_type")
+    return from_args(MeshOptions, args)

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.compute import DeviceFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
 from gaussian_splatting.data.reference_layout import (
@@ -65,7 +64,7 @@ from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
-from sugar_utils.settings import add_flags, flag, from_args, parser_of
+from sugar_utils.settings import add_flags, flag, parser_of
 
 DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
@@ -171,6 +170,13 @@ class TextureOptions(CaptureOptions):
     )
     overwrite: bool = _alone(False, "replace a mesh that was made with other settings")
 
+    def __post_init__(self) -> None:
+        if self.texture_source not in SOURCES:
+            raise UserError(
+                f"--texture_source {self.texture_source}: choose from {', '.join(SOURCES)}"
+            )
+        check_square_size(self.square_size)
+
     @property
     def obj_path(self) -> Path:
         """The mesh; its other files lie beside it under the same name."""
@@ -215,11 +221,6 @@ def extract_textured_mesh(
     A complete mesh of the same settings is not made again.
     """
     console, target = console or Console(), options.obj_path
-    if options.texture_source not in SOURCES:
-        raise UserError(
-            f"--texture_source {options.texture_source}: choose from {', '.join(SOURCES)}"
-        )
-    check_square_size(options.square_size)
     if options.texture_atlas == "xatlas":
         load_xatlas()
     # An OBJ refers to its other files in lines of text, where some names cannot stand.
@@ -424,11 +425,10 @@ _STANDALONE = "only extract_refined_mesh_with_texture.py"
 
 
 def texture_parser(description: str | None) -> argparse.ArgumentParser:
-    parser, group = parser_of(description), {"group": _STANDALONE}
-    add_flags(parser, TextureOptions, square_size={"default": STANDALONE_SQUARE_SIZE, **group})
-    add_flags(parser, DeviceFlags, gpu={"short": "-g", **group}, device=group)
+    """All flags of ``extract_refined_mesh_with_texture.py``."""
+    parser = parser_of(description)
+    square = {"default": STANDALONE_SQUARE_SIZE, "group": _STANDALONE}
+    gpu = {"short": "-g", "group": _STANDALONE}
+    device = {"group": _STANDALONE}
+    add_flags(parser, TextureOptions, square_size=square, gpu=gpu, device=device)
     return parser
-
-
-def texture_options(args: argparse.Namespace) -> TextureOptions:
-    return replace(from_args(TextureOptions, args), compute=from_args(DeviceFlags, args).choose())

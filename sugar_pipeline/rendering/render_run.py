@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
@@ -27,7 +26,7 @@ from sugar_utils.console import Console, Progress
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
 from sugar_utils.flags import positive_int
-from sugar_utils.settings import flag, from_args, parser_of
+from sugar_utils.settings import flag, made_of
 
 VIEWS = ("test", "train", "all")
 PATHS = ("turntable", "between")
@@ -79,7 +78,7 @@ class RenderOptions:
     )  # fmt: skip
     white_background: bool = white_background()
     size: SugarSize = field(default_factory=SugarSize)
-    compute: Compute = field(default_factory=Compute)
+    compute: Compute = made_of(DeviceFlags, Compute)
 
     def __post_init__(self) -> None:
         if self.fps > MAX_FPS:
@@ -97,14 +96,6 @@ class RenderOptions:
         name = "_".join([Path(self.path).stem, *dict.fromkeys(self.show)])
         suffix = "" if self.path in VIEWS else shown_models.VIDEO_SUFFIX
         return OUTPUT_ROOT / "renders" / scene_name(self.scene_path) / f"{name}{suffix}"
-
-
-def render_parser(description: str | None) -> argparse.ArgumentParser:
-    return parser_of(description, RenderOptions, DeviceFlags)
-
-
-def render_options(args: argparse.Namespace) -> RenderOptions:
-    return replace(from_args(RenderOptions, args), compute=from_args(DeviceFlags, args).choose())
 
 
 def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Camera]:

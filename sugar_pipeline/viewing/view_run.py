@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +43,7 @@ from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
-from sugar_utils.settings import flag, from_args, parser_of, without_flags
+from sugar_utils.settings import flag, made_of, without_flags
 
 _flag = partial(flag, group="viewer")
 
@@ -84,20 +83,12 @@ class ViewOptions:
         no_effect_when="with --scale_factor it is an error",
     )  # fmt: skip
     white_background: bool = white_background()
-    compute: Compute = field(default_factory=Compute)
+    compute: Compute = made_of(DeviceFlags, Compute)
     placement: PlacementOptions = without_flags(PlacementOptions)
 
     def __post_init__(self) -> None:
         scale = PlacementOptions("none", self.scale_factor, self.known_distance)
         object.__setattr__(self, "placement", scale)
-
-
-def view_parser(description: str | None) -> argparse.ArgumentParser:
-    return parser_of(description, ViewOptions, DeviceFlags)
-
-
-def view_options(args: argparse.Namespace) -> ViewOptions:
-    return replace(from_args(ViewOptions, args), compute=from_args(DeviceFlags, args).choose())
 
 
 _UP_WITHOUT_CAMERAS = np.array([0.0, -1.0, 0.0])
