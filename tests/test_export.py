@@ -27,7 +27,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     render_textured,
     write_textured_mesh,
 )
-from sugar_pipeline.rendering.shown_models import open_model
+from sugar_pipeline.render_run import open_model
 from sugar_scene.mesh_bound import BoundCloud, bound_cloud_from_state
 from sugar_utils.errors import UserError
 from tests.support.bound_reference import freed

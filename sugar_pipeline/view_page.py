@@ -23,7 +23,7 @@ from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
 from sugar_extractors.mesh_report import jpeg_bytes
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
-from sugar_pipeline.rendering.shown_models import (
+from sugar_pipeline.render_run import (
     DEPTHS,
     SHOWS,
     Result,
@@ -31,7 +31,7 @@ from sugar_pipeline.rendering.shown_models import (
     far_depth,
     shown,
 )
-from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
+from sugar_pipeline.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
 from sugar_utils.errors import UserError
 

@@ -31,7 +31,7 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
-from sugar_pipeline.demo.demo_surface import (
+from sugar_pipeline.demo_surface import (
     make_disc,
     make_knot,
     picture,
