@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaussian_splatting.engine.reporting.tensorboard import RunLogger
+from gaussian_splatting.engine.reporting.progress import RunLogger
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from gaussian_splatting.engine.reporting.progress import RunLogger
 from gaussian_splatting.engine.reporting.run_report import (
     REPORT_FILE,
     _small_records,
@@ -20,7 +21,6 @@ from gaussian_splatting.engine.reporting.run_report import (
     read_curves,
     write_run_report,
 )
-from gaussian_splatting.engine.reporting.tensorboard import RunLogger
 from sugar_utils.html import Page
 
 pytest.importorskip("tensorboard")

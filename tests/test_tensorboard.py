@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.engine.reporting.tensorboard import (
+from gaussian_splatting.engine.reporting.progress import (
     MAX_HISTOGRAM_VALUES,
     RunLogger,
     subsample,

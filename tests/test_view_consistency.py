@@ -12,8 +12,8 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.consistency.image_content import inconsistent_images
-from gaussian_splatting.data.consistency.mask_agreement import mask_agreement
+from gaussian_splatting.data.consistency import mask_agreement
+from gaussian_splatting.data.image_content import inconsistent_images
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
 from gaussian_splatting.data.reference_layout import (

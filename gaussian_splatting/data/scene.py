@@ -14,7 +14,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
-from gaussian_splatting.data.consistency.views import checked_views
+from gaussian_splatting.data.consistency import checked_views
 from gaussian_splatting.data.images import CamerasByName, ImageFolder, find_images, missing_images
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import KEEP_ALL, Observations, ViewOptions

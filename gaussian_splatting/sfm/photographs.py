@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.consistency.image_content import sharpness
+from gaussian_splatting.data.image_content import sharpness
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
