@@ -10,30 +10,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gaussian_splatting.optim import moments as formats
 from gaussian_splatting.optim.adam_cuda import Stepped, in_one_launch, is_plain, step_together
-from gaussian_splatting.optim.moments import (
-    ADAM_BETAS,
-    ADAM_EPS,
-    MOMENTS,
-    AdamStep,
-    MomentFormat,
-    moment_format,
-)
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from sugar_utils.random import derive_seed
 
 # What torch.optim.Adam writes of each group, so that it can read our files.
 _GROUP_SETTINGS = {
-    "betas": ADAM_BETAS, "eps": ADAM_EPS, "weight_decay": 0, "amsgrad": False, "maximize": False,
-    "foreach": None, "capturable": False, "differentiable": False, "fused": None,
-    "decoupled_weight_decay": False,
+    "betas": formats.ADAM_BETAS, "eps": formats.ADAM_EPS, "weight_decay": 0, "amsgrad": False,
+    "maximize": False, "foreach": None, "capturable": False, "differentiable": False,
+    "fused": None, "decoupled_weight_decay": False,
 }  # fmt: skip
 
 
 @dataclass
 class _Group:
     rate: float
-    format: MomentFormat
+    format: formats.MomentFormat
     steps: int = 0
     moments: dict[str, Tensor] | None = None  # tensors by name; None before the first step
     moved: bool = False
@@ -58,7 +51,7 @@ class GroupedAdam:
         self._groups = {}
         for name, value in self.parameters.items():
             state_format = config.state_format(name, math.prod(value.shape[1:]))
-            self._groups[name] = _Group(learning_rates[name], moment_format(state_format))
+            self._groups[name] = _Group(learning_rates[name], formats.moment_format(state_format))
         self._seed = seed
         self._visible: dict[str, Tensor] | None = None
         self._unused: set[str] = set()
@@ -100,7 +93,7 @@ class GroupedAdam:
             group.moved = True
             seed = derive_seed(self._seed, "rounding", name, group.steps)
             seen = None if self._visible is None else self._visible[name]
-            step = AdamStep(group.rate, group.steps, seed, seen)
+            step = formats.AdamStep(group.rate, group.steps, seed, seen)
             stepped = Stepped(parameter, parameter.grad, group.moments, step)
             if in_one_launch(parameter.device) and is_plain(stepped):
                 together.append(stepped)
@@ -177,7 +170,7 @@ class GroupedAdam:
 
     def _moments_of(self, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameter = self.parameters[name]
-        for moment in MOMENTS:
+        for moment in formats.MOMENTS:
             found, expected = tuple(saved[moment].shape), tuple(parameter.shape)
             if found != expected:
                 raise ValueError(f"{moment} of {name} has shape {found}, expected {expected}")

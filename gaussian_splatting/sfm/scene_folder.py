@@ -27,16 +27,8 @@ from gaussian_splatting.data.colmap import find_model, read_reconstruction, writ
 from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
+from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm.convert_options import ConvertOptions
-from gaussian_splatting.sfm.photographs import (
-    VIDEO_SUFFIXES,
-    Photograph,
-    output_names,
-    picture_files,
-    raw_files,
-    read_upright,
-    video_files,
-)
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, file_digest, write_json_atomic
@@ -89,7 +81,7 @@ class Source:
 
 def scene_root(path: Path) -> Path:
     """The scene folder of what ``-s`` names: itself, or for a video the folder beside it."""
-    is_video = path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir()
+    is_video = path.suffix.lower() in pictures.VIDEO_SUFFIXES and not path.is_dir()
     return path.with_suffix("") if is_video else path
 
 
@@ -113,7 +105,9 @@ def needs_cameras(path: Path) -> bool:
 
 
 def _taken(source: Source) -> list[Path]:
-    return [source.video] if source.video else picture_files(source.folder, source.recursive)
+    return (
+        [source.video] if source.video else pictures.picture_files(source.folder, source.recursive)
+    )
 
 
 def source_digest(source: Source, masks: Path | None = None) -> str:
@@ -124,7 +118,7 @@ def source_digest(source: Source, masks: Path | None = None) -> str:
     """
     masks = masks or source.root / INPUT_MASKS
     files = [(path, path.parent if source.video else source.folder) for path in _taken(source)]
-    files += [(path, masks) for path in picture_files(masks)]
+    files += [(path, masks) for path in pictures.picture_files(masks)]
     return digest([[path.relative_to(root).as_posix(), file_digest(path)] for path, root in files])
 
 
@@ -143,9 +137,8 @@ def find_source(path: Path) -> Source:
     if not root.exists():
         raise UserError(f"{root}: no such folder; check -s")
     if not root.is_dir():
-        raise UserError(
-            f"{root}: neither a folder of photographs nor a video ({' '.join(VIDEO_SUFFIXES)})"
-        )
+        known = " ".join(pictures.VIDEO_SUFFIXES)
+        raise UserError(f"{root}: neither a folder of photographs nor a video ({known})")
     began = read_record(root).get("source")
     if isinstance(began, str) and began not in ("", INPUT, IMAGES):
         return Source(root, root) if began == "." else Source(root, root / INPUT, Path(began))
@@ -158,7 +151,7 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    raw = [path for name in _PLACES for path in raw_files(root / name)]
+    raw = [path for name in _PLACES for path in pictures.raw_files(root / name)]
     if raw:
         raise UserError(
             f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
@@ -171,11 +164,11 @@ def find_source(path: Path) -> Source:
 
 
 def _pictures_in(root: Path, name: str) -> bool:
-    return bool(picture_files(root / name, recursive=name != "."))
+    return bool(pictures.picture_files(root / name, recursive=name != "."))
 
 
 def _videos_of(root: Path) -> list[Path]:
-    return video_files(root / INPUT) or video_files(root)
+    return pictures.video_files(root / INPUT) or pictures.video_files(root)
 
 
 def _has_cameras(root: Path) -> bool:
@@ -285,16 +278,16 @@ _JPEG = {"quality": 95, "subsampling": 0}
 class Original:
     """A registered photograph, and what belongs to it."""
 
-    photograph: Photograph
+    photograph: pictures.Photograph
     mask: ViewMask | None
     flat_name: str
 
 
 def originals(
-    photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+    photographs: Sequence[pictures.Photograph], masks: Sequence[ViewMask | None]
 ) -> dict[str, Original]:
     """Photographs and masks by the photographs' names."""
-    flat = output_names(photographs)
+    flat = pictures.output_names(photographs)
     return {
         photograph.name: Original(photograph, mask, name)
         for photograph, mask, name in zip(photographs, masks, flat, strict=True)
@@ -330,7 +323,7 @@ def _write_flat(original: Original, lens: Any, folder: Path) -> None:
         if lens.is_undistorted() and kept and not photograph.turned and not photograph.depth:
             shutil.copyfile(photograph.path, temporary)
             return
-        picture = read_upright(photograph.path)
+        picture = pictures.read_upright(photograph.path)
         if target.suffix.lower() != ".png":
             picture = picture.convert("RGB")
         pixels = np.asarray(picture)
