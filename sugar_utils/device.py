@@ -118,6 +118,7 @@ def make_current(device: torch.device) -> None:
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Send a host tensor to a device; to a GPU through pinned memory, without waiting."""
     if device.type == "cuda" and tensor.device.type == "cpu":
+        # torch reuses a pinned block only after the copies out of it have ended.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
