@@ -207,7 +207,6 @@ VANILLA, COARSE, COARSE_MESH = "vanilla Gaussians", "coarse Gaussians", "coarse 
 REFINED, TEXTURED = "refined Gaussians", "textured mesh"
 # What a folder of results holds at most one of each, in the order in which they are made.
 STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, TEXTURED)
-
 FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")
 _DEPTH = 4
 _PASSED_OVER = ("sparse", "images", "masks", "tensorboard", "renders", "exports", "refined_ply")

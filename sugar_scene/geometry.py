@@ -154,7 +154,6 @@ _LOW_HALF = wp.constant(wp.uint32(0xFFFF))
 _SECOND = wp.constant(wp.uint32(0x9E3779B9))
 _THIRD = wp.constant(wp.uint32(0x3C6EF372))
 _WORD = wp.constant(wp.uint64(32))
-
 _MIN_SAMPLES = 4_096
 
 

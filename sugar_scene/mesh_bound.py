@@ -41,7 +41,6 @@ wp.set_module_options(
 )
 
 MIN_AREA = 1e-18  # world units squared; below, a triangle has no frame and no turning gradient
-
 _MIN_ITEMS = 256
 
 
@@ -236,10 +235,7 @@ class Placement:
 
 
 _VECTORS = {1: None, 2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
-
-
 MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised
-
 MIN_RADIUS = 1e-7
 INITIAL_OPACITY = 0.1
 SH_REST = 15

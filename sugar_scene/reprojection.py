@@ -32,7 +32,6 @@ from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.warp_launch import as_array, launch
 
 MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
-
 _MIN_SQUARE = 1e-12
 
 
@@ -114,9 +113,7 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
 
 
 MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
-
 REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
-
 MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 
 
@@ -285,7 +282,6 @@ PATCH_RADIUS = 3  # patches have 7 x 7 pixels
 MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
 EPSILON = 1e-6  # added to both variances
 UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not count
-
 _MIN_ITEMS = 64
 _RADIUS = wp.constant(PATCH_RADIUS)
 _LEAST = wp.constant(MIN_VARIANCE)

@@ -27,7 +27,6 @@ from sugar_utils.warp_launch import as_array, launch
 wp.set_module_options({"enable_backward": False})
 
 MAX_PAIRS = 1 << 24  # (tile, face) pairs sorted at a time, which bounds the memory
-
 _CPU_CELL = TILE
 _GPU_CELL = 2
 _MIN_ITEMS = 4096

@@ -75,9 +75,7 @@ def _start_warp() -> None:
 _start_warp()
 
 RANGES_PER_THREAD = 8  # enough for an even load where tiles differ, few enough to stay cheap
-
 WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
-
 HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
 
 # CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
@@ -90,10 +88,7 @@ NATIVE_OPTIONS = {
 }
 # What native bodies begin with: eight floats in one vector register.
 SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
-
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
-
-
 _PREPARED = threading.local()  # the launches that a thread has prepared
 
 

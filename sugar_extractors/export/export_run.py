@@ -50,7 +50,6 @@ from sugar_utils.settings import add_flags, flag, parser_of
 PRINTED = ("stl", "3mf")
 GAUSSIANS = ("spz", "splat", "ply", "gltf")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
-
 _flag = partial(flag, group="export")
 # What flags of the texture stage mean here, where they are not about a copy beside the mesh.
 _PLACEMENT = {

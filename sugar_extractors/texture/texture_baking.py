@@ -37,7 +37,6 @@ BUDGET_BYTES = 5 << 28  # of rows worked on at once: a texture of 8008 x 8008 te
 # Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
 # and samples of a texel lie within half of one.
 REACH = 1.5
-
 MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown without a search
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096

@@ -70,7 +70,6 @@ DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
 N_NEIGHBORS = 16
 _CHUNK = 1 << 16
-
 FaceDensity = Callable[[Tensor], Tensor]  # density at centres of faces, by row: (P,) -> (P,)
 
 
