@@ -77,22 +77,17 @@ class Console:
 
     def info(self, message: str) -> None:
         """Print a message as it is."""
-        message = printable(message)
-        self._print(Text(message))
-        self._write_log(message)
+        self._say(Text(printable(message)))
 
     def warn(self, message: str) -> None:
         """Print a message after ``warning:``."""
-        message = printable(message)
-        self._print(Text.assemble(("warning: ", "bold yellow"), message))
-        self._write_log(f"warning: {message}")
+        self._say(Text.assemble(("warning: ", "bold yellow"), printable(message)))
 
     def table(self, title: str, rows: Iterable[tuple[str, object]]) -> None:
         """Print names and values below each other, for example the resolved configuration."""
         title = printable(title)
         texts = [(printable(name), printable(str(value))) for name, value in rows]
         width = max((len(name) for name, _ in texts), default=0)
-        lines = [title, *(f"  {name:<{width}}  {value}" for name, value in texts)]
         if self.is_terminal:
             table = Table(title=Text(title), title_justify="left", show_header=False)
             table.add_column(style="cyan", no_wrap=True)
@@ -100,10 +95,8 @@ class Console:
             for name, value in texts:
                 table.add_row(Text(name), Text(value))
             self._print(table)
-        for line in lines:
-            if not self.is_terminal:
-                self._print(Text(line))
-            self._write_log(line)
+        for line in (title, *(f"  {name:<{width}}  {value}" for name, value in texts)):
+            self.plain_line(line)
 
     @contextlib.contextmanager
     def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:
@@ -132,7 +125,7 @@ class Console:
                 bar.show(words)
             if now - said >= self.plain_seconds:
                 said = now
-                self.progress_line(f"{description} {_clock_text(now - start)} so far {words}")
+                self.plain_line(f"{description} {_clock_text(now - start)} so far {words}")
 
         with bar or contextlib.nullcontext():
             yield show
@@ -161,12 +154,14 @@ class Console:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def progress_line(self, line: str) -> None:
-        """Log how far it is, and print it where no bar says it."""
-        line = printable(line)
-        if not self.is_terminal:
-            self._print(Text(line))
-        self._write_log(line)
+    def plain_line(self, line: str) -> None:
+        """Log a line, and print it where nothing livelier is drawn."""
+        self._say(Text(printable(line)), printed=not self.is_terminal)
+
+    def _say(self, what: Text, printed: bool = True) -> None:
+        if printed:
+            self._print(what)
+        self._write_log(what.plain)
 
     def _print(self, what: Text | Table) -> None:
         try:
@@ -275,7 +270,7 @@ class Progress:
         self._line_time, self._is_printed = now, True
         fields = (f"{name} {value}" for name, value in self._fields.items())
         count = f"{self._description} {self._iteration}/{self._last}"
-        self._console.progress_line(" ".join([count, *self._timing, *fields]))
+        self._console.plain_line(" ".join([count, *self._timing, *fields]))
 
 
 class _Bar(rich.progress.Progress):
