@@ -170,10 +170,6 @@ class TextureOptions(CaptureOptions):
     overwrite: bool = _alone(False, "replace a mesh that was made with other settings")
 
     def __post_init__(self) -> None:
-        if self.texture_source not in SOURCES:
-            raise UserError(
-                f"--texture_source {self.texture_source}: choose from {', '.join(SOURCES)}"
-            )
         check_square_size(self.square_size)
 
     @property
