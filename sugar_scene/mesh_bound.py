@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaussians bound to the triangles of a mesh (SuGaR, section 4.3), put there by one kernel.
 
-Each triangle carries g flat Gaussians at fixed barycentric coordinates. Moving a vertex moves
-them; their in-plane size and rotation, opacity and colour are free. Letters: V vertices, F faces,
-G = F g Gaussians, face by face.
+Each triangle carries g flat Gaussians at fixed barycentric coordinates; their in-plane size and
+rotation, opacity and colour are free. V vertices, F faces, G = F g Gaussians, face by face.
 
 A triangle's frame is turned into a quaternion once; the turn in its plane, by half the angle, is
-multiplied to it.
-
-In the backward pass the gradient of a unit quaternion q is that of a small turn w about its own
-axes, dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame (n, t, b), to
-(x, y, z), and with the edge e from the second to the first corner and c, whose direction is n,
+multiplied to it. In the backward pass the gradient of a unit quaternion q is that of a small turn w
+about its own axes, dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame
+(n, t, b), to (x, y, z), and with the edge e from the second to the first corner and c, whose
+direction is n,
 
     x = b . de / |e|,   y = -b . dc / |c|,   z = -n . de / |e|.
 """

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launching Warp kernels on torch tensors, on every core of the CPU or on the tensor's GPU.
 
-Kernels launched here take the index of their first work item as first argument. On the CPU the
-items are cut into ranges that a thread pool works through (a Warp launch releases the GIL and
-itself runs on one core); on a GPU one launch covers them all, on torch's current stream. No
-kernel of ours lets two work items write one address, so the bits do not depend on the cutting.
+Kernels take the index of their first work item as first argument. On the CPU the items are cut into
+ranges for a thread pool (a Warp launch releases the GIL); on a GPU one launch covers them all, on
+torch's current stream. No two work items write one address, so bits do not depend on the cutting.
 """
 
 from __future__ import annotations
