@@ -52,7 +52,7 @@ from sugar_extractors.texture.texture_baking import (
     count_bands,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
-from sugar_scene.geometry import density_at
+from sugar_scene.geometry import neighbor_opacities
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_scene.triangle_mesh import edge_keys
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
@@ -112,7 +112,7 @@ def face_density(cloud: BoundCloud) -> FaceDensity:
             points = cloud.vertices[cloud.faces[chunk]].mean(dim=1)
             k = min(N_NEIGHBORS, len(gaussians))
             found = nearest_neighbors_of(points.contiguous(), gaussians.means.contiguous(), k)
-            parts.append(density_at(points, found.indices, *shape))
+            parts.append(neighbor_opacities(points, found.indices, *shape).sum(dim=-1))
         return torch.cat(parts)
 
     return density
