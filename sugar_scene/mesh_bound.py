@@ -314,10 +314,7 @@ def triangle_layout(per_triangle: int) -> TriangleLayout:
 def bind_to_mesh(
     vertices: Tensor, faces: Tensor, vertex_colors: Tensor, per_triangle: int, extent: float
 ) -> BoundCloud:
-    """Initial Gaussians on a mesh; a millionth of the camera extent is their thickness.
-
-    vertices: (V, 3) world units; faces: (F, 3) integers; vertex_colors: (V, 3) in [0, 1]
-    """
+    """Initial Gaussians on a mesh; their thickness is a millionth of the camera extent."""
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:
         raise UserError("the mesh has no triangles to bind Gaussians to; extract it again")

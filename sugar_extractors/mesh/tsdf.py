@@ -158,9 +158,8 @@ def level_set_view(
     pixels = hits.covered.flatten().nonzero()[:, 0]
     centers = level_sets.pixel_centers(pixels, camera.width)
     rows = hits.face.flatten()[pixels] // 2
-    found = level_sets.march_rays(
-        model, camera, centers, hits.depth.flatten()[pixels], rows, [level]
-    )
+    depths = hits.depth.flatten()[pixels]
+    found = level_sets.march_rays(model, camera, centers, depths, rows, [level])
     depth = torch.zeros_like(hits.depth).flatten()
     depth[pixels] = torch.where(found.valid[0], to_camera(found.points[0], camera)[:, 2], 0.0)
     image = rasterize(gaussians, camera, sh_degree=0).image.clamp(0, 1)
