@@ -40,7 +40,6 @@ DIAMOND_EXTENT = 2.0
 RAY_SAMPLES = 21
 RAY_REACH = 3.0
 N_NEIGHBORS = 16
-
 _MIN_ITEMS = 512
 _NEGLIGIBLE_SQUARE = 80.0
 
@@ -298,16 +297,9 @@ def collect_surface_samples(
         hits = diamond_hits(model, camera)
         pixels = hits.covered.flatten().nonzero()[:, 0]
         pixels = _random_rows(pixels, candidates_per_point * per_view, seed, "pixels", view)
-        found = march_rays(
-            model,
-            camera,
-            pixel_centers(pixels, camera.width),
-            hits.depth.flatten()[pixels],
-            hits.face.flatten()[pixels] // 2,
-            levels,
-            n_samples=n_samples,
-            reach=reach,
-        )
+        centers, depths = pixel_centers(pixels, camera.width), hits.depth.flatten()[pixels]
+        rays = centers, depths, hits.face.flatten()[pixels] // 2
+        found = march_rays(model, camera, *rays, levels, n_samples=n_samples, reach=reach)
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
         colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
         for index, (level, store) in enumerate(zip(levels, stores, strict=True)):
