@@ -45,11 +45,9 @@ from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.sampling import draw_samples
 from sugar_trainers import losses
-from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.flags import Parser, positive_int
 from sugar_utils.frame import run_main

@@ -41,9 +41,8 @@ from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud, Placement, TrainableBoundCloud, bind_to_mesh
 from sugar_scene.multiview.reprojection import NeighborViews, triangle_planes
-from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
-from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
 from sugar_trainers.terms import Comparison, geometric_errors, photometric_errors
 from sugar_trainers.view_comparison import ViewComparer

@@ -18,7 +18,6 @@ from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import Rasterizer, channel_background, project
 from sugar_scene.geometry import sdf_from_density
 from sugar_scene.multiview.reprojection import ViewPair, plane_depth
-from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
@@ -33,8 +32,8 @@ from sugar_trainers.losses import (
     plane_normal_loss,
     sdf_estimation_loss,
 )
-from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.sampling_block import SampleChunk, depth_gap
+from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,10 @@ from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
 from sugar_trainers.losses import depth_normal_consistency
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineOptions, RefineStage
+from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
 from sugar_utils.settings import parse

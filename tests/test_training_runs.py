@@ -26,7 +26,6 @@ from sugar_scene.fields.field_kernels import evaluate_fields
 from sugar_scene.geometry import sdf_from_density
 from sugar_scene.sampling import draw_samples
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.coarse_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
@@ -37,6 +36,7 @@ from sugar_trainers.losses import (
     sdf_estimation_loss,
 )
 from sugar_trainers.sampling_block import CameraAxes, depth_gap, sampling_mask
+from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.random import derive_seed
 from tests.support.golden import GOLDEN_DIR
