@@ -11,7 +11,7 @@ from sugar_utils.frame import run_main
 def main() -> None:
     """Parse the flags and extract."""
     from sugar_extractors.mesh.mesh_config import mesh_options
-    from sugar_extractors.quality.mesh_report import extract_and_report
+    from sugar_extractors.mesh_report import extract_and_report
 
     extract_and_report(mesh_options(__doc__))
 

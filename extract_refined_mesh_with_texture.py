@@ -10,7 +10,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and extract."""
-    from sugar_extractors.quality.mesh_report import texture_and_report
+    from sugar_extractors.mesh_report import texture_and_report
     from sugar_extractors.texture.texturing import TextureOptions, texture_parser
     from sugar_utils.settings import from_args
 

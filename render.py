@@ -10,7 +10,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and render."""
-    from sugar_pipeline.rendering.render_run import RenderOptions, render_results
+    from sugar_pipeline.render_run import RenderOptions, render_results
     from sugar_utils.settings import parse
 
     render_results(parse(RenderOptions, __doc__))

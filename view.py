@@ -10,7 +10,7 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and serve the page until Ctrl-C."""
-    from sugar_pipeline.viewing.view_run import ViewOptions, view
+    from sugar_pipeline.view_run import ViewOptions, view
     from sugar_utils.settings import parse
 
     view(parse(ViewOptions, __doc__))

@@ -41,9 +41,9 @@ from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.learned_exposure import LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import rasterize
-from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.field_kernels import evaluate_fields
+from sugar_scene.geometry import draw_samples
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.sampling import draw_samples
 from sugar_trainers import losses
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage

@@ -4,7 +4,7 @@
 The scene must know its own geometry, as the rendered ones do (``gt_object.ply``,
 ``gt_visible.ply``, ``gt.json``; the demo's scene has them). A mesh is a ``.ply``, the ``.pt`` of a
 refined model, or an ``.obj`` of triangles. What is measured, and where, stands at the top of
-``sugar_extractors/quality/mesh_quality.py``; in short: only the object, distances in % of its
+``sugar_extractors/mesh_quality.py``; in short: only the object, distances in % of its
 longest side.
 
 The figures depend on the samples: with the default number the accuracy of one mesh changes by
@@ -24,8 +24,8 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_extractors.quality.mesh_quality import N_SAMPLES, compare_surfaces, read_reference
-from sugar_extractors.quality.mesh_report import read_any_mesh
+from sugar_extractors.mesh_quality import N_SAMPLES, compare_surfaces, read_reference
+from sugar_extractors.mesh_report import read_any_mesh
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_int
 from sugar_utils.frame import run_main

@@ -50,9 +50,7 @@ def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
         return note, True
     found = [file for file in files if file.is_file()]
     new = [file_digest(file) == digests.get(file.name) for file in found]
-    if not any(new):
-        return replaced, True
-    return note, all(new) and len(found) == len(files)
+    return (note, all(new) and len(found) == len(files)) if any(new) else (replaced, True)
 
 
 def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag: str) -> bool:
@@ -84,27 +82,24 @@ def publish(
     files: Sequence[Path], identity: Identity, result: Callable[[], Mapping[str, Any]]
 ) -> Iterator[dict[Path, Path]]:
     """Write the files of a result, and its note; an earlier result is there until the end."""
-    path, replaces = note_path(files[-1]), files[-1].exists()
-    old, _ = read_note(files) if replaces else ({}, True)
+    last, replaces = files[-1], files[-1].exists()
+    old = read_note(files)[0] if replaces else {}
     with contextlib.ExitStack() as stack:
         # The last one to be entered takes its final name first.
         temporary = {file: stack.enter_context(atomic_path(file)) for file in reversed(files)}
         yield temporary
         digests = {file.name: file_digest(temporary[file]) for file in files}
         note = {**identity.record(), "result": dict(result()), "files": digests}
-        write_json_atomic(path, {**note, _REPLACES: old} if replaces else note)
-    if replaces:
-        _remove_others(files[-1], old, digests)
-        write_json_atomic(path, note)
-
-
-def _remove_others(result: Path, old: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+        write_json_atomic(note_path(last), {**note, _REPLACES: old} if replaces else note)
+    if not replaces:
+        return
     names = old.get("files")
     for name in names if isinstance(names, dict) else ():
-        path = result.parent / name
+        path = last.parent / name
         # What a note says must not lead to other results.
-        if name not in digests and path.stem == result.stem and path.parent == result.parent:
+        if name not in digests and path.stem == last.stem and path.parent == last.parent:
             path.unlink(missing_ok=True)
+    write_json_atomic(note_path(last), note)
 
 
 class _Sources(msgspec.Struct):

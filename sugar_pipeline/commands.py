@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from sugar_pipeline.demo.demo_scene import run_demo
+from sugar_pipeline.demo_scene import run_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, changed_flags, train_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages

@@ -20,8 +20,8 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import texture_parser
 from sugar_pipeline.model_metrics import metrics_parser
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.rendering.render_run import RenderOptions
-from sugar_pipeline.viewing.view_run import ViewOptions
+from sugar_pipeline.render_run import RenderOptions
+from sugar_pipeline.view_run import ViewOptions
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import MultiviewOptions
 from sugar_trainers.refine_stage import RefineOptions

@@ -16,8 +16,8 @@ import torch
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.run_report import add_run_section, last_value, read_curves
-from sugar_extractors.quality.mesh_quality import MeshQuality
-from sugar_extractors.quality.mesh_report import (
+from sugar_extractors.mesh_quality import MeshQuality
+from sugar_extractors.mesh_report import (
     pick_views,
     preview_glb,
     read_any_mesh,

@@ -28,13 +28,13 @@ from gaussian_splatting.sfm.photographs import described_photographs, output_nam
 from gaussian_splatting.sfm.scene_folder import find_source
 from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.quality.mesh_quality import (
+from sugar_extractors.mesh_quality import (
     OBJECT_FILE,
     MeshQuality,
     compare_surfaces,
     read_reference,
 )
-from sugar_extractors.quality.mesh_report import read_any_mesh
+from sugar_extractors.mesh_report import read_any_mesh
 from sugar_extractors.texture.placed_export import (
     check_names,
     placed_gaussians,
@@ -54,8 +54,8 @@ from sugar_pipeline.pipeline_report import (
     write_report,
 )
 from sugar_pipeline.plan import PipelinePlan
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.naming import scene_name
 from sugar_trainers.stage_options import load_capture

@@ -31,7 +31,7 @@ from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from sugar_scene.mesh.mesh_normals import CornerSums
+from sugar_scene.mesh_normals import CornerSums
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch
 
@@ -267,16 +267,15 @@ class TriangleLayout:
     radius_factor: float
 
 
-def _three(a: float, b: float) -> tuple[tuple[float, float, float], ...]:
-    return (a, b, b), (b, a, b), (b, b, a)
-
-
 _MIDDLE = ((1 / 3, 1 / 3, 1 / 3),)
+_HALVES, _OUTER, _INNER = (
+    ((a, b, b), (b, a, b), (b, b, a)) for a, b in ((1 / 2, 1 / 4), (2 / 3, 1 / 6), (1 / 6, 5 / 12))
+)
 LAYOUTS = {
     1: TriangleLayout(_MIDDLE, 1 / (2 * _SQRT3)),
-    3: TriangleLayout(_three(1 / 2, 1 / 4), 1 / (2 * (_SQRT3 + 1))),
-    4: TriangleLayout(_MIDDLE + _three(2 / 3, 1 / 6), 1 / (4 * _SQRT3)),
-    6: TriangleLayout(_three(2 / 3, 1 / 6) + _three(1 / 6, 5 / 12), 1 / (4 + 2 * _SQRT3)),
+    3: TriangleLayout(_HALVES, 1 / (2 * (_SQRT3 + 1))),
+    4: TriangleLayout(_MIDDLE + _OUTER, 1 / (4 * _SQRT3)),
+    6: TriangleLayout(_OUTER + _INNER, 1 / (4 + 2 * _SQRT3)),
 }
 
 
@@ -386,13 +385,10 @@ STATE_NAMES = {
     "sh_dc": "_sh_coordinates_dc",
     "sh_rest": "_sh_coordinates_rest",
 }
+# In the order in which checkpoints list them.
 GROUP_NAMES = {
-    "vertices": "points",
-    "sh_dc": "sh_coordinates_dc",
-    "sh_rest": "sh_coordinates_rest",
-    "opacity_logits": "all_densities",
-    "log_scales": "scales",
-    "rotations": "quaternions",
+    name: STATE_NAMES[name].removeprefix("_")
+    for name in ("vertices", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
 }
 
 
@@ -403,27 +399,18 @@ class TrainableBoundCloud(TrainableModel):
     group_names = GROUP_NAMES
 
     def __init__(
-        self,
-        cloud: BoundCloud,
-        rates: LearningRates,
-        vertex_scale: float,
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
-        seed: int = 0,
-    ) -> None:
+        self, cloud: BoundCloud, rates: LearningRates, vertex_scale: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
+    ) -> None:  # fmt: skip
         by_name = rates.by_name(0, vertex_scale)
-        own_rates = {
-            **{name: by_name[name] for name in ("sh_dc", "sh_rest", "opacity_logits")},
-            "vertices": by_name["means"],
-            "log_scales": by_name["log_scales"],
-            "rotations": by_name["quats"],
-        }
+        same = {"vertices": "means", "rotations": "quats"}
+        own_rates = {name: by_name[same.get(name, name)] for name in GROUP_NAMES}
         tensors = {name: getattr(cloud, name) for name in GROUP_NAMES}
         super().__init__(tensors, own_rates, optimizer, seed)
         # The optimiser has copies of its own; of the start only faces and thickness are kept.
         nothing = cloud.thickness.new_empty(0)
         self._start = replace(cloud, **dict.fromkeys(GROUP_NAMES, nothing))
-        self._rates = rates
-        self._vertex_scale = vertex_scale
+        self._rates, self._vertex_scale = rates, vertex_scale
 
     def __len__(self) -> int:
         return self.optimizer.parameters["opacity_logits"].shape[0]

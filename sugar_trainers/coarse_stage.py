@@ -41,7 +41,7 @@ from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
-from sugar_scene.sampling import draw_samples
+from sugar_scene.geometry import draw_samples
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_name, scene_name
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from sugar_scene.geometry import smallest_scales
-from sugar_scene.multiview.reprojection import (
+from sugar_scene.reprojection import (
     UNCOUNTED,
     ViewPair,
     bilinear,

@@ -29,7 +29,7 @@ from gaussian_splatting.optim.densification import DensificationStatistics, dens
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, project, rasterize
 from gaussian_splatting.sky_sphere import SkySphere
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.stage_config import MULTIVIEW, MultiviewConfig
 from sugar_trainers.terms import VisibleGaussians, multiview_terms

@@ -36,11 +36,11 @@ from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
-from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
-from sugar_scene.mesh.triangle_mesh import read_mesh_ply
-from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_triangles
 from sugar_scene.mesh_bound import BoundCloud, Placement, TrainableBoundCloud, bind_to_mesh
-from sugar_scene.multiview.reprojection import NeighborViews, triangle_planes
+from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
+from sugar_scene.reprojection import NeighborViews, triangle_planes
+from sugar_scene.triangle_mesh import read_mesh_ply
+from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions

@@ -27,7 +27,7 @@ from gaussian_splatting.engine.memory_plan import (
     worst_view,
 )
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
-from sugar_scene.fields.field_kernels import pair_bytes
+from sugar_scene.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import GROUP_NAMES, BoundCloud
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_utils.console import Console

@@ -17,7 +17,7 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import Rasterizer, channel_background, project
 from sugar_scene.geometry import sdf_from_density
-from sugar_scene.multiview.reprojection import ViewPair, plane_depth
+from sugar_scene.reprojection import ViewPair, plane_depth
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import (
     MIN_VIEW_Z,

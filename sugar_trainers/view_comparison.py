@@ -16,7 +16,7 @@ from gaussian_splatting.engine.reporting.view_findings import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
-from sugar_scene.multiview.reprojection import REACH, NeighborViews, ViewPair
+from sugar_scene.reprojection import REACH, NeighborViews, ViewPair
 from sugar_trainers.terms import (
     Comparison,
     SurfaceView,

@@ -315,11 +315,12 @@ class _Watch(rich.progress.Progress):
     """A live line of what goes on and since when."""
 
     def __init__(self, console: rich.console.Console, description: str) -> None:
+        column = rich.progress.TextColumn
         super().__init__(
             rich.progress.SpinnerColumn(),
-            rich.progress.TextColumn("{task.description}", markup=False),
+            column("{task.description}", markup=False),
             rich.progress.TimeElapsedColumn(),
-            rich.progress.TextColumn("{task.fields[words]}", markup=False, style="dim"),
+            column("{task.fields[words]}", markup=False, style="dim"),
             console=console,
             transient=True,
         )

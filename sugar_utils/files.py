@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from sugar_utils.errors import UserError
 
@@ -35,12 +35,9 @@ _REPLACE_ATTEMPTS = 10
 _REPLACE_PAUSE = 0.1
 FINGERPRINT_BLOCKS = 64
 _KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
 
 
 def _cause(error: OSError) -> str:
@@ -312,7 +309,8 @@ def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None
 
     A note beside the lock names its holder, for messages. A folder without locks is used without.
     """
-    lock, note = FileLock(folder / name), folder / f"{name}.json"
+    path, note = folder / name, folder / f"{name}.json"
+    lock = FileLock(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -330,18 +328,11 @@ def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None
             write_json_atomic(note, me)
         yield
     finally:
-        _let_go(lock, note)
-
-
-def _let_go(lock: BaseFileLock, note: Path) -> None:
-    """Release a lock and remove its files; what cannot be removed does no harm."""
-    path = Path(lock.lock_file)
-    steps = [note.unlink, path.unlink, lock.release]
-    if os.name == "nt":
-        steps = [note.unlink, lock.release, path.unlink]
-    for step in steps:
-        with contextlib.suppress(OSError):
-            step()
+        # What cannot be removed does no harm; Windows removes no file that is locked.
+        last = (lock.release, path.unlink) if os.name == "nt" else (path.unlink, lock.release)
+        for step in (note.unlink, *last):
+            with contextlib.suppress(OSError):
+                step()
 
 
 def _holder(note: Path) -> str:

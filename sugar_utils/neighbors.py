@@ -116,10 +116,8 @@ def _checked(points: Tensor) -> Tensor:
 
 
 def _empty(n_rows: int, device: torch.device, n_columns: int = 0) -> Neighbors:
-    shape = (n_rows, n_columns)
-    return Neighbors(
-        torch.empty(shape, dtype=torch.int32, device=device), torch.empty(shape, device=device)
-    )
+    rows = torch.empty((n_rows, n_columns), dtype=torch.int32, device=device)
+    return Neighbors(rows, torch.empty(rows.shape, device=device))
 
 
 def _bounding_cube(points: Tensor) -> tuple[Tensor, Tensor]:

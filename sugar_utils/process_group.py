@@ -94,18 +94,15 @@ class ProcessGroup:
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by its sum over all processes, the same bits in each."""
-        if not self.is_alone:
-            self._collective(lambda: dist.all_reduce(tensor))
+        self._collective(lambda: dist.all_reduce(tensor))
 
     def max_(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by its maximum over all processes."""
-        if not self.is_alone:
-            self._collective(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
+        self._collective(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
 
     def broadcast_(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by that of the first process, of the same shape."""
-        if not self.is_alone:
-            self._collective(lambda: dist.broadcast(tensor, src=0))
+        self._collective(lambda: dist.broadcast(tensor, src=0))
 
     def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Whole numbers of all processes, in their order; as many of each."""
@@ -119,15 +116,13 @@ class ProcessGroup:
     def all_gather(self, value: T) -> list[T]:
         """Small values of all processes, in their order."""
         values: list = [value] * self.size
-        if not self.is_alone:
-            self._collective(lambda: dist.all_gather_object(values, value))
+        self._collective(lambda: dist.all_gather_object(values, value))
         return values
 
     def broadcast(self, value: T) -> T:
         """The first process's value; those of the others are ignored."""
         values, host = [value], torch.device("cpu")
-        if not self.is_alone:
-            self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
+        self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
         return values[0]
 
     def barrier(self) -> None:
@@ -179,6 +174,8 @@ class ProcessGroup:
         return None if found.split()[0] == str(self.rank) else int(found.split()[1])
 
     def _collective(self, call: Callable[[], object]) -> None:
+        if self.is_alone:
+            return
         try:
             call()
         except RuntimeError as error:

@@ -86,11 +86,13 @@ def read_checked(path: Path, schema: type) -> Any:
 
 def is_deeper(value: Any, limit: int) -> bool:
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit + 2):
         level = [holder for holder in level if isinstance(holder, (dict, list, tuple))]
+        if not level:
+            return False
         level = [
             item
             for holder in level
             for item in (holder.values() if isinstance(holder, dict) else holder)
         ]
-    return any(isinstance(item, (dict, list, tuple)) for item in level)
+    return True

@@ -153,17 +153,16 @@ return other;
 """
 
 
-@wp.func_native(
-    _exchange("float", "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance")
-)
+_SWAP = "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance"
+
+
+@wp.func_native(_exchange("float", *_SWAP))
 def swap_floats(value: float, lane: int, distance: int) -> float:
     """The value of the lane whose number differs in the bits of ``distance``."""
     ...
 
 
-@wp.func_native(
-    _exchange("int", "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance")
-)
+@wp.func_native(_exchange("int", *_SWAP))
 def swap_ints(value: int, lane: int, distance: int) -> int: ...
 
 

@@ -46,7 +46,7 @@ def fast_checksums() -> None:
 def small_pictures() -> Iterator[None]:
     """Pictures of pages a few pixels wide: drawing them is most of a short run on meshes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sugar_extractors.quality.mesh_report.PICTURE_WIDTH", 48)
+        patch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 48)
         patch.setattr("sugar_pipeline.pipeline_report.WIDTH", 48)
         yield
 

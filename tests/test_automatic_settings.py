@@ -19,8 +19,8 @@ from sugar_extractors.mesh.meshing_backends import (
     automatic_depth,
     pixel_size,
 )
-from sugar_scene.mesh.triangle_mesh import read_mesh_ply
-from sugar_scene.sampling import draw_samples
+from sugar_scene.geometry import draw_samples
+from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
 from sugar_trainers.stage_config import MOST_SAMPLES, CoarseConfig
 from sugar_utils.flags import AUTO

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sugar_scene.mesh.mesh_normals import CornerSums, PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, Placement, bind_to_mesh
+from sugar_scene.mesh_normals import CornerSums, PairsOfTriangles, adjacent_face_pairs
 from tests.support.bound_reference import activated, normal_consistency
 
 N_VERTICES = 60

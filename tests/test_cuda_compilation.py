@@ -10,7 +10,7 @@ import pytest
 import warp as wp
 
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
-from sugar_scene.fields.field_device import sample_gradients_kernel
+from sugar_scene.field_device import sample_gradients_kernel
 from sugar_utils.neighbors import _query_kernel
 from tests.support.repository import FLOORS, ROOT
 
@@ -24,7 +24,7 @@ CPU_ONLY = {
     "gaussian_splatting/losses/photometric_cpu.py",
     "gaussian_splatting/rasterization/blend_cpu.py",
     "gaussian_splatting/vanilla/plane_agreement_cpu.py",
-    "sugar_scene/fields/field_cpu.py",
+    "sugar_scene/field_cpu.py",
 }
 """Bodies in C++ with CPU vectors, which no launch on a GPU reaches."""
 

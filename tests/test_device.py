@@ -20,7 +20,7 @@ from gaussian_splatting import compute
 from gaussian_splatting import train as vanilla
 from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.rasterization import WARP
-from sugar_pipeline.demo.demo_scene import demo_plan
+from sugar_pipeline.demo_scene import demo_plan
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.plan import full_plan
 from sugar_utils import device as device_module

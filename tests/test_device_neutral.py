@@ -30,9 +30,9 @@ from sugar_extractors.mesh.meshing_backends import PoissonConfig, SolverConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline.model_metrics import MetricsOptions, measure
-from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.multiview.reprojection import NeighborRule, NeighborViews
+from sugar_scene.reprojection import NeighborRule, NeighborViews
+from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.refine_stage import RefineStage

@@ -18,16 +18,15 @@ import export
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_extractors.export.compact_files import read_gltf_gaussians
-from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians, reposed
 from sugar_extractors.export.mesh_formats import simplified
-from sugar_extractors.export.reposing import reposed
 from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     render_textured,
     write_textured_mesh,
 )
-from sugar_pipeline.rendering.shown_models import open_model
+from sugar_pipeline.render_run import open_model
 from sugar_scene.mesh_bound import BoundCloud, bound_cloud_from_state
 from sugar_utils.errors import UserError
 from tests.support.bound_reference import freed

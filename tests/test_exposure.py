@@ -29,7 +29,7 @@ from gaussian_splatting.optim.learned_exposure import (
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
+from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (

@@ -8,8 +8,8 @@ import pytest
 import torch
 import warp as wp
 
-from sugar_scene.fields import field_device, field_kernels
-from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene import field_device, field_kernels
+from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import (
     FieldSamples,
     density_at,

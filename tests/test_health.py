@@ -16,7 +16,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.engine.reporting.view_findings import constant_psnr, problem_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.pipeline_run import mesh_health
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
@@ -66,7 +66,7 @@ def scaled_mesh(size: float) -> TriangleMesh:
 
 
 def test_coverage_of_a_mesh_is_compared_with_the_masks():
-    from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+    from sugar_scene.triangle_rasterizer import rasterize_triangles
 
     mesh = scaled_mesh(1.0)
     vertices, faces = torch.tensor(mesh.vertices).float(), torch.tensor(mesh.faces)

@@ -17,7 +17,7 @@ from sugar_extractors.mesh.level_sets import (
     pixel_centers,
 )
 from sugar_scene.geometry import inverse_square_roots, neighbor_opacities, std_along_view
-from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
+from sugar_scene.triangle_rasterizer import rasterize_camera_triangles
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
 
 LEVELS = {"01": 0.1, "03": 0.3, "05": 0.5}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import grid_sample
 
-from sugar_scene.multiview.reprojection import bilinear, ordered_sum
+from sugar_scene.reprojection import bilinear, ordered_sum
 from sugar_utils.random import generator
 
 HEIGHT, WIDTH = 7, 9

@@ -23,8 +23,8 @@ from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.rasterization import Rows, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig

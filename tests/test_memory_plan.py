@@ -26,7 +26,7 @@ from gaussian_splatting.engine.memory_plan import (
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
-from sugar_scene.fields.field_kernels import pair_bytes
+from sugar_scene.field_kernels import pair_bytes
 from sugar_trainers.stage_config import DensificationLimit, MultiviewConfig
 from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.errors import UserError

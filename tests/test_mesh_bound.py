@@ -9,7 +9,6 @@ import torch
 
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.geometry import covariances
-from sugar_scene.mesh.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.mesh_bound import (
     FACES,
     LAYOUTS,
@@ -20,6 +19,7 @@ from sugar_scene.mesh_bound import (
     face_frames,
     face_normals,
 )
+from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
 from tests.support.bound_reference import normal_consistency as reference_consistency

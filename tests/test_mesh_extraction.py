@@ -28,7 +28,7 @@ from sugar_extractors.mesh.meshing_backends import (
     reconstruct_region,
 )
 from sugar_extractors.mesh.tsdf import SparseField, TsdfConfig, extract_surface
-from sugar_scene.mesh.triangle_mesh import (
+from sugar_scene.triangle_mesh import (
     TriangleMesh,
     doubled_area_normals,
     merge_meshes,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from plyfile import PlyData, PlyElement
 
-from sugar_scene.mesh.triangle_mesh import (
+from sugar_scene.triangle_mesh import (
     TriangleMesh,
     clean_mesh,
     edge_keys,
@@ -136,7 +136,7 @@ def test_lack_of_memory_is_not_blamed_on_the_file(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("sugar_scene.mesh.triangle_mesh.PlyData.read", fail)
+    monkeypatch.setattr("sugar_scene.triangle_mesh.PlyData.read", fail)
     with pytest.raises(UserError, match="out of memory reading its .*; close other") as caught:
         read_mesh_ply(path)
     assert "damaged" not in str(caught.value)

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sugar_extractors.quality.mesh_report import (
+from sugar_extractors.mesh_report import (
     BACKGROUND,
     at_most,
     pick_views,
     shaded_views,
 )
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.mesh_scenes import mesh_of, sphere
 from tests.support.random_scenes import look_at
 

@@ -16,8 +16,7 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import confirmed_depth, plane_view
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
-from sugar_scene.multiview.reprojection import (
+from sugar_scene.reprojection import (
     UNCOUNTED,
     NeighborRule,
     NeighborViews,
@@ -28,6 +27,7 @@ from sugar_scene.multiview.reprojection import (
     plane_depth,
     triangle_planes,
 )
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.losses import (
     edge_weights,
     flatness_loss,

@@ -24,9 +24,9 @@ from gaussian_splatting.sky_sphere import SKY_RADIUS
 from sugar_pipeline.model_metrics import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import train_plan
-from sugar_scene.mesh.triangle_mesh import read_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.multiview.reprojection import UNCOUNTED, NeighborViews
+from sugar_scene.reprojection import UNCOUNTED, NeighborViews
+from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
 from sugar_trainers.refine_stage import MeshView, RefineStage
 from sugar_trainers.stage_config import (

@@ -21,7 +21,7 @@ from sugar_extractors.mesh.tsdf import (
     fuse_region,
     observed_region,
 )
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
+from sugar_scene.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
 from sugar_utils.console import Console
 from tests.support.mesh_scenes import cameras_around
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gaussian_splatting.data.scene import load_scene
-from sugar_pipeline.rendering.shown_models import model_of
-from sugar_pipeline.viewing.view_page import (
+from sugar_pipeline.render_run import model_of
+from sugar_pipeline.view_page import (
     ERROR,
     PHOTOGRAPH,
     Arrangement,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.multiview.reprojection import (
+from sugar_scene.reprojection import (
     EPSILON,
     MIN_VARIANCE,
     PATCH_RADIUS,

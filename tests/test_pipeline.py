@@ -22,7 +22,7 @@ from gaussian_splatting.data.reference_layout import write_cfg_args
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_pipeline import commands
-from sugar_pipeline.demo.demo_scene import demo_plan
+from sugar_pipeline.demo_scene import demo_plan
 from sugar_pipeline.model_metrics import metrics_options, metrics_parser, read_scene_config
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan

@@ -13,10 +13,10 @@ import pytest
 
 from gaussian_splatting.engine.reporting.tensorboard import RunLogger
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.quality.mesh_quality import MeshQuality
-from sugar_extractors.quality.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report
+from sugar_extractors.mesh_quality import MeshQuality
+from sugar_extractors.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report
 from sugar_pipeline.pipeline_report import StageRecord, write_report
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
+from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import (
     ITERATION,
     cameras_around,
@@ -117,7 +117,7 @@ def test_a_pipeline_report_never_costs_a_result(tmp_path):
 
 
 def test_a_mesh_report_shows_figures_settings_and_four_views(tmp_path, monkeypatch):
-    monkeypatch.setattr("sugar_extractors.quality.mesh_report.PICTURE_WIDTH", 64)
+    monkeypatch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 64)
     meshes = [tmp_path / name for name in ("a.ply", "b.ply")]
     for mesh in meshes:
         write_mesh_ply(mesh, sphere(rings=10))
@@ -148,13 +148,11 @@ def test_a_mesh_report_shows_figures_settings_and_four_views(tmp_path, monkeypat
 
 
 def test_an_extraction_ends_with_a_report_where_its_scene_is_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sugar_extractors.quality.mesh_report.PICTURE_WIDTH", 32)
+    monkeypatch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 32)
     scene = write_mesh_scene(tmp_path, sphere_cloud(50), cameras_around(5))
     made = tmp_path / "out" / "m.ply"
     write_mesh_ply(made, sphere(rings=10))
-    monkeypatch.setattr(
-        "sugar_extractors.quality.mesh_report.extract_coarse_mesh", lambda *_: [made]
-    )
+    monkeypatch.setattr("sugar_extractors.mesh_report.extract_coarse_mesh", lambda *_: [made])
     options = MeshOptions(
         scene_path=scene.root,
         checkpoint_path=scene.checkpoint,

@@ -27,7 +27,7 @@ from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
+from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils import device
 from sugar_utils.console import Console
 from sugar_utils.device import CudaFacts, Gpu

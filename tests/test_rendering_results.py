@@ -15,16 +15,18 @@ import render
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_pipeline.rendering import shown_models
-from sugar_pipeline.rendering.render_run import between, looked_at, turntable
-from sugar_pipeline.rendering.shown_models import (
+from sugar_pipeline import render_run as shown_models
+from sugar_pipeline.render_run import (
     ShownModel,
+    between,
     far_depth,
+    looked_at,
     open_model,
     shown,
+    turntable,
     write_video,
 )
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, write_mesh_ply
+from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at

@@ -20,7 +20,7 @@ import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
+from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
 from tests.support.mesh_scenes import icosahedron

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.special import ndtri
 
-from sugar_scene.sampling import draw_samples
+from sugar_scene.geometry import draw_samples
 from sugar_utils.random import derive_seed
 
 

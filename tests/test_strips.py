@@ -30,8 +30,8 @@ from gaussian_splatting.rasterization import (
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
 from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
 from sugar_trainers.losses import depth_normal_consistency
 from sugar_trainers.refine_stage import RefineOptions, RefineStage

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import sdf_from_density, std_along_view
 from sugar_trainers.losses import (
     MIN_VIEW_Z,

@@ -16,7 +16,7 @@ from sugar_extractors.texture.texture_baking import (
     count_bands,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, sample_texture
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from tests.support.mesh_scenes import cameras_around
 from tests.support.random_scenes import look_at
 

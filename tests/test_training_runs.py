@@ -22,9 +22,8 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.stage import report
 from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.rasterization import rasterize
-from sugar_scene.fields.field_kernels import evaluate_fields
-from sugar_scene.geometry import sdf_from_density
-from sugar_scene.sampling import draw_samples
+from sugar_scene.field_kernels import evaluate_fields
+from sugar_scene.geometry import draw_samples, sdf_from_density
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.mesh import triangle_rasterizer
-from sugar_scene.mesh.triangle_rasterizer import (
+from sugar_scene import triangle_rasterizer
+from sugar_scene.triangle_rasterizer import (
     rasterize_camera_triangles,
     rasterize_triangles,
     to_camera,

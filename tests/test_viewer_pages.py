@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from gaussian_splatting.data.reference_layout import read_cameras_json
-from sugar_pipeline.viewing.view_run import TEXTURED, VANILLA, ViewOptions
-from sugar_pipeline.viewing.view_run import view as serve
+from sugar_pipeline.view_run import TEXTURED, VANILLA, ViewOptions
+from sugar_pipeline.view_run import view as serve
 from sugar_utils.console import Console
 from sugar_utils.settings import parse
 from tests.support.tiny_scene import newest, start

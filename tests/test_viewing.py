@@ -27,9 +27,8 @@ from gaussian_splatting.viewing.page_server import BrowserView, closing, look_th
 from sugar_extractors.results import Capture, capture_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_pipeline.rendering.render_run import between
-from sugar_pipeline.rendering.shown_models import model_of, read_result
-from sugar_pipeline.viewing.tool_panels import (
+from sugar_pipeline.render_run import between, model_of, read_result
+from sugar_pipeline.tool_panels import (
     box_around,
     box_edges,
     box_flags,
@@ -38,8 +37,8 @@ from sugar_pipeline.viewing.tool_panels import (
     inside,
     length_text,
 )
-from sugar_pipeline.viewing.view_page import ViewPage, splat_values, textured_glb
-from sugar_pipeline.viewing.view_run import (
+from sugar_pipeline.view_page import ViewPage, splat_values, textured_glb
+from sugar_pipeline.view_run import (
     COARSE,
     COARSE_MESH,
     REFINED,
@@ -53,7 +52,7 @@ from sugar_pipeline.viewing.view_run import (
     scene_context,
 )
 from sugar_scene.geometry import covariances
-from sugar_scene.mesh.triangle_mesh import write_mesh_ply
+from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.settings import parse
@@ -333,7 +332,7 @@ def kept(page: ViewPage) -> dict[str, np.ndarray]:
 
 
 def test_a_path_of_too_few_views_is_told_on_the_page(page):
-    from sugar_pipeline.viewing.tool_panels import PathPanel
+    from sugar_pipeline.tool_panels import PathPanel
 
     panel = PathPanel(page._server, page._around.path_file)
     panel.save(None)

@@ -13,7 +13,7 @@ from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import PoissonConfig, SolverConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_scene.mesh.triangle_mesh import (
+from sugar_scene.triangle_mesh import (
     Topology,
     TriangleMesh,
     doubled_area_normals,

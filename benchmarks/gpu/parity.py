@@ -39,7 +39,7 @@ from gaussian_splatting.rasterization.reference import (
     sh_basis_reference,
 )
 from gaussian_splatting.rasterization.tile_coverage import count_tiles
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles, to_camera
+from sugar_scene.triangle_rasterizer import rasterize_triangles, to_camera
 from sugar_utils.warp_launch import as_array, launch
 from tests.support.random_scenes import look_at, random_gaussians
 

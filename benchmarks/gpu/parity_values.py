@@ -12,7 +12,7 @@ from benchmarks.gpu.common import Finding, Setup, compare, draw, equal
 from gaussian_splatting.optim.adam_cuda import Stepped, step_together
 from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, MOMENTS, AdamStep, moment_format
 from gaussian_splatting.rasterization import complete_normals
-from sugar_scene.fields.field_kernels import evaluate_fields
+from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import depth_normal_consistency

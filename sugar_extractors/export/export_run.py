@@ -12,50 +12,32 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.export.compact_files import (
-    fidelity,
-    holds_gltf_gaussians,
-    read_gltf_gaussians,
-    read_splat,
-    read_spz,
-    write_gltf_gaussians,
-    write_splat,
-    write_spz,
-)
-from sugar_extractors.export.mesh_formats import (
-    MILLIMETRES,
-    Z_UP,
-    closed_body,
-    load_usd,
-    require_lxml,
-    shape_of,
-    simplified,
-    write_3mf,
-    write_stl,
-    write_usdz,
-)
-from sugar_extractors.export.reposing import read_edited, reposed, write_binding
+from sugar_extractors.export import compact_files, mesh_formats
+from sugar_extractors.mesh_report import read_any_mesh
 from sugar_extractors.results import capture_of, read_state, scene_of
+from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
     moved_cloud,
     moved_points,
     placement,
+    sh_rotation,
 )
-from sugar_extractors.texture.textured_mesh_io import (
-    GLB_AXES,
-    mesh_files,
-    read_textured_mesh,
-    write_glb,
-    write_mesh_files,
+from sugar_extractors.texture.textured_mesh_io import GLB_AXES, mesh_files
+from sugar_scene.mesh_bound import (
+    FACES,
+    BoundCloud,
+    bound_cloud_from_state,
+    face_frames,
+    triangle_layout,
 )
-from sugar_scene.mesh.triangle_mesh import open_edge_share
-from sugar_scene.mesh_bound import FACES, BoundCloud, bound_cloud_from_state
+from sugar_scene.triangle_mesh import open_edge_share
 from sugar_trainers.capture import SugarSize, model_file
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
@@ -144,9 +126,9 @@ class ExportOptions:
                 "how many metres a unit of the capture is"
             )
         if self.to == "3mf":
-            require_lxml()
+            mesh_formats.require_lxml()
         if self.to == "usdz":
-            load_usd()
+            mesh_formats.load_usd()
         given = [n for n in ("max_triangles", "texture_size") if getattr(self, n) is not None]
         if given and self.to in GAUSSIANS:
             raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
@@ -189,11 +171,11 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     if suffix == ".ply":
         return read_gaussian_ply(path, notify)
     if suffix == ".glb":
-        return read_gltf_gaussians(path)
+        return compact_files.read_gltf_gaussians(path)
     if suffix in (".spz", ".splat"):
         if not path.is_file():
             raise UserError(f"{path}: no such file; check the path")
-        return read_spz(path) if suffix == ".spz" else read_splat(path)
+        return compact_files.read_spz(path) if suffix == ".spz" else compact_files.read_splat(path)
     if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
         return load_reference_checkpoint(path, None, notify).read_cloud(notify)
 
@@ -209,7 +191,7 @@ def has_gaussians(path: Path) -> bool:
     if suffix == ".ply":
         return holds_gaussians(path)
     known = suffix in (".spz", ".splat", ".pt") or path.is_dir()
-    return known or holds_gltf_gaussians(path)
+    return known or compact_files.holds_gltf_gaussians(path)
 
 
 def read_bound_gaussians(path: Path) -> BoundCloud:
@@ -222,10 +204,10 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 
 
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
-    "spz": write_spz,
-    "splat": write_splat,
+    "spz": compact_files.write_spz,
+    "splat": compact_files.write_splat,
     "ply": write_gaussian_ply,
-    "gltf": write_gltf_gaussians,
+    "gltf": compact_files.write_gltf_gaussians,
 }
 
 
@@ -283,7 +265,7 @@ def _export_gaussians(
     found = read_as_written(path, console.info)
     if len(found) == len(cloud):
         written = cloud if order is None else cloud.select(torch.from_numpy(order))
-        console.info(f"{len(cloud):,} Gaussians; {fidelity(written, found).line()}")
+        console.info(f"{len(cloud):,} Gaussians; {compact_files.fidelity(written, found).line()}")
     return matrix
 
 
@@ -291,10 +273,10 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     to, upright = options.to, options.placement.orient == "up"
     if options.result.suffix.lower() != ".obj":
         raise UserError(f"{options.result}: --to {to} needs the textured .obj of a refined model")
-    mesh = read_textured_mesh(options.result)
+    mesh = textured_mesh_io.read_textured_mesh(options.result)
     matrix = _matrix(options, mesh.vertices.double().numpy(), console)
     if options.max_triangles is not None or options.texture_size is not None:
-        mesh = simplified(mesh, options.max_triangles, options.texture_size)
+        mesh = mesh_formats.simplified(mesh, options.max_triangles, options.texture_size)
     # The writers of OBJ and GLB turn axes on their own.
     total = _axes(to, upright) @ matrix
     own = matrix if to in ("glb", "obj") else total
@@ -302,19 +284,19 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     mesh = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
     path = temporary[options.target]
     if to in PRINTED:
-        body = closed_body(shape_of(mesh))
+        body = mesh_formats.closed_body(mesh_formats.shape_of(mesh))
         sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
         gaps = open_edge_share(body)
         opened = f"{gaps:.2%} of its edges are open: close it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        (write_stl if to == "stl" else write_3mf)(path, body)
+        (mesh_formats.write_stl if to == "stl" else mesh_formats.write_3mf)(path, body)
     elif to == "usdz":
-        write_usdz(path, mesh)
+        mesh_formats.write_usdz(path, mesh)
     elif to == "glb":
-        write_glb(path, mesh, y_up=upright)
+        textured_mesh_io.write_glb(path, mesh, y_up=upright)
     else:
         files = mesh_files(options.target, glb=False)
-        write_mesh_files({file: temporary[file] for file in files}, mesh)
+        textured_mesh_io.write_mesh_files({file: temporary[file] for file in files}, mesh)
     side, name = mesh.texture.shape[1], options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return total
@@ -323,7 +305,8 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
 def _axes(to: str, upright: bool) -> np.ndarray:
     """From the axes of what was placed to those of a format. (4, 4)"""
     if to in PRINTED:
-        return np.diag([*[MILLIMETRES] * 3, 1.0]) @ (Z_UP if upright else np.eye(4))
+        turn = mesh_formats.Z_UP if upright else np.eye(4)
+        return np.diag([*[mesh_formats.MILLIMETRES] * 3, 1.0]) @ turn
     return GLB_AXES if to in ("glb", "usdz", "gltf", "spz") and not upright else np.eye(4)
 
 
@@ -338,3 +321,112 @@ def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.
         )
     scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
     return placement(scene.calibrated_cameras, scene.points, points, options.placement)
+
+
+# Each triangle carries its Gaussians at fixed barycentric coordinates, turned within its plane. So
+# places and frames follow from the corners, sizes from the stretch of each triangle, and
+# view-dependent colours turn with it.
+
+_FLAT, _STILL = 1e-12, 1e-9
+_PART = 4096
+
+
+def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
+    """Gaussians on the same triangles with their corners elsewhere. vertices: (V, 3) world units"""
+    old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
+    log_scales, rotations = _stretched(cloud, old, new)
+    turns = face_frames(new) @ face_frames(old).transpose(1, 2)
+    return replace(
+        cloud,
+        vertices=vertices.to(cloud.vertices),
+        log_scales=log_scales,
+        rotations=rotations,
+        sh_rest=_turned_colors(cloud.sh_rest, turns, cloud.per_triangle),
+    )
+
+
+def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Sizes and rotations within the plane of triangles that were stretched."""
+    before, after = _plane_edges(old), _plane_edges(new)
+    one = torch.eye(2, dtype=before.dtype, device=before.device)
+    flat = torch.linalg.det(before).abs() < _FLAT * before.square().sum(dim=(1, 2))
+    flat = flat[:, None, None]
+    stretch = after @ torch.linalg.inv(torch.where(flat, one, before))
+    # A triangle without area says nothing about how it was stretched.
+    stretch = torch.where(flat, one, stretch).repeat_interleave(cloud.per_triangle, dim=0)
+    own = torch.nn.functional.normalize(cloud.rotations.double(), dim=1)
+    real, imaginary = own.unbind(1)
+    turn = torch.stack([real, -imaginary, imaginary, real], dim=1).reshape(-1, 2, 2)
+    axes = stretch @ turn @ torch.diag_embed(cloud.log_scales.double().exp())
+    same = ((stretch - one).abs().amax(dim=(1, 2)) < _STILL)[:, None]
+    left, sizes, _ = torch.linalg.svd(axes)
+    # Of the two axes the one that was the first stays the first.
+    along = (left * axes[:, :, :1]).sum(dim=1).abs()
+    swap = (along[:, 0] < along[:, 1])[:, None]
+    sizes = torch.where(swap, sizes.flip(1), sizes)
+    first = torch.where(same, own, torch.where(swap, left[:, :, 1], left[:, :, 0]))
+    log_scales = torch.where(same, cloud.log_scales.double(), sizes.clamp_min(1e-12).log())
+    return log_scales.to(cloud.log_scales), first.to(cloud.rotations)
+
+
+def _plane_edges(triangles: Tensor) -> Tensor:
+    """Two edges of each triangle in the axes of its plane, as columns. (F, 3, 3) -> (F, 2, 2)"""
+    _, tangent, bitangent = face_frames(triangles).unbind(-1)
+    edges = triangles[:, 1:] - triangles[:, :1]
+    return torch.stack([edges @ tangent[..., None], edges @ bitangent[..., None]], dim=1)[..., 0]
+
+
+def _turned_colors(sh_rest: Tensor, turns: Tensor, per_triangle: int) -> Tensor:
+    """Coefficients after the rotation of each triangle. (G, 15, 3), (F, 3, 3) -> (G, 15, 3)"""
+    n_bands = sh_rest.shape[1]
+    rest = sh_rest.double().reshape(len(turns), per_triangle, n_bands, 3)
+    one = torch.eye(3, dtype=turns.dtype, device=turns.device)
+    moved = (turns - one).abs().amax(dim=(1, 2)) > _STILL
+    # A triangle without area has no frame that colours could turn with.
+    moved &= torch.linalg.det(turns) > 0.5
+    for rows in moved.nonzero()[:, 0].split(_PART):
+        bands = sh_rotation(turns[rows].cpu().numpy())[:, None, :n_bands, :n_bands].to(rest)
+        rest[rows] = bands @ rest[rows]
+    return rest.reshape(sh_rest.shape).to(sh_rest)
+
+
+def read_edited(path: Path, cloud: BoundCloud) -> Tensor:
+    """Vertices of an edited mesh, in the order of the model's. (V, 3)"""
+    mesh = read_any_mesh(path)
+    if mesh.n_vertices != cloud.vertices.shape[0] or mesh.n_faces != cloud.faces.shape[0]:
+        raise UserError(
+            f"{path}: {mesh.n_vertices} vertices and {mesh.n_faces} triangles, the refined model "
+            f"has {cloud.vertices.shape[0]} and {cloud.faces.shape[0]}; only move vertices, and "
+            "export with their order kept"
+        )
+    if not np.array_equal(mesh.faces, cloud.faces.cpu().numpy()):
+        raise UserError(
+            f"{path}: its triangles join other vertices than those of the refined model; export "
+            "with the order of vertices kept"
+        )
+    return torch.from_numpy(mesh.vertices)
+
+
+def write_binding(path: Path, cloud: BoundCloud) -> None:
+    """Write which triangle carries each Gaussian and where, for other programs.
+
+    A NumPy archive (``.npz``) with an entry per Gaussian, in the order of the PLY of the refined
+    Gaussians: ``triangle`` (G,) int32, row of the face in the OBJ; ``barycentric`` (G, 3) float32,
+    weights of its corners; ``rotation`` (G, 2) float32, unit complex number that turns the first
+    axis from the direction of corner 2 to corner 1 towards normal x that direction; ``scale``
+    (G, 3) float32, deviations along normal and both axes, world units. ``faces`` (F, 3) int32 and
+    ``vertices`` (V, 3) float32 are the mesh itself.
+    """
+    per_triangle, n_faces = cloud.per_triangle, cloud.faces.shape[0]
+    weights = np.array(triangle_layout(per_triangle).barycentric, np.float32)
+    rotations = torch.nn.functional.normalize(cloud.rotations, dim=1).cpu().numpy()
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(
+            file,
+            triangle=np.repeat(np.arange(n_faces, dtype=np.int32), per_triangle),
+            barycentric=np.tile(weights, (n_faces, 1)),
+            rotation=rotations.astype(np.float32),
+            scale=cloud.freed().log_scales.exp().cpu().numpy().astype(np.float32),
+            faces=cloud.faces.cpu().numpy().astype(np.int32),
+            vertices=cloud.vertices.cpu().numpy().astype(np.float32),
+        )

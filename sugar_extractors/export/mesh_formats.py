@@ -13,23 +13,12 @@ import trimesh
 from torch import Tensor
 
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.quality.mesh_quality import Surface
-from sugar_extractors.texture.texture_atlas import (
-    MIN_SQUARE_SIZE,
-    Atlas,
-    make_atlas,
-    squares_per_axis,
-)
+from sugar_extractors.mesh_quality import Surface
+from sugar_extractors.texture import texture_atlas
+from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, sample_texture
-from sugar_scene.mesh.triangle_mesh import (
-    TriangleMesh,
-    clean_mesh,
-    component_labels,
-    doubled_area_normals,
-    keep_vertices,
-    open_edge_share,
-    with_holes_filled,
-)
+from sugar_scene import triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_package
@@ -46,19 +35,19 @@ def closed_body(mesh: TriangleMesh) -> TriangleMesh:
     Where that brings three faces together at an edge, the clean-up takes one away; the hole is
     covered again, a few times at most.
     """
-    labels = component_labels(mesh)
+    labels = triangle_mesh.component_labels(mesh)
     faces_of = np.bincount(labels[mesh.faces[:, 0]])
-    body = clean_mesh(keep_vertices(mesh, labels == faces_of.argmax()))
+    body = triangle_mesh.clean_mesh(triangle_mesh.keep_vertices(mesh, labels == faces_of.argmax()))
     for _ in range(_MAX_ROUNDS):
-        if open_edge_share(body) == 0:
+        if triangle_mesh.open_edge_share(body) == 0:
             break
-        body = clean_mesh(with_holes_filled(body))
+        body = triangle_mesh.clean_mesh(triangle_mesh.with_holes_filled(body))
     return body
 
 
 def write_stl(path: Path, mesh: TriangleMesh) -> None:
     rows = np.zeros(mesh.n_faces, _ROW)
-    normals = doubled_area_normals(mesh)
+    normals = triangle_mesh.doubled_area_normals(mesh)
     rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
     rows["corners"] = mesh.vertices[mesh.faces]
     with atomic_path(path) as temporary:
@@ -170,20 +159,20 @@ def simplified(mesh: TexturedMesh, n_faces: int | None, texture_side: int | None
     """The mesh with at most so many triangles and texels a side; None for as many as now."""
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:
-        reduced = clean_mesh(choose_backend().decimate(reduced, n_faces))
+        reduced = triangle_mesh.clean_mesh(choose_backend().decimate(reduced, n_faces))
     if reduced.n_faces == 0:
         raise UserError(f"no triangles are left at --max_triangles {n_faces}; raise it")
     side = min(mesh.texture.shape[1], texture_side or mesh.texture.shape[1])
-    square = side // squares_per_axis(reduced.n_faces)
-    if square < MIN_SQUARE_SIZE:
-        least = MIN_SQUARE_SIZE * squares_per_axis(reduced.n_faces)
+    square = side // texture_atlas.squares_per_axis(reduced.n_faces)
+    if square < texture_atlas.MIN_SQUARE_SIZE:
+        least = texture_atlas.MIN_SQUARE_SIZE * texture_atlas.squares_per_axis(reduced.n_faces)
         raise UserError(
             f"{reduced.n_faces:,} triangles do not fit into a picture of {side} texels a side; use "
             f"--texture_size {least} or more, or a lower --max_triangles"
         )
     vertices = torch.from_numpy(reduced.vertices.astype(np.float32))
     faces = torch.from_numpy(reduced.faces)
-    atlas = make_atlas("squares", vertices, faces, square)
+    atlas = texture_atlas.make_atlas("squares", vertices, faces, square)
     texture = transferred(mesh, reduced, atlas)
     return TexturedMesh(vertices, faces, atlas.uvs.cpu(), texture)
 

@@ -20,41 +20,14 @@ from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
-from sugar_extractors.mesh.level_sets import (
-    Box,
-    LevelSetModel,
-    SurfaceSamples,
-    build_model,
-    collect_surface_samples,
-)
+from sugar_extractors.mesh import level_sets, meshing_backends, tsdf
+from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
-from sugar_extractors.mesh.meshing_backends import (
-    MIN_POINTS,
-    PoissonConfig,
-    PycolmapBackend,
-    SolverConfig,
-    choose_backend,
-    finish_mesh,
-    reconstruct_region,
-)
-from sugar_extractors.mesh.tsdf import (
-    carved_renderer,
-    fuse_region,
-    observed_region,
-    plane_renderer,
-    view_renderer,
-)
+from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
-from sugar_scene.mesh.triangle_mesh import (
-    TriangleMesh,
-    merge_meshes,
-    topology,
-    with_holes_filled,
-    with_vertex_normals,
-    without_unused_vertices,
-    write_mesh_ply,
-)
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene import triangle_mesh
+from sugar_scene.reprojection import NeighborViews
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -156,12 +129,12 @@ class _Extraction:
         self._hull = hull_of(self._cameras, device)
         self._model = self._build_model(path)
         console.info(f"foreground {self._boxes[0]}, background {self._boxes[1]}")
-        self._backend = choose_backend(options.meshing_backend)
+        self._backend = meshing_backends.choose_backend(options.meshing_backend)
         console.info(f"meshing with {self._backend.name}")
-        given, usual = options.poisson.solver, SolverConfig()
+        given, usual = options.poisson.solver, meshing_backends.SolverConfig()
         names = ("poisson_width", "poisson_scale", "poisson_linear_fit")
         idle = [f"--{name}" for name in names if getattr(given, name) != getattr(usual, name)]
-        if idle and self._backend.name == PycolmapBackend.name:
+        if idle and self._backend.name == meshing_backends.PycolmapBackend.name:
             console.info(f"{', '.join(idle)}: no effect without Open3D")
 
     def run(self, jobs: Mapping[tuple[float, int], Identity]) -> None:
@@ -187,7 +160,7 @@ class _Extraction:
                 self._finish(jobs[level, target], level, target, meshes, surface, figures)
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
-        """The meshes within the masks' hull; those of Poisson that are watertight as well."""
+        """What of the meshes lies within the hull of the masks."""
         if self._hull is None:
             return list(meshes)
         kept = []
@@ -196,7 +169,8 @@ class _Extraction:
             inside = self._hull.contains(vertices).cpu().numpy()
             faces = mesh.faces[inside[mesh.faces].any(axis=1)]
             if len(faces):
-                kept.append(without_unused_vertices(replace(mesh, faces=faces, normals=None)))
+                cut = replace(mesh, faces=faces, normals=None)
+                kept.append(triangle_mesh.without_unused_vertices(cut))
         n_before, n_after = (sum(mesh.n_faces for mesh in some) for some in (meshes, kept))
         self._console.info(f"{n_before - n_after:,} triangles outside of the masks cut off")
         if not kept:
@@ -208,7 +182,7 @@ class _Extraction:
 
     def _closed(self, meshes: Sequence[TriangleMesh], figures: dict[str, Any]) -> TriangleMesh:
         """One closed surface through what was fused, masks applied before it is closed."""
-        fused = with_vertex_normals(merge_meshes(meshes))
+        fused = triangle_mesh.with_vertex_normals(triangle_mesh.merge_meshes(meshes))
         samples = SurfaceSamples(
             fused.vertices.astype(np.float32), fused.normals.astype(np.float32), fused.colors
         )
@@ -239,11 +213,11 @@ class _Extraction:
                 self._largest_solver = max(self._largest_solver, own + n_bytes)
                 show({"memory": format_bytes(n_bytes)})
 
-            return reconstruct_region(samples, poisson, self._backend, watch)
+            return meshing_backends.reconstruct_region(samples, poisson, self._backend, watch)
 
     def _build_model(self, path: Path) -> LevelSetModel:
         options, cloud = self._options, self._cloud
-        model = build_model(
+        model = level_sets.build_model(
             cloud,
             min_opacity=options.min_opacity,
             n_neighbors=options.mesh_neighbors,
@@ -266,7 +240,7 @@ class _Extraction:
     def _sample(self, levels: Sequence[float]) -> list[SurfaceSamples]:
         options = self._options
         with self._console.progress("surface points", 1, len(self._cameras)) as progress:
-            return collect_surface_samples(
+            return level_sets.collect_surface_samples(
                 self._model,
                 self._cameras,
                 levels,
@@ -324,10 +298,10 @@ class _Extraction:
         if config.tsdf_depth == "plane":
             neighbors = NeighborViews(self._cameras, scene.extent, observations=scene.observations)
             gaussians = self._cloud.detached().activate()
-            render = plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
+            render = tsdf.plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
         else:
-            render = view_renderer(self._model, self._cloud, config)
-        render = carved_renderer(render, self._hull)
+            render = tsdf.view_renderer(self._model, self._cloud, config)
+        render = tsdf.carved_renderer(render, self._hull)
         parts = {"foreground": (inner, None)}
         if options.background_mesh and not options.watertight:
             parts["background"] = (outer, inner)
@@ -336,9 +310,9 @@ class _Extraction:
             observed = None
             if config.margin is not None:
                 margin = config.margin * scene.extent
-                observed = observed_region(scene.observations, box, margin)
+                observed = tsdf.observed_region(scene.observations, box, margin)
             views = render, self._cameras
-            fused = fuse_region(*views, box, hole, config, self._console, observed)
+            fused = tsdf.fuse_region(*views, box, hole, config, self._console, observed)
             figures[f"{name}_voxel"] = fused.voxel_size
             figures[f"{name}_voxels"] = fused.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
@@ -357,15 +331,16 @@ class _Extraction:
         return meshes
 
     def _finish(
-        self, identity: Identity, level: float, target: int, meshes: Sequence[TriangleMesh],
-        surface: SurfaceSamples | None, figures: Mapping[str, Any],
+        self, identity: Identity, level: float, target: int,
+        meshes: Sequence[TriangleMesh], surface: SurfaceSamples | None,
+        figures: Mapping[str, Any],
     ) -> None:  # fmt: skip
         path = self._options.mesh_path(level, target)
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
-            mesh = finish_mesh(meshes, target, self._backend, surface)
+            mesh = meshing_backends.finish_mesh(meshes, target, self._backend, surface)
         if self._options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
-            mesh = with_vertex_normals(with_holes_filled(mesh))
+            mesh = triangle_mesh.with_vertex_normals(triangle_mesh.with_holes_filled(mesh))
         if mesh.n_faces == 0:
             raise UserError(
                 f"{path.name}: no triangle is left after the clean-up; use more --surface_points "
@@ -380,8 +355,8 @@ class _Extraction:
             "backend": self._backend.name,
             "vertices": mesh.n_vertices,
             "faces": mesh.n_faces,
-            **asdict(topology(mesh)),
+            **asdict(triangle_mesh.topology(mesh)),
         }
         with publish([path], identity, lambda: result) as temporary:
-            write_mesh_ply(temporary[path], mesh)
+            triangle_mesh.write_mesh_ply(temporary[path], mesh)
         self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")

@@ -24,9 +24,9 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
-from sugar_scene.fields.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
+from sugar_scene.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
 from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
-from sugar_scene.mesh.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
+from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import generator
 from sugar_utils.warp_launch import as_array, launch

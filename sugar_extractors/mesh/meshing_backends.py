@@ -10,7 +10,6 @@ they do it in a process of their own.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import json
 import math
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
-from sugar_scene.mesh.triangle_mesh import (
+from sugar_scene.triangle_mesh import (
     TriangleMesh,
     clean_mesh,
     keep_vertices,
@@ -59,29 +58,23 @@ POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
 
-Step = TypeVar("Step", bound=Callable[..., Any])
-
 
 _POISSON_ONLY = "with --mesh_extractor tsdf"
-_solver_flag = functools.partial(
-    flag, group="surface", parse=positive_int, no_effect_when=_POISSON_ONLY
-)
-_open3d = functools.partial(
-    flag, group="surface", no_effect_when=f"{_POISSON_ONLY}; without Open3D"
-)
+_flag = partial(flag, group="surface", no_effect_when=_POISSON_ONLY)
+_open3d = partial(flag, group="surface", no_effect_when=f"{_POISSON_ONLY}; without Open3D")
 
 
 @dataclass(frozen=True)
 class SolverConfig:
     """Constants of screened Poisson; with one thread the same input gives the same bits."""
 
-    poisson_depth: Automatic = _solver_flag(
+    poisson_depth: Automatic = _flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
         "as a pixel on the surface, but not emptier than a point each, at most 10; unset: 10, "
         "auto with --preset fast", parse=positive_or_auto, metavar="{N,auto}",
         modes={"fast": AUTO},
     )  # fmt: skip
-    poisson_threads: int = _solver_flag(
+    poisson_threads: int = _flag(
         1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
         "same bits", parse=non_negative_int,
     )  # fmt: skip
@@ -95,11 +88,7 @@ class SolverConfig:
     poisson_linear_fit: bool = _open3d(False, "interpolate linearly between octree nodes")
 
 
-Waiting = Callable[[int], None]
-
-
-def _unheard(n_bytes: int) -> None:
-    """Default callback; does nothing."""
+Waiting = Callable[[int], None]  # hears of the memory in use
 
 
 class PoissonMesh(NamedTuple):
@@ -107,24 +96,17 @@ class PoissonMesh(NamedTuple):
     densities: np.ndarray  # support of each vertex; only their order is that of all backends, (V,)
 
 
-def _says_what_needs_memory(flags: str) -> Callable[[Step], Step]:
-    """Make lack of memory in a step one line that names the flags which ask for less."""
-
-    def decorate(step: Step) -> Step:
-        @functools.wraps(step)
-        def guarded(*args: Any) -> Any:
-            try:
-                return step(*args)
-            # Native code throws bad_alloc, which arrives as this, too.
-            except MemoryError as error:
-                raise UserError(
-                    f"out of memory in mesh extraction ({step.__name__}); lower {flags}, close "
-                    "other programs, or use a machine with more memory"
-                ) from error
-
-        return guarded
-
-    return decorate
+@contextlib.contextmanager
+def _enough_memory(step: str, flags: str) -> Iterator[None]:
+    """Lack of memory in a step in one line that names the flags which ask for less."""
+    try:
+        yield
+    # Native code throws bad_alloc, which arrives as this, too.
+    except MemoryError as error:
+        raise UserError(
+            f"out of memory in mesh extraction ({step}); lower {flags}, close other programs, or "
+            "use a machine with more memory"
+        ) from error
 
 
 class Open3dBackend:
@@ -134,11 +116,11 @@ class Open3dBackend:
         self._o3d = open3d
         open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
 
-    @_says_what_needs_memory("--poisson_depth or --surface_points")
+    @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
     def reconstruct(
-        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
+        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = lambda n_bytes: None
     ) -> PoissonMesh:
-        """Screened Poisson surface of oriented points; ``waiting`` hears of the memory in use."""
+        """Screened Poisson surface of oriented points."""
         options = {
             "depth": solver.poisson_depth,
             "width": solver.poisson_width,
@@ -153,7 +135,7 @@ class Open3dBackend:
                 mesh = _mesh_of(found["vertices"], found["faces"], found["colors"])
                 return PoissonMesh(mesh, found["densities"])
 
-    @_says_what_needs_memory("--poisson_depth")
+    @_enough_memory("decimate", "--poisson_depth")
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
         """Quadric decimation; colours are carried along."""
         if mesh.n_faces <= n_faces:
@@ -174,11 +156,11 @@ class PycolmapBackend:
 
     name = "pycolmap"
 
-    @_says_what_needs_memory("--poisson_depth or --surface_points")
+    @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
     def reconstruct(
-        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = _unheard
+        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = lambda n_bytes: None
     ) -> PoissonMesh:
-        """Screened Poisson surface of oriented points; ``waiting`` hears of the memory in use."""
+        """Screened Poisson surface of oriented points."""
         options = {
             "depth": solver.poisson_depth,
             "point_weight": POINT_WEIGHT,
@@ -195,7 +177,7 @@ class PycolmapBackend:
         mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
         return PoissonMesh(mesh, np.asarray(densities, dtype=np.float64))
 
-    @_says_what_needs_memory("--poisson_depth")
+    @_enough_memory("decimate", "--poisson_depth")
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
         """Quadric decimation; colours are those of the nearest vertex before."""
         if mesh.n_faces <= n_faces:
@@ -262,13 +244,12 @@ def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _write_points(path: Path, samples: SurfaceSamples, middle: np.ndarray, size: float) -> None:
-    names = ("x", "y", "z", "nx", "ny", "nz")
-    kinds = [*((n, "<f4") for n in names), *((n, "u1") for n in ("red", "green", "blue"))]
+    names = ("x", "y", "z", "nx", "ny", "nz", "red", "green", "blue")
+    kinds = [(name, "<f4" if k < 6 else "u1") for k, name in enumerate(names)]
     table = np.empty(len(samples), dtype=kinds)
-    for axis, name in enumerate(names[:3]):
-        table[name] = (samples.points[:, axis] - middle[axis]) / size
-        table[names[3 + axis]] = samples.normals[:, axis]
-        table[("red", "green", "blue")[axis]] = samples.colors[:, axis]
+    columns = (*((samples.points - middle) / size).T, *samples.normals.T, *samples.colors.T)
+    for name, column in zip(names, columns, strict=True):
+        table[name] = column
     PlyData([PlyElement.describe(table, "vertex")], byte_order="<").write(str(path))
 
 
@@ -300,9 +281,6 @@ _SAMPLED_POINTS = 10_000
 LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
 USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
 _SOLVER = (poisson_process.__name__,)
-
-
-_flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
 
 
 @dataclass(frozen=True)
@@ -364,7 +342,7 @@ def reconstruct_region(
     samples: SurfaceSamples,
     config: PoissonConfig,
     backend: MeshingBackend,
-    waiting: Callable[[int], None] = lambda n_bytes: None,
+    waiting: Waiting = lambda n_bytes: None,
 ) -> TriangleMesh:
     """Mesh of one region, before decimation."""
     config = config.resolved(has_hull=False)

@@ -26,28 +26,11 @@ from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.view import View, make_view
-from sugar_extractors.mesh.level_sets import (
-    Box,
-    LevelSetModel,
-    diamond_hits,
-    march_rays,
-    pixel_centers,
-)
-from sugar_scene.mesh.triangle_mesh import (
-    TriangleMesh,
-    keep_vertices,
-    with_holes_filled,
-    without_small_components,
-    without_unused_vertices,
-)
-from sugar_scene.mesh.triangle_rasterizer import to_camera
-from sugar_scene.multiview.reprojection import (
-    REACH,
-    NeighborViews,
-    ViewPair,
-    cycle_error,
-    plane_depth,
-)
+from sugar_extractors.mesh import level_sets
+from sugar_extractors.mesh.level_sets import Box, LevelSetModel
+from sugar_scene import reprojection, triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import to_camera
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, non_negative_int, positive_float
 from sugar_utils.settings import flag
@@ -176,11 +159,13 @@ def level_set_view(
     model: LevelSetModel, gaussians: Gaussians, camera: Camera, level: float
 ) -> DepthView:
     """Depth of the first crossing of a level and colour of degree 0."""
-    hits = diamond_hits(model, camera)
+    hits = level_sets.diamond_hits(model, camera)
     pixels = hits.covered.flatten().nonzero()[:, 0]
-    centers = pixel_centers(pixels, camera.width)
+    centers = level_sets.pixel_centers(pixels, camera.width)
     rows = hits.face.flatten()[pixels] // 2
-    found = march_rays(model, camera, centers, hits.depth.flatten()[pixels], rows, [level])
+    found = level_sets.march_rays(
+        model, camera, centers, hits.depth.flatten()[pixels], rows, [level]
+    )
     depth = torch.zeros_like(hits.depth).flatten()
     depth[pixels] = torch.where(found.valid[0], to_camera(found.points[0], camera)[:, 2], 0.0)
     image = rasterize(gaussians, camera, sh_degree=0).image.clamp(0, 1)
@@ -188,8 +173,8 @@ def level_set_view(
 
 
 def fuse_region(
-    render: Renderer, cameras: Sequence[Camera], box: Box, hole: Box | None, config: TsdfConfig,
-    console: Console, region: ObservedRegion | None = None,
+    render: Renderer, cameras: Sequence[Camera], box: Box, hole: Box | None,
+    config: TsdfConfig, console: Console, region: ObservedRegion | None = None,
 ) -> FusedRegion:  # fmt: skip
     """Fuse all views within a box and extract the surface, outside of a hole, within a region."""
     with torch.no_grad():
@@ -200,13 +185,13 @@ def fuse_region(
         _fuse(render, cameras, field, config, console)
     mesh = extract_surface(field, min(config.min_views, 1 + len(cameras) // 2))
     if region is not None and mesh.n_faces:
-        mesh = keep_vertices(mesh, region.contains(mesh.vertices))
-    mesh = without_small_components(mesh, config.min_component)
+        mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
+    mesh = triangle_mesh.without_small_components(mesh, config.min_component)
     if config.fill:
-        mesh = with_holes_filled(mesh, config.fill)
+        mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
     if hole is not None and mesh.n_faces:
         outside = ~hole.contains(mesh.vertices[mesh.faces].mean(axis=1))
-        mesh = without_unused_vertices(replace(mesh, faces=mesh.faces[outside]))
+        mesh = triangle_mesh.without_unused_vertices(replace(mesh, faces=mesh.faces[outside]))
     return FusedRegion(mesh, field.voxel, field.distances.numel())
 
 
@@ -243,8 +228,8 @@ def _automatic_voxel(
 
 
 def _empty_field(
-    render: Renderer, cameras: Sequence[Camera], box: Box, voxel: float, config: TsdfConfig,
-    console: Console,
+    render: Renderer, cameras: Sequence[Camera], box: Box, voxel: float,
+    config: TsdfConfig, console: Console,
 ) -> SparseField:  # fmt: skip
     """Blocks within the truncation distance of some depth, in larger voxels if too many."""
     device = render(cameras[0]).depth.device
@@ -496,10 +481,13 @@ _KEPT_BYTES = 2**30
 
 
 def plane_renderer(
-    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: NeighborViews, extent: float
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    neighbors: reprojection.NeighborViews,
+    extent: float,
 ) -> Renderer:
     """What renders depth and colour of a view for the fusion. extent: in world units"""
-    reach = REACH * extent
+    reach = reprojection.REACH * extent
     largest = max(4 * camera.width * camera.height for camera in cameras)
 
     @functools.lru_cache(maxsize=max(1 + MAX_NEIGHBORS, _KEPT_BYTES // largest))
@@ -522,7 +510,7 @@ def plane_view(
     output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
     plane = output.plane
     rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
-    depth, known = plane_depth(plane, rays)
+    depth, known = reprojection.plane_depth(plane, rays)
     cosine = -(plane[..., :3] * rays).sum(dim=-1)
     cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
     known &= (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
@@ -541,8 +529,8 @@ def confirmed_depth(
     agreed = compared.clone()
     flat = depth.reshape(-1)
     for neighbor, there in neighbors:
-        pair = ViewPair.of(camera, neighbor)
-        error, known = cycle_error(rays.reshape(-1, 3), flat, there, pair)
+        pair = reprojection.ViewPair.of(camera, neighbor)
+        error, known = reprojection.cycle_error(rays.reshape(-1, 3), flat, there, pair)
         compared |= known
         agreed |= known & (error <= MAX_MISS)
     return (agreed | ~compared).reshape(depth.shape)

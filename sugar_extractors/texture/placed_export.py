@@ -38,22 +38,21 @@ from sugar_utils.settings import flag
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     """The cloud after a similarity, (4, 4): a camera that moves along sees the same picture."""
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
-    rotation = matrix[:3, :3] / scale
-    linear, shift = _like(matrix[:3, :3], cloud.means), _like(matrix[:3, 3], cloud.means)
-    turn, bands = _like(rotation, cloud.means), sh_rotation(rotation).to(cloud.means.device)
+    rotation, device = matrix[:3, :3] / scale, cloud.means.device
+    linear, shift, turn = (
+        torch.as_tensor(array, dtype=torch.float64, device=device)
+        for array in (matrix[:3, :3], matrix[:3, 3], rotation)
+    )
     n_bands = cloud.sh_rest.shape[1]
+    bands = sh_rotation(rotation).to(device)[:n_bands, :n_bands]
     own = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
     moved = {
         "means": cloud.means.double() @ linear.T + shift,
         "log_scales": cloud.log_scales.double() + np.log(scale),
         "quats": quaternions_of(turn @ own),
-        "sh_rest": bands[:n_bands, :n_bands] @ cloud.sh_rest.double(),
+        "sh_rest": bands @ cloud.sh_rest.double(),
     }
     return replace(cloud, **{name: t.to(getattr(cloud, name).dtype) for name, t in moved.items()})
-
-
-def _like(array: np.ndarray, tensor: Tensor) -> Tensor:
-    return torch.as_tensor(array, dtype=torch.float64, device=tensor.device)
 
 
 def sh_rotation(rotation: np.ndarray) -> Tensor:
@@ -200,10 +199,10 @@ def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
 
 
 def _checked_scale(scale: float, given: str) -> float:
-    if not _SCALES[0] <= scale <= _SCALES[1]:
+    low, high = _SCALES
+    if not low <= scale <= high:
         raise UserError(
-            f"{given}: makes it {scale:.3g} times as large; it must be {_SCALES[0]:g} to "
-            f"{_SCALES[1]:g} times"
+            f"{given}: makes it {scale:.3g} times as large; it must be {low:g} to {high:g} times"
         )
     return scale
 

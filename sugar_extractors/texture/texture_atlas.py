@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles
+from sugar_scene.triangle_rasterizer import rasterize_camera_triangles
 from sugar_utils.errors import UserError
 
 ATLASES = ("squares", "xatlas")

@@ -24,7 +24,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization.view import View, make_view
 from sugar_extractors.texture.texture_atlas import Atlas
-from sugar_scene.mesh.triangle_rasterizer import rasterize_camera_triangles, to_camera
+from sugar_scene.triangle_rasterizer import rasterize_camera_triangles, to_camera
 from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options(

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 

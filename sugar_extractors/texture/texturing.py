@@ -53,8 +53,8 @@ from sugar_extractors.texture.texture_baking import (
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.geometry import density_at
-from sugar_scene.mesh.triangle_mesh import edge_keys
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
+from sugar_scene.triangle_mesh import edge_keys
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console

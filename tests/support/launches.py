@@ -40,7 +40,7 @@ from gaussian_splatting.optim import adam
 from gaussian_splatting.rasterization import projection, rasterizers
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.fields import field_kernels
+from sugar_scene import field_kernels
 from sugar_trainers import sampling_block
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig

@@ -19,7 +19,7 @@ from gaussian_splatting.data.reference_layout import (
 from gaussian_splatting.engine.checkpoint import save_payload
 from gaussian_splatting.engine.model import STATE_NAMES
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
-from sugar_scene.mesh.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.quaternions import quaternions_of
 from tests.support.random_scenes import look_at
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.learned_exposure import Exposures
-from sugar_scene.multiview.reprojection import NeighborViews
+from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.stage_config import MultiviewConfig
 

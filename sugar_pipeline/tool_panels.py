@@ -15,8 +15,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import write_camera_list
 from gaussian_splatting.viewing.page_server import view_of
-from sugar_pipeline.rendering.render_run import between, looking
-from sugar_pipeline.rendering.shown_models import ShownModel
+from sugar_pipeline.render_run import ShownModel, between, looking
 from sugar_utils.errors import UserError
 
 if TYPE_CHECKING:

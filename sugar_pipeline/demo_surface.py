@@ -17,9 +17,9 @@ from torch.nn.functional import grid_sample, interpolate, normalize, pad
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from sugar_extractors.quality.mesh_quality import Surface
+from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, with_vertex_normals
+from sugar_scene.triangle_mesh import TriangleMesh, with_vertex_normals
 from sugar_utils.random import generator
 
 N_ALONG, N_AROUND = 400, 40  # cells of the knot's surface along the rope and around it

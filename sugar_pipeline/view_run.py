@@ -34,10 +34,9 @@ from sugar_extractors.export.compact_files import holds_gltf_gaussians
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.rendering.render_run import looked_at, looking
-from sugar_pipeline.rendering.shown_models import Result, model_of, read_result
-from sugar_pipeline.viewing.tool_panels import box_around, inside
-from sugar_pipeline.viewing.view_page import Layer, SceneContext, ViewPage
+from sugar_pipeline.render_run import Result, looked_at, looking, model_of, read_result
+from sugar_pipeline.tool_panels import box_around, inside
+from sugar_pipeline.view_page import Layer, SceneContext, ViewPage
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console

@@ -16,7 +16,7 @@ Only the object counts. What is compared, and where:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -28,7 +28,7 @@ from plyfile import PlyData, PlyParseError
 from torch import Tensor
 
 from gaussian_splatting.data.ply import does_not_fit
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply, topology
+from sugar_scene.triangle_mesh import TriangleMesh, merge_meshes, read_mesh_ply, topology
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.random import generator
@@ -94,15 +94,12 @@ class MeshQuality:
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure for people; distances in % of the object's size."""
-        scores = [
-            (f"F-score at {t:.1%}", f"{f:.4f}")
-            for t, f in zip(THRESHOLDS, self.f_scores)  # noqa: B905
-        ]
+        scores = zip(THRESHOLDS, self.f_scores, strict=False)
         return [
             ("accuracy", f"{self.accuracy:.3%}"),
             ("completeness", f"{self.completeness:.3%}"),
             ("Chamfer distance", f"{self.chamfer:.3%}"),
-            *scores,
+            *((f"F-score at {t:.1%}", f"{f:.4f}") for t, f in scores),
             ("normal agreement", f"{self.normal_agreement:.4f}"),
             ("non-manifold edges", f"{self.non_manifold_edge_share:.3%}"),
             ("open edges", f"{self.open_edge_share:.3%}"),
@@ -138,14 +135,9 @@ def read_reference(scene_dir: Path) -> Reference:
 
 
 def make_reference(
-    mesh: TriangleMesh,
-    visible_points: np.ndarray,
-    visible_normals: np.ndarray,
-    box: np.ndarray,
-    ground: np.ndarray | None = None,
-    axis: int = 2,
-    sign: int = 1,
-) -> Reference:
+    mesh: TriangleMesh, visible_points: np.ndarray, visible_normals: np.ndarray, box: np.ndarray,
+    ground: np.ndarray | None = None, axis: int = 2, sign: int = 1,
+) -> Reference:  # fmt: skip
     """Set up a comparison by the rules at the top of this file.
 
     Args:
@@ -158,56 +150,44 @@ def make_reference(
     if ground is not None:
         top = ground[1, axis] if sign > 0 else ground[0, axis]
         # The ground nearest to a point of the box is below that point.
-        mesh = _with_ground(mesh, (low, high), ground, axis, top)
-        if sign > 0:
-            low[axis] = top + CLEARANCE * size
-        else:
-            high[axis] = top - CLEARANCE * size
+        reach = np.maximum(low, ground[0]), np.minimum(high, ground[1])
+        mesh = _with_ground(mesh, *reach, axis, top)
+        (low if sign > 0 else high)[axis] = top + sign * CLEARANCE * size
     return Reference(mesh, visible_points, visible_normals, low, high, size)
 
 
 def compare_surfaces(
-    mesh: TriangleMesh,
-    reference: Reference,
-    *,
-    n_samples: int = N_SAMPLES,
-    seed: int = 0,
+    mesh: TriangleMesh, reference: Reference, *, n_samples: int = N_SAMPLES, seed: int = 0,
     device: torch.device | str = "cpu",
-) -> MeshQuality:
+) -> MeshQuality:  # fmt: skip
     """Measure a mesh by the rules at the top of this file."""
-    origin, size = (reference.low + reference.high) / 2, reference.size
-    unit_low, unit_high = ((side - origin) / size for side in (reference.low, reference.high))
     # The object is brought to size 1 at the origin, where float32 resolves it best.
-    vertices = (mesh.vertices - origin) / size
-    true_vertices = (reference.surface.vertices - origin) / size
-    visible = (reference.visible_points - origin) / size
-
-    near = mesh.faces[_meets(vertices, mesh.faces, unit_low - _REACH, unit_high + _REACH)]
-    samples = _samples_inside(vertices, near, unit_low, unit_high, n_samples, seed)
+    origin, size = (reference.low + reference.high) / 2, reference.size
+    low, high, vertices, true_vertices, visible = (
+        (points - origin) / size
+        for points in (reference.low, reference.high, mesh.vertices, reference.surface.vertices,
+                       reference.visible_points)
+    )  # fmt: skip
+    near = mesh.faces[_meets(vertices, mesh.faces, low - _REACH, high + _REACH)]
+    samples = _samples_inside(vertices, near, low, high, n_samples, seed)
     if len(samples) == 0:
         raise UserError(
             "the mesh has no surface where the object is (box "
             f"{reference.low.round(3).tolist()} to {reference.high.round(3).tolist()}); check that "
             "mesh and scene belong together"
         )
-    found = Surface(vertices, near, device)
-    truth = Surface(true_vertices, reference.surface.faces, device)
-    to_truth, to_mesh = truth.nearest(samples.points), found.nearest(visible)
+    to_truth = Surface(true_vertices, reference.surface.faces, device).nearest(samples.points)
+    to_mesh = Surface(vertices, near, device).nearest(visible)
+    pairs = (samples.normals, to_truth.normals), (reference.visible_normals, to_mesh.normals)
+    agreement = [np.abs((ours * theirs).sum(axis=1)).mean() for ours, theirs in pairs]
     edges = topology(mesh)
-    agreement = [
-        np.abs((ours * theirs).sum(axis=1)).mean()
-        for ours, theirs in (
-            (samples.normals, to_truth.normals),
-            (reference.visible_normals, to_mesh.normals),
-        )
-    ]
     return MeshQuality(
         accuracy=float(to_truth.distances.mean()),
         completeness=float(to_mesh.distances.mean()),
         precisions=tuple(float((to_truth.distances < t).mean()) for t in THRESHOLDS),
         recalls=tuple(float((to_mesh.distances < t).mean()) for t in THRESHOLDS),
         normal_agreement=float(np.mean(agreement)),
-        object_triangles=int(_inside(vertices[near], unit_low, unit_high).any(axis=1).sum()),
+        object_triangles=int(_inside(vertices[near], low, high).any(axis=1).sum()),
         non_manifold_edge_share=edges.non_manifold_edge_share,
         open_edge_share=edges.open_edge_share,
         components=edges.components,
@@ -228,44 +208,30 @@ def _inside(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray
 
 
 def _samples_inside(
-    vertices: np.ndarray,
-    faces: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    count: int,
+    vertices: np.ndarray, faces: np.ndarray, low: np.ndarray, high: np.ndarray, count: int,
     seed: int,
-) -> AreaSamples:
+) -> AreaSamples:  # fmt: skip
     """About ``count`` even samples of that part of a mesh that lies in a box."""
-    rows = np.flatnonzero(_meets(vertices, faces, low, high))
-    samples = sample_surface(vertices, faces[rows], count, seed)
-    share = _inside(samples.points, low, high).mean() if len(samples) else 1.0
-    if share < 1:
+    faces = faces[_meets(vertices, faces, low, high)]
+    samples = sample_surface(vertices, faces, count, seed)
+    inside = _inside(samples.points, low, high)
+    if not inside.all():
         # Faces that reach far outside took samples away: draw more, so that enough are inside.
-        drawn = min(_MAX_DRAWN, int(count / max(share, 1e-6)))
-        samples = sample_surface(vertices, faces[rows], drawn, seed)
-    samples = samples.select(_inside(samples.points, low, high))
-    return replace(samples, faces=rows[samples.faces])
+        drawn = min(_MAX_DRAWN, int(count / max(inside.mean(), 1e-6)))
+        samples = sample_surface(vertices, faces, drawn, seed)
+        inside = _inside(samples.points, low, high)
+    return samples.select(inside)
 
 
 def _with_ground(
-    mesh: TriangleMesh,
-    reach: tuple[np.ndarray, np.ndarray],
-    ground: np.ndarray,
-    axis: int,
-    height: float,
+    mesh: TriangleMesh, low: np.ndarray, high: np.ndarray, axis: int, height: float
 ) -> TriangleMesh:
-    low, high = np.maximum(reach[0], ground[0]), np.minimum(reach[1], ground[1])
+    """The mesh and a flat rectangle."""
+    corners = np.tile(low, (4, 1))
     u, v = (k for k in range(3) if k != axis)
-    corners = np.empty((4, 3))
-    corners[:, axis] = height
-    corners[:, u] = (low[u], high[u], high[u], low[u])
-    corners[:, v] = (low[v], low[v], high[v], high[v])
-    faces = np.array([[0, 1, 2], [0, 2, 3]]) + mesh.n_vertices
-    return TriangleMesh(
-        np.concatenate([mesh.vertices, corners]),
-        np.concatenate([mesh.faces, faces]),
-        np.concatenate([mesh.colors, np.zeros((4, 3), dtype=np.uint8)]),
-    )
+    corners[1:3, u], corners[2:, v], corners[:, axis] = high[u], high[v], height
+    faces = np.array([[0, 1, 2], [0, 2, 3]])
+    return merge_meshes([mesh, TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))])
 
 
 def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -296,13 +262,12 @@ _MIN_ITEMS = 1024
 class AreaSamples:
     points: np.ndarray  # (N, 3) float64, the mesh's units
     normals: np.ndarray  # unit normal of the face of each, (N, 3)
-    faces: np.ndarray  # row of that face, (N,)
 
     def __len__(self) -> int:
         return len(self.points)
 
     def select(self, keep: np.ndarray) -> AreaSamples:
-        return AreaSamples(self.points[keep], self.normals[keep], self.faces[keep])
+        return AreaSamples(self.points[keep], self.normals[keep])
 
 
 class Nearest(NamedTuple):
@@ -323,8 +288,7 @@ def sample_surface(
     doubled = np.linalg.norm(weighted, axis=1)
     ends = np.cumsum(doubled)
     if len(ends) == 0 or not ends[-1] > 0:
-        none = np.empty((0, 3))
-        return AreaSamples(none, none, np.empty(0, dtype=np.int64))
+        return AreaSamples(np.empty((0, 3)), np.empty((0, 3)))
     source = generator(seed, "surface samples")
     draws = torch.rand(2 * count + 1, generator=source, dtype=torch.float64, device="cpu").numpy()
     places = (np.arange(count) + draws[-1]) / count * ends[-1]
@@ -332,7 +296,7 @@ def sample_surface(
     root, across = np.sqrt(draws[:count])[:, None], draws[count : 2 * count, None]
     a, b, c = (vertices[faces[rows, k]].astype(np.float64) for k in range(3))
     points = (1 - root) * a + root * (1 - across) * b + root * across * c
-    return AreaSamples(points, weighted[rows] / doubled[rows, None], rows)
+    return AreaSamples(points, weighted[rows] / doubled[rows, None])
 
 
 def _doubled_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:

@@ -20,17 +20,10 @@ from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.training_views import at_scale
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.viewing.page_server import (
-    RenderQueue,
-    add_frustum,
-    follow_browsers,
-    look_through,
-    selected_option,
-    show_picture,
-)
-from sugar_extractors.quality.mesh_report import jpeg_bytes
+from gaussian_splatting.viewing import page_server
+from sugar_extractors.mesh_report import jpeg_bytes
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
-from sugar_pipeline.rendering.shown_models import (
+from sugar_pipeline.render_run import (
     DEPTHS,
     SHOWS,
     Result,
@@ -38,7 +31,7 @@ from sugar_pipeline.rendering.shown_models import (
     far_depth,
     shown,
 )
-from sugar_pipeline.viewing.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
+from sugar_pipeline.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
 from sugar_utils.errors import UserError
 
@@ -269,7 +262,7 @@ class ViewPage:
         self._server, self._around, self._notify = server, around, notify
         self._layers = {one.title: one for one in layers}
         self._whole = dict(self._layers)
-        self.requests = RenderQueue(around.picture_size)
+        self.requests = page_server.RenderQueue(around.picture_size)
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         scene = around.scene
         self._cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
@@ -285,7 +278,7 @@ class ViewPage:
         )
         PathPanel(server, around.path_file)
         self._changed()
-        follow_browsers(server, self.requests)
+        page_server.follow_browsers(server, self.requests)
 
     def _show_layers(self) -> None:
         """Hand the layers to the browser and to our renderer."""
@@ -312,7 +305,7 @@ class ViewPage:
             return False
         begun = time.monotonic()
         picture, name = self._rendered.make(self._own.arrangement, request.camera)
-        show_picture(self._server, request.client, picture)
+        page_server.show_picture(self._server, request.client, picture)
         self._own.tell(name)
         self.requests.made(request, time.monotonic() - begun)
         return True
@@ -339,7 +332,9 @@ class ViewPage:
             for title in self._layers:
                 switches[title] = server.gui.add_checkbox(title, title == last)
             self._frusta = [
-                add_frustum(server, f"/cameras/{number}", camera, _FRUSTUM_SHARE * around.extent)
+                page_server.add_frustum(
+                    server, f"/cameras/{number}", camera, _FRUSTUM_SHARE * around.extent
+                )
                 for number, camera in enumerate(self._cameras)
             ]
             for frustum, camera in zip(self._frusta, self._cameras, strict=True):
@@ -369,7 +364,7 @@ class ViewPage:
             frustum.visible = self._switches["cameras"].value
         if not own:
             for client in self._server.get_clients():
-                show_picture(self._server, client, None)
+                page_server.show_picture(self._server, client, None)
         self.requests.renew()
 
     def _cut(self) -> None:
@@ -393,7 +388,7 @@ class ViewPage:
 
 
 def _go_to(camera: Camera, event: Any) -> None:
-    look_through(event.client, camera)
+    page_server.look_through(event.client, camera)
 
 
 class OwnPanel:
@@ -433,7 +428,7 @@ class OwnPanel:
             self._words.content = text
 
     def _read(self, silent: bool = False) -> None:
-        layout, split = selected_option(self._layout), self._split.value
+        layout, split = page_server.selected_option(self._layout), self._split.value
         for control in (self._right, self._right_kind):
             control.visible = layout != LAYOUTS[0]
         self._split.visible = layout == LAYOUTS[2]
@@ -446,6 +441,6 @@ class OwnPanel:
 
     def _shown(self, title: Any, kind: Any) -> Shown:
         """What was chosen; Gaussians have no clay, their colours are shown."""
-        one = Shown(selected_option(title), selected_option(kind))
+        one = Shown(page_server.selected_option(title), page_server.selected_option(kind))
         possible = self._pictures.available(one.model)
         return one if one.picture in possible else replace(one, picture=possible[0])

@@ -45,15 +45,10 @@ def doubled_area_normals(mesh: TriangleMesh) -> np.ndarray:
 
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
-    weighted = doubled_area_normals(mesh)
-
-    def added_up(axis: int) -> np.ndarray:
-        sums = (
-            np.bincount(corners, weighted[:, axis], mesh.n_vertices) for corners in mesh.faces.T
-        )
-        return sum(sums)
-
-    total = np.stack([added_up(axis) for axis in range(3)], axis=1)
+    weighted, n = doubled_area_normals(mesh), mesh.n_vertices
+    total = np.stack(
+        [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T], axis=1
+    )
     length = np.linalg.norm(total, axis=1, keepdims=True)
     normals = np.where(length > 0, total / np.where(length > 0, length, 1), (0.0, 0.0, 1.0))
     return replace(mesh, normals=normals)
@@ -139,15 +134,15 @@ def topology(mesh: TriangleMesh) -> Topology:
     if mesh.n_faces == 0:
         return Topology(0.0, 0.0, 0, 0)
     _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
-    ends = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
-    a, b = ends[first[counts == 1]].T
-    used, rows = np.unique(np.concatenate([a, b]), return_inverse=True)
-    border = _connected(rows[: len(a)], rows[len(a) :], len(used))
+    starts, ends = mesh.faces.ravel(), np.roll(mesh.faces, -1, axis=1).ravel()
+    borders = first[counts == 1]
+    used, rows = np.unique([starts[borders], ends[borders]], return_inverse=True)
+    holes = _connected(*rows.reshape(2, -1), len(used))
     return Topology(
         open_edge_share=float((counts == 1).mean()),
         non_manifold_edge_share=float((counts > 2).mean()),
         components=len(np.unique(component_labels(mesh)[mesh.faces])),
-        holes=int(border.max(initial=-1)) + 1,
+        holes=int(holes.max(initial=-1)) + 1,
     )
 
 
@@ -158,17 +153,14 @@ def open_edge_share(mesh: TriangleMesh) -> float:
 
 
 def _without_duplicated_vertices(mesh: TriangleMesh) -> TriangleMesh:
-    x, y, z = mesh.vertices.T
-    order = np.lexsort((np.arange(mesh.n_vertices), z, y, x))
-    ordered = mesh.vertices[order]
-    is_new = np.ones(mesh.n_vertices, dtype=bool)
-    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    group = np.cumsum(is_new) - 1
-    first_of_group = order[is_new]
-    representative = np.empty(mesh.n_vertices, dtype=np.int64)
-    representative[order] = first_of_group[group]
-    keep = np.zeros(mesh.n_vertices, dtype=bool)
-    keep[first_of_group] = True
+    n = mesh.n_vertices
+    order = np.lexsort((np.arange(n), *mesh.vertices.T[::-1]))
+    is_new = np.ones(n, dtype=bool)
+    is_new[1:] = (mesh.vertices[order][1:] != mesh.vertices[order][:-1]).any(axis=1)
+    representative = np.empty(n, dtype=np.int64)
+    representative[order] = order[is_new][np.cumsum(is_new) - 1]
+    keep = np.zeros(n, dtype=bool)
+    keep[order[is_new]] = True
     return keep_vertices(replace(mesh, faces=representative[mesh.faces]), keep)
 
 
@@ -192,9 +184,7 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
         keys = edge_keys(faces).ravel()
         owner = np.repeat(np.arange(len(faces)), 3)
         order = np.lexsort((owner, areas[owner], keys))
-        first = np.ones(len(keys), dtype=bool)
-        first[1:] = keys[order][1:] != keys[order][:-1]
-        starts = first.nonzero()[0]
+        starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
         counts = np.diff(starts, append=len(keys))
         smallest = owner[order[starts[counts > 2]]]
         if len(smallest) == 0:
@@ -212,13 +202,13 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     """
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
     is_open = counts[inverse.reshape(-1)] == 1
-    starts = mesh.faces.reshape(-1)[is_open]
-    ends = np.roll(mesh.faces, -1, axis=1).reshape(-1)[is_open]
+    starts = mesh.faces.reshape(-1)[is_open].tolist()
+    ends = np.roll(mesh.faces, -1, axis=1).reshape(-1)[is_open].tolist()
     after: dict[int, list[int]] = {}
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+    for start, end in zip(starts, ends, strict=True):
         after.setdefault(start, []).append(end)
     loops = []
-    for first in starts.tolist():
+    for first in starts:
         walk, at = [], first
         while after.get(at):
             walk.append(at)
@@ -260,14 +250,15 @@ def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
     if mesh.normals is None:
         mesh = with_vertex_normals(mesh)
     vertices = np.empty(mesh.n_vertices, dtype=_VERTEX)
-    for names, values in (
-        (_POSITION, mesh.vertices), (_NORMAL, mesh.normals), (_COLOR, mesh.colors)
-    ):  # fmt: skip
-        for name, column in zip(names, values.T, strict=True):
-            vertices[name] = column
-    header = _header(vertices, mesh.n_faces)
+    columns = (*mesh.vertices.T, *mesh.normals.T, *mesh.colors.T)
+    for name, column in zip(_VERTEX.names, columns, strict=True):
+        vertices[name] = column
+    no_faces = np.empty(0, dtype=[("vertex_indices", "u4", (3,))])
+    elements = [PlyElement.describe(vertices, "vertex"), PlyElement.describe(no_faces, "face")]
+    header = PlyData(elements, byte_order="<").header
+    header = header.replace("element face 0", f"element face {mesh.n_faces}")
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(header)
+        file.write(header.encode() + b"\n")
         file.write(vertices.data)
         # plyfile writes lists row by row in Python, a minute for millions of faces.
         for first in range(0, mesh.n_faces, _CHUNK_ROWS):
@@ -275,15 +266,6 @@ def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
             rows = np.empty(len(chunk), dtype=_FACE_ROW)
             rows["n"], rows["rows"] = 3, chunk
             file.write(rows.data)
-
-
-def _header(vertices: np.ndarray, n_faces: int) -> bytes:
-    no_faces = np.empty(0, dtype=[("vertex_indices", "u4", (3,))])
-    data = PlyData(
-        [PlyElement.describe(vertices, "vertex"), PlyElement.describe(no_faces, "face")],
-        byte_order="<",
-    )
-    return data.header.replace("element face 0", f"element face {n_faces}").encode() + b"\n"
 
 
 def read_mesh_ply(path: Path) -> TriangleMesh:
@@ -324,12 +306,12 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
     if missing:
         raise UserError(f"{path}: has no element '{missing[0]}'; pass a mesh, not a point cloud")
     vertex, names = data["vertex"].data, data["vertex"].data.dtype.names
-    for name in _POSITION:
-        if name not in names:
-            raise UserError(f"{path}: vertices lack '{name}'; extract the mesh again")
+    missing = [name for name in _POSITION if name not in names]
+    if missing:
+        raise UserError(f"{path}: vertices lack '{missing[0]}'; extract the mesh again")
 
     def columns(wanted: tuple[str, ...]) -> np.ndarray | None:
-        if not all(name in names for name in wanted):
+        if not {*wanted} <= {*names}:
             return None
         return np.stack([np.asarray(vertex[name], dtype=np.float64) for name in wanted], axis=1)
 

@@ -31,9 +31,9 @@ from sugar_extractors.texture.textured_mesh_io import (
     render_textured,
 )
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
-from sugar_scene.mesh.triangle_mesh import TriangleMesh, read_mesh_ply, with_vertex_normals
-from sugar_scene.mesh.triangle_rasterizer import rasterize_triangles
 from sugar_scene.mesh_bound import bound_cloud_from_state
+from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply, with_vertex_normals
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

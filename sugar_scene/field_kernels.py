@@ -20,15 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_scene.fields.field_cpu import add_up_samples_native, evaluate_owners
-from sugar_scene.fields.field_device import (
-    PACK_SIZE,
-    PAIR_SIZE,
-    add_up_pairs,
-    evaluate_samples,
-    pack_rows,
-    sample_gradients_kernel,
-)
+from sugar_scene import field_device
+from sugar_scene.field_cpu import add_up_samples_native, evaluate_owners
 from sugar_scene.geometry import FieldSamples
 from sugar_utils.warp_launch import launch
 
@@ -76,15 +69,15 @@ class _Fields(torch.autograd.Function):
 
         outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
         residual, indices = empty(4), indices.int()
-        packed = torch.empty((means.shape[0], PACK_SIZE), device=device)
-        launch(pack_rows, means.shape[0], [*gaussians, packed], min_items=_MIN_ITEMS)
+        packed = torch.empty((means.shape[0], field_device.PACK_SIZE), device=device)
+        launch(field_device.pack_rows, means.shape[0], [*gaussians, packed], min_items=_MIN_ITEMS)
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
         owners, starts = _runs(indices, n_owners)
         if native:
             arguments = [owners, starts, *inputs]
             launch(evaluate_owners, owners.shape[0], arguments, min_items=_MIN_ITEMS // 8)
         else:
-            launch(evaluate_samples, n_samples, [indices, *inputs])
+            launch(field_device.evaluate_samples, n_samples, [indices, *inputs])
         ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
         ctx.density_factor, ctx.native = density_factor, native
         ctx.set_materialize_grads(False)
@@ -104,13 +97,13 @@ class _Fields(torch.autograd.Function):
         inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
         for first, gradient_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
             chunk = owners[first : first + gradient_rows.shape[0]]
-            kernel = add_up_samples_native if ctx.native else sample_gradients_kernel()
+            kernel = add_up_samples_native if ctx.native else field_device.sample_gradients_kernel()
             arguments = [chunk, starts[first:], *inputs, gradient_rows]
             launch(kernel, chunk.shape[0], arguments, min_items=_MIN_ITEMS // 8)
             targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
             targets, order = targets.sort(stable=True)
-            arguments = [targets, order, gradient_rows.view(-1, PAIR_SIZE), *grads]
-            launch(add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
+            arguments = [targets, order, gradient_rows.view(-1, field_device.PAIR_SIZE), *grads]
+            launch(field_device.add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
         return (*grads, *[None] * 6)
 
 
@@ -120,8 +113,8 @@ def pair_bytes(device: torch.device) -> int:
 
 def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (first owner, pair buffer) pairs that cover all owners; one buffer is reused."""
-    size = max(1, pair_bytes(like.device) // (pairs_per_owner * PAIR_SIZE * 4))
-    gradient_rows = like.new_empty((min(size, n_owners), pairs_per_owner, PAIR_SIZE))
+    size = max(1, pair_bytes(like.device) // (pairs_per_owner * field_device.PAIR_SIZE * 4))
+    gradient_rows = like.new_empty((min(size, n_owners), pairs_per_owner, field_device.PAIR_SIZE))
     for first in range(0, n_owners, size):
         yield first, gradient_rows[: min(size, n_owners - first)]
 

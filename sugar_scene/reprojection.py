@@ -62,14 +62,11 @@ def bilinear_depth(depth: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     x0, y0 = x.detach().floor(), y.detach().floor()
     inside = (x0 >= 0) & (y0 >= 0) & (x0 < width - 1) & (y0 < height - 1)
     # Positions that are not finite are inside of nothing.
-    column = torch.where(inside, x0, 0).long()
-    row = torch.where(inside, y0, 0).long()
+    first = torch.where(inside, y0, 0).long() * width + torch.where(inside, x0, 0).long()
     right, down = x - x0, y - y0
-    first = row * width + column
+    step, below = int(width > 1), width if height > 1 else 0
     flat = depth.reshape(-1)
-    step = int(width > 1)
-    below = width if height > 1 else 0
-    corners = [flat[first], flat[first + step], flat[first + below], flat[first + below + step]]
+    corners = [flat[first + more] for more in (0, step, below, below + step)]
     known = inside & (torch.stack(corners) > 0).all(dim=0)
     top = corners[0] + (corners[1] - corners[0]) * right
     bottom = corners[2] + (corners[3] - corners[2]) * right

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import warp as wp
 
-from sugar_scene.fields.field_device import PACK_SIZE, PAIR_SIZE, PairSums, sample_gradients_kernel
+from sugar_scene.field_device import PACK_SIZE, PAIR_SIZE, PairSums, sample_gradients_kernel
 from sugar_scene.geometry import MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE
 

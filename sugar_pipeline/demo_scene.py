@@ -30,8 +30,8 @@ from gaussian_splatting.data.images import IMAGE_SUFFIXES
 from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from sugar_extractors.quality.mesh_quality import sample_surface
-from sugar_pipeline.demo.demo_surface import (
+from sugar_extractors.mesh_quality import sample_surface
+from sugar_pipeline.demo_surface import (
     make_disc,
     make_knot,
     picture,
@@ -41,7 +41,7 @@ from sugar_pipeline.demo.demo_surface import (
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
-from sugar_scene.mesh.triangle_mesh import (
+from sugar_scene.triangle_mesh import (
     TriangleMesh,
     merge_meshes,
     with_vertex_normals,
