@@ -306,11 +306,9 @@ def _doubled_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
 
 
 class Surface:
-    """A mesh that distances and lines of sight are asked of, by a tree of boxes of its triangles.
+    """A mesh, (V, 3) and (F, 3), that is asked for distances and lines of sight, by a tree.
 
-    Args:
-        vertices: (V, 3), about as large as 1: they become float32.
-        faces: (F, 3) rows of the vertices; faces without area are left out.
+    Vertices are about as large as 1: they become float32. Faces without area are left out.
     """
 
     def __init__(

@@ -45,11 +45,9 @@ from sugar_utils.schemas import ResultNote, read_checked
 N_VIEWS = 4
 CLAY = (0.80, 0.80, 0.79)
 INSIDE = (0.72, 0.52, 0.42)  # a surface seen from its back: holes and faces that are turned round
-
 BACKGROUND = (0.93, 0.94, 0.95)
 _AMBIENT, _HEADLIGHT, _KEY = 0.14, 0.26, 0.64
 _KEY_DIRECTION = (-0.5, -0.7, -0.5)  # camera axes: from the upper left, behind the viewer
-
 _SAMPLES_PER_SIDE = 2
 
 

@@ -59,7 +59,6 @@ _MIN_VIEWS = 3
 _N_KNOT_SAMPLES, _N_DISC_SAMPLES = 28_000, 12_000
 _N_KNOT_POINTS, _N_DISC_POINTS = 2_100, 900
 _POINT_NOISE = 0.002
-
 _FOCAL = 1.16
 _OFF_CENTER = (0.016, -0.0125)  # of the principal point, in image widths and heights
 _TARGET = (0.0, 0.0, 0.42)

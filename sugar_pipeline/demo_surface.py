@@ -26,16 +26,13 @@ N_ALONG, N_AROUND = 400, 40  # cells of the knot's surface along the rope and ar
 DISC_RADIUS = 1.15
 _DISC_CORNERS, _DISC_CELLS = 256, 96
 _SINK = 0.006  # depth by which the knot is set into the disc, to rest on areas and not on points
-
 STRANDS, TWISTS = 4, 16  # strands passed on the way along: a multiple, so that the paint closes
 _WIDTH, _DEPTH = 2.4, 1.5
 _ROPE_RADIUS, _FLUTE_DEPTH = 0.66, 0.09  # before scaling, when parts are 0.4 and more apart
-
 _TEXELS_KNOT, _TEXELS_DISC = (2048, 352), (896, 896)  # at detail 1, for pictures of 320 x 240
 _SAMPLES_PER_SIDE = 3
 _N_FILL_RAYS = 96
 _OFFSET = 0.002  # of rays from the surface that they start on
-
 Noise = Callable[[Tensor], Tensor]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import av
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy.interpolate import CubicSpline
 from scipy.spatial.transform import Rotation, RotationSpline
 from torch import Tensor
@@ -52,7 +52,6 @@ from sugar_utils.flags import positive_int
 from sugar_utils.settings import flag, made_of
 
 Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
-
 SHOWS = ("image", "depth", "median_depth", "normal", "clay", "alpha")
 DEPTHS = ("depth", "median_depth")  # those that are drawn from black to white
 _SEEN = 0.5
@@ -246,12 +245,7 @@ def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
     excess = picture.shape[0] - height, picture.shape[1] - width
     if all(0 <= more <= 1 for more in excess):
         return np.ascontiguousarray(picture[:height, :width])
-    image = Image.fromarray(picture)
-    scale = min(width / image.width, height / image.height)
-    small = image.resize([max(1, round(side * scale)) for side in image.size])
-    paper = Image.new("RGB", (width, height))
-    paper.paste(small, ((width - small.width) // 2, (height - small.height) // 2))
-    return np.asarray(paper)
+    return np.asarray(ImageOps.pad(Image.fromarray(picture), (width, height)))
 
 
 def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.ndarray]) -> None:

@@ -78,9 +78,8 @@ class BoxPanel:
         for handle in self._handles:
             handle.visible = self._shown.value
         if self._shown.value:
-            edges = box_edges(*self.corners).astype(np.float32)
-            look = {"thickness": 2.0, "thickness_units": "screen"}
-            self._lines = self._scene.add_line_segments("/box/lines", edges, _BOX_COLOR, **look)
+            edges = box_edges(*self.corners)
+            self._lines = _add_lines(self._scene, "/box/lines", edges, _BOX_COLOR, 2.0)
         elif self._lines is not None:
             self._lines.visible = False
 
@@ -94,13 +93,9 @@ class MeasurePanel:
     """
 
     def __init__(
-        self,
-        server: viser.ViserServer,
-        hit: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
-        post: Post,
-        metres_per_unit: float | None,
-        size: float,
-    ) -> None:
+        self, server: viser.ViserServer, hit: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
+        post: Post, metres_per_unit: float | None, size: float,
+    ) -> None:  # fmt: skip
         self._server, self._hit, self._post = server, hit, post
         self._metres, self._size = metres_per_unit, size
         self.points: list[np.ndarray] = []
@@ -131,19 +126,15 @@ class MeasurePanel:
 
     def _draw(self) -> None:
         scene = self._server.scene
-        for number in range(2):
-            scene.remove_by_name(f"/measure/{number}")
-        scene.remove_by_name("/measure/line")
+        for name in ("0", "1", "line"):
+            scene.remove_by_name(f"/measure/{name}")
         for number, point in enumerate(self.points):
             scene.add_icosphere(
                 f"/measure/{number}", self._size, _MEASURE_COLOR, position=point,
                 cast_shadow=False, receive_shadow=False,
             )  # fmt: skip
         if len(self.points) == 2:
-            scene.add_line_segments(
-                "/measure/line", np.array([self.points], dtype=np.float32), _MEASURE_COLOR,
-                thickness=3.0, thickness_units="screen",
-            )  # fmt: skip
+            _add_lines(scene, "/measure/line", np.array([self.points]), _MEASURE_COLOR)
         self.words.content = distance_text(self.points, self._metres) if self._on.value else ""
 
 
@@ -172,10 +163,8 @@ class PathPanel:
         self._server.scene.remove_by_name("/path")
         if len(self.views) > 1:
             places = np.stack([camera.center for camera in between(self.views, 100)])
-            lines = np.stack([places[:-1], places[1:]], axis=1).astype(np.float32)
-            self._server.scene.add_line_segments(
-                "/path", lines, _PATH_COLOR, thickness=3.0, thickness_units="screen"
-            )
+            lines = np.stack([places[:-1], places[1:]], axis=1)
+            _add_lines(self._server.scene, "/path", lines, _PATH_COLOR)
 
     def save(self, client: Any) -> None:
         """Write the path, and offer it to the browser for download."""
@@ -188,6 +177,14 @@ class PathPanel:
         self.words.content = f"`python render.py RESULT -s SCENE --path {self._file}`"
         if client is not None:
             client.send_file_download(self._file.name, self._file.read_bytes())
+
+
+def _add_lines(
+    scene: Any, name: str, lines: np.ndarray, color: tuple[int, int, int], width: float = 3.0
+) -> Any:
+    """Line segments, (N, 2, 3), as wide as pixels."""
+    look = {"thickness": width, "thickness_units": "screen"}
+    return scene.add_line_segments(name, lines.astype(np.float32), color, **look)
 
 
 _PROBE_PIXELS = 3

@@ -43,8 +43,6 @@ _POINT_SHARE = 0.002
 _FRUSTUM_SHARE = 0.03
 _TYPICAL_SIZE = 0.05  # standard deviation that the middle one of a cloud's Gaussians is sent with
 GLB_TURN = (0.0, 1.0, 0.0, 0.0)  # from glTF's axes back to those of a capture, as a quaternion
-
-
 _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
 

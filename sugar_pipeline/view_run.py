@@ -16,9 +16,9 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.cameras import Camera, up_direction
 from gaussian_splatting.data.ply import holds_gaussians
+from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
-from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from gaussian_splatting.viewing.page_server import (
     DEFAULT_PORT,
     LOCALHOST,
@@ -207,7 +207,6 @@ VANILLA, COARSE, COARSE_MESH = "vanilla Gaussians", "coarse Gaussians", "coarse 
 REFINED, TEXTURED = "refined Gaussians", "textured mesh"
 # What a folder of results holds at most one of each, in the order in which they are made.
 STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, TEXTURED)
-
 FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")
 _DEPTH = 4
 _PASSED_OVER = ("sparse", "images", "masks", "tensorboard", "renders", "exports", "refined_ply")
@@ -246,13 +245,11 @@ def _newest(folder: Path, notify: Callable[[str], None]) -> list[FoundResult]:
     of_stage: dict[str, list[Path]] = {stage: [] for stage in STAGES}
     for path in _results_below(folder, _DEPTH):
         of_stage.setdefault(_stage_of(path) or path.name, []).append(path)
-    newest = []
     for stage, paths in of_stage.items():
-        *older, last = [None, *sorted(paths, key=lambda path: path.stat().st_mtime)]
-        for other in older[1:]:
+        paths.sort(key=lambda path: path.stat().st_mtime)
+        for other in paths[:-1]:
             notify(f"not shown, an older one: {other} ({stage})")
-        if last is not None:
-            newest.append(FoundResult(stage, last))
+    newest = [FoundResult(stage, paths[-1]) for stage, paths in of_stage.items() if paths]
     if not newest:
         raise UserError(f"{folder}: holds no result of any stage; name an output folder or a file")
     return newest

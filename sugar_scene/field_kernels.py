@@ -28,7 +28,6 @@ from sugar_utils.warp_launch import launch
 # Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
 # the host two launches and a sort.
 PAIR_BYTES, PAIR_BYTES_GPU = 64 * 2**20, 256 * 2**20
-
 _MIN_ITEMS = 256
 
 

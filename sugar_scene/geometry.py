@@ -11,7 +11,6 @@ Density and distance take N Gaussians with K neighbours and S samples; training 
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -116,31 +115,20 @@ def neighbor_opacities(
     return density_factor * opacities[rows] * torch.exp(-0.5 * square)
 
 
-def density_at(
-    points: Tensor, neighbor_rows: Tensor, means: Tensor, quats: Tensor, scales: Tensor,
-    opacities: Tensor, density_factor: float = 1.0,
-) -> Tensor:  # fmt: skip
-    """Density at arbitrary points, unclamped: the sum of :func:`neighbor_opacities`. (S,)"""
-    gaussians = means, quats, scales, opacities
-    return neighbor_opacities(points, neighbor_rows, *gaussians, density_factor).sum(dim=-1)
+def sdf_from_density(density: Tensor, beta: Tensor) -> Tensor:
+    """Distance to the level set at which the density equals 1. (S,) world units
 
-
-def sdf_from_density(density: Tensor, beta: Tensor, threshold: float = 1.0) -> Tensor:
-    """Distance to the level set at which the density equals ``threshold``. (S,) world units
-
-    sdf = beta (sqrt(-2 ln d) - sqrt(-2 ln threshold)), with densities of 1 and more set to 1 (their
-    gradient divided by the density) and densities below 1e-16 to 1e-16.
-
-    The square root has an infinite slope where the density reaches 1. Values are exact there; the
-    gradient is left out for -2 ln d < 1e-6, densities within a few float32 steps of 1 and above,
-    where it would be rounding noise over nearly zero.
+    sdf = beta sqrt(-2 ln d), with densities of 1 and more set to 1 (their gradient divided by the
+    density) and densities below 1e-16 to 1e-16. The square root has an infinite slope where the
+    density reaches 1. Values are exact there; the gradient is left out for -2 ln d < 1e-6,
+    densities within a few float32 steps of 1 and above, where it would be rounding noise.
     """
     saturated = density / (density.detach() + 1e-12)
     clamped = torch.where(density < 1, density, saturated).clamp_min(_MIN_DENSITY)
     square = (-2 * clamped.log()).clamp_min(0)
     regular = square > _SINGULAR_SQUARE
     root = torch.where(regular, torch.where(regular, square, 1.0).sqrt(), square.detach().sqrt())
-    return beta * (root - math.sqrt(-2 * math.log(min(threshold, 1.0))))
+    return beta * root
 
 
 # Draws are hashes of the seed and the number of the sample (a generator of a GPU gives other
@@ -154,7 +142,6 @@ _LOW_HALF = wp.constant(wp.uint32(0xFFFF))
 _SECOND = wp.constant(wp.uint32(0x9E3779B9))
 _THIRD = wp.constant(wp.uint32(0x3C6EF372))
 _WORD = wp.constant(wp.uint64(32))
-
 _MIN_SAMPLES = 4_096
 
 

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaussians bound to the triangles of a mesh (SuGaR, section 4.3), put there by one kernel.
 
-Each triangle carries g flat Gaussians at fixed barycentric coordinates. Moving a vertex moves
-them; their in-plane size and rotation, opacity and colour are free. Letters: V vertices, F faces,
-G = F g Gaussians, face by face.
+Each triangle carries g flat Gaussians at fixed barycentric coordinates; their in-plane size and
+rotation, opacity and colour are free. V vertices, F faces, G = F g Gaussians, face by face.
 
 A triangle's frame is turned into a quaternion once; the turn in its plane, by half the angle, is
-multiplied to it.
-
-In the backward pass the gradient of a unit quaternion q is that of a small turn w about its own
-axes, dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame (n, t, b), to
-(x, y, z), and with the edge e from the second to the first corner and c, whose direction is n,
+multiplied to it. In the backward pass the gradient of a unit quaternion q is that of a small turn w
+about its own axes, dq = q (0, w) / 2. Turns of all Gaussians of a triangle add up, in its frame
+(n, t, b), to (x, y, z), and with the edge e from the second to the first corner and c, whose
+direction is n,
 
     x = b . de / |e|,   y = -b . dc / |c|,   z = -n . de / |e|.
 """
@@ -19,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -40,7 +39,6 @@ wp.set_module_options(
 )
 
 MIN_AREA = 1e-18  # world units squared; below, a triangle has no frame and no turning gradient
-
 _MIN_ITEMS = 256
 
 
@@ -189,26 +187,34 @@ class _Placing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, vertices, logits, log_scales, rotations, placement: Placement):
-        ctx.placement = placement
         raw = [value.detach() for value in (vertices, logits, log_scales, rotations)]
-        means, quats, scales, opacities = placement.place(*raw)
-        ctx.save_for_backward(raw[0], raw[3], quats, scales, opacities)
-        return means, quats, scales, opacities
+        n = len(logits)
+        found = tuple(vertices.new_empty(size) for size in ((n, 3), (n, 4), (n, 3), (n,)))
+        placement.launch(place_gaussians, placement.thickness, *raw, *found)
+        ctx.placement = placement
+        ctx.save_for_backward(raw[0], raw[3], *found[1:])
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients: Tensor):
-        return *ctx.placement.pull(*ctx.saved_tensors, *gradients), None
+        placement, (vertices, rotations, *placed) = ctx.placement, ctx.saved_tensors
+        n = len(rotations)
+        d_corners = vertices.new_empty(len(placement.faces), 3, 3)
+        own = [vertices.new_empty(size) for size in ((n, 1), (n, 2), (n, 2))]
+        given = [gradient.contiguous() for gradient in gradients]
+        placement.launch(pull_corners, vertices, rotations, *placed, *given, d_corners, *own)
+        return placement.sums(d_corners), *own, None
 
 
 class Placement:
     """Where the Gaussians of a mesh's triangles sit; prepared once, as the topology stays."""
 
     def __init__(self, cloud: BoundCloud) -> None:
-        self._faces = cloud.faces.int().contiguous()
+        self.faces = cloud.faces.int().contiguous()
         self._weights = cloud.vertices.new_tensor(cloud.layout.barycentric)
-        self._thickness = cloud.thickness.reshape(1)
-        self._sums = CornerSums(cloud.faces, len(cloud.vertices))
+        self.thickness = cloud.thickness.reshape(1)
+        self.sums = CornerSums(cloud.faces, len(cloud.vertices))
 
     def activate(self, cloud: BoundCloud) -> Gaussians:
         """The Gaussians; gradients reach all raw parameters. The cloud's topology is this one's."""
@@ -216,51 +222,25 @@ class Placement:
         means, quats, scales, opacities = _Placing.apply(*raw, self)
         return Gaussians(means, quats, scales, opacities, cloud.sh_dc, cloud.sh_rest)
 
-    def place(
-        self, vertices: Tensor, logits: Tensor, log_scales: Tensor, rotations: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Means, (G, 3); quaternions, (G, 4); scales, (G, 3); opacities, (G,)."""
-        n = len(logits)
-        found = tuple(vertices.new_empty(size) for size in ((n, 3), (n, 4), (n, 3), (n,)))
-        raw = vertices, logits, log_scales, rotations
-        self._launch(place_gaussians, self._thickness, *raw, *found)
-        return found
-
-    def pull(
-        self, vertices: Tensor, rotations: Tensor, quats: Tensor, scales: Tensor,
-        opacities: Tensor, *gradients: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Gradients to vertices, logits, log scales and rotations, of those to what was placed."""
-        n = len(rotations)
-        d_corners = vertices.new_empty(len(self._faces), 3, 3)
-        own = [vertices.new_empty(size) for size in ((n, 1), (n, 2), (n, 2))]
-        placed = vertices, rotations, quats, scales, opacities
-        gradients = [gradient.contiguous() for gradient in gradients]
-        self._launch(pull_corners, *placed, *gradients, d_corners, *own)
-        return self._sums(d_corners), *own
-
-    def _launch(self, kernel, *tensors: Tensor) -> None:
-        arrays = [self._faces, as_array(self._weights, wp.vec3)]
+    def launch(self, kernel: Any, *tensors: Tensor) -> None:
+        """Run a kernel over the faces, with rows of up to four numbers."""
+        arrays = [self.faces, as_array(self._weights, wp.vec3)]
         for tensor in tensors:
             width = 1 if tensor.dim() == 1 else tensor.shape[-1]
             flat = tensor.view(-1) if width == 1 else tensor
             arrays.append(as_array(flat, _VECTORS[width]))
-        launch(kernel, len(self._faces), arrays, min_items=_MIN_ITEMS)
+        launch(kernel, len(self.faces), arrays, min_items=_MIN_ITEMS)
 
 
 _VECTORS = {1: None, 2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
-
-
 MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised
-
 MIN_RADIUS = 1e-7
 INITIAL_OPACITY = 0.1
 SH_REST = 15
 _SQRT3 = math.sqrt(3.0)
 
 
-@dataclass(frozen=True)
-class TriangleLayout:
+class TriangleLayout(NamedTuple):
     """Where the Gaussians of a triangle sit and how large they start."""
 
     barycentric: tuple[tuple[float, float, float], ...]
@@ -334,10 +314,7 @@ def triangle_layout(per_triangle: int) -> TriangleLayout:
 def bind_to_mesh(
     vertices: Tensor, faces: Tensor, vertex_colors: Tensor, per_triangle: int, extent: float
 ) -> BoundCloud:
-    """Initial Gaussians on a mesh; a millionth of the camera extent is their thickness.
-
-    vertices: (V, 3) world units; faces: (F, 3) integers; vertex_colors: (V, 3) in [0, 1]
-    """
+    """Initial Gaussians on a mesh; their thickness is a millionth of the camera extent."""
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:
         raise UserError("the mesh has no triangles to bind Gaussians to; extract it again")

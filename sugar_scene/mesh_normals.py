@@ -122,10 +122,13 @@ class _Bending(torch.autograd.Function):
     """Vertices, :class:`PairsOfTriangles` -> mean error."""
 
     @staticmethod
-    def forward(ctx, vertices: Tensor, pairs: PairsOfTriangles):
-        errors, pull = pairs.errors_and_pull(vertices.detach())
-        ctx.n_pairs = max(1, len(errors))
-        ctx.save_for_backward(pull)
+    def forward(ctx, vertices: Tensor, triangles: PairsOfTriangles):
+        vertices, pairs, n = vertices.detach(), triangles.pairs, len(triangles.pairs)
+        errors, pulls = vertices.new_empty(n), vertices.new_empty(n, 4, 3)
+        arguments = [as_array(vertices, wp.vec3), pairs, errors, as_array(pulls, wp.vec3)]
+        launch(bend_pairs, n, arguments, min_items=_MIN_ITEMS)
+        ctx.n_pairs = max(1, n)
+        ctx.save_for_backward(triangles.sums(pulls))
         return (errors.sum(dtype=torch.float64) / ctx.n_pairs).float()
 
     @staticmethod
@@ -139,17 +142,9 @@ class PairsOfTriangles:
     """Triangles that share an edge, as of :func:`adjacent_face_pairs`, for their consistency."""
 
     def __init__(self, pairs: Tensor, n_vertices: int) -> None:
-        self._pairs = pairs.int()
-        self._sums = CornerSums(pairs, n_vertices)
+        self.pairs = pairs.int()
+        self.sums = CornerSums(pairs, n_vertices)
 
     def normal_consistency(self, vertices: Tensor) -> Tensor:
         """Mean of 1 - cos of the angle between adjacent normals. vertices: (V, 3) float32"""
         return _Bending.apply(vertices, self)
-
-    def errors_and_pull(self, vertices: Tensor) -> tuple[Tensor, Tensor]:
-        """Error of each pair, (P,), and the gradient of their sum to the vertices, (V, 3)."""
-        n_pairs = len(self._pairs)
-        errors, pulls = vertices.new_empty(n_pairs), vertices.new_empty(n_pairs, 4, 3)
-        arguments = [as_array(vertices, wp.vec3), self._pairs, errors, as_array(pulls, wp.vec3)]
-        launch(bend_pairs, n_pairs, arguments, min_items=_MIN_ITEMS)
-        return errors, self._sums(pulls)

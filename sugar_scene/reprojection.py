@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several views of one surface: which see it, and from pixel to pixel and back.
 
-A pixel's point is projected into a neighbouring view, which has a depth of its own there; that
-point is projected back. Where both views see the same surface point the pixel is met again. Where
-one sees something else, by occlusion or by wrong depth, it is missed by some pixels.
+A pixel's point is projected into a neighbouring view, and the point that its own depth gives there
+back again. Where both views see the same surface point the pixel is met; by occlusion or wrong
+depth it is missed by some pixels.
 
 Every Gaussian is a plane: n . X = d in camera axes, n its normal towards the camera. Blending
 gives N = sum w n and D = sum w d, and the point of a pixel's ray r = K^-1 p~ on the blended plane
-is at z = D / (N . r) along the view axis. The weights' sum cancels, so the half transparent edge of
-an object is not drawn towards the camera, as it is in a blended depth.
+is at z = D / (N . r) along the view axis. The weights' sum cancels, so half transparent edges are
+not drawn towards the camera, as in a blended depth.
 
-Many samples fall on one pixel. Added as floats, in whatever order the threads of a GPU come to it,
-their gradients differ from run to run in the last bits; as integers they do not.
+Many samples fall on one pixel. Their gradients are added as integers: added as floats they would
+differ from run to run in the last bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.warp_launch import as_array, launch
 
 MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
-
 _MIN_SQUARE = 1e-12
 
 
@@ -84,8 +83,8 @@ def cycle_error(
         neighbor_depth: Depth map of the neighbour, 0 where unknown. (H', W') world units
 
     Returns:
-        Distances in pixels of the reference, and where there is one: the point lies in the
-        neighbour's image, which has a depth there. (n,) each; the gradient reaches ``depth``.
+        Distances in pixels of the reference, (n,), with a gradient to ``depth``, and where there is
+        one: the point lies in the neighbour's image, which has a depth there.
     """
     reference, neighbor = pair.reference, pair.neighbor
     rotation = depth.new_tensor(pair.rotation)
@@ -114,9 +113,7 @@ def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
 
 
 MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
-
 REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
-
 MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 
 
@@ -134,15 +131,12 @@ def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
-    """Planes of triangles as :func:`plane_depth` takes them: unit normal and distance.
+    """Planes of triangles as :func:`plane_depth` takes them, towards the camera. (n, 4)
 
     Args:
         vertices: (V, 3) float32 world units; gradients reach them.
         faces: (F, 3) int64
         chosen: Rows of the faces. (n,)
-
-    Returns:
-        (n, 4), in camera axes, towards the camera.
     """
     axes = torch.arange(3, device=vertices.device)
     corners = gather(vertices.reshape(-1), 3 * faces[chosen.long()][..., None] + axes)
@@ -285,7 +279,6 @@ PATCH_RADIUS = 3  # patches have 7 x 7 pixels
 MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
 EPSILON = 1e-6  # added to both variances
 UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not count
-
 _MIN_ITEMS = 64
 _RADIUS = wp.constant(PATCH_RADIUS)
 _LEAST = wp.constant(MIN_VARIANCE)

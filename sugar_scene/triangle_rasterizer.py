@@ -4,12 +4,10 @@
 Every pixel centre is a ray ((x + 0.5 - cx) / fx, (y + 0.5 - cy) / fy, 1). Ray and triangle meet
 where the homogeneous edge functions d . (b x c), d . (c x a), d . (a x b) of the camera-space
 corners have one sign (Olano and Greer, "Triangle scan conversion using 2D homogeneous
-coordinates", 1997), so triangles that reach behind the camera need no clipping. Both sides are
-hit. Corners are float32 and their products float64, hence exact: an edge shared by two triangles
-gives opposite values, and no ray slips through between them.
+coordinates", 1997), so nothing is clipped at the camera. Both sides are hit. Corners are float32
+and their products float64, hence exact: no ray slips through between two triangles.
 
-The winner at a pixel is the smallest depth, then the smallest face index. That does not depend
-on the order of the faces in a tile's list, so neither lists nor launches need to be ordered.
+The winner at a pixel is the smallest depth, then the smallest face index, in any order of faces.
 """
 
 from __future__ import annotations
@@ -22,13 +20,12 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.view import TILE, View, make_view, n_tiles
+from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
 from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
 
 MAX_PAIRS = 1 << 24  # (tile, face) pairs sorted at a time, which bounds the memory
-
 _CPU_CELL = TILE
 _GPU_CELL = 2
 _MIN_ITEMS = 4096

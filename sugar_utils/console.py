@@ -58,7 +58,7 @@ class Console:
             # Variables such as FORCE_COLOR ask for colours, not for bars in a log of a build.
             terminal = bool(getattr(stream, "isatty", lambda: False)())
         self._stream = stream
-        self._rich = _Terminal(
+        self.rich = _Terminal(
             file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
         self.plain_seconds, self.clock = plain_seconds, clock
@@ -73,26 +73,21 @@ class Console:
     @property
     def is_terminal(self) -> bool:
         """Whether the output is a terminal: bars and colours are drawn then."""
-        return self._rich.is_terminal and not self._rich.is_dumb_terminal
+        return self.rich.is_terminal and not self.rich.is_dumb_terminal
 
     def info(self, message: str) -> None:
         """Print a message as it is."""
-        message = printable(message)
-        self._print(Text(message))
-        self._write_log(message)
+        self._say(Text(printable(message)))
 
     def warn(self, message: str) -> None:
         """Print a message after ``warning:``."""
-        message = printable(message)
-        self._print(Text.assemble(("warning: ", "bold yellow"), message))
-        self._write_log(f"warning: {message}")
+        self._say(Text.assemble(("warning: ", "bold yellow"), printable(message)))
 
     def table(self, title: str, rows: Iterable[tuple[str, object]]) -> None:
         """Print names and values below each other, for example the resolved configuration."""
         title = printable(title)
         texts = [(printable(name), printable(str(value))) for name, value in rows]
         width = max((len(name) for name, _ in texts), default=0)
-        lines = [title, *(f"  {name:<{width}}  {value}" for name, value in texts)]
         if self.is_terminal:
             table = Table(title=Text(title), title_justify="left", show_header=False)
             table.add_column(style="cyan", no_wrap=True)
@@ -100,18 +95,15 @@ class Console:
             for name, value in texts:
                 table.add_row(Text(name), Text(value))
             self._print(table)
-        for line in lines:
-            if not self.is_terminal:
-                self._print(Text(line))
-            self._write_log(line)
+        for line in (title, *(f"  {name:<{width}}  {value}" for name, value in texts)):
+            self.plain_line(line)
 
     @contextlib.contextmanager
     def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:
         """A loop's bar on a terminal, below the messages; a line now and then elsewhere."""
         description = printable(description)
-        bar = _Bar(self._rich, description, first, last) if self.is_terminal else None
-        progress = Progress(self, description, last, bar)
-        with bar or contextlib.nullcontext():
+        with _Bar(self, description, first, last) as bar:
+            progress = Progress(self, description, last, bar)
             try:
                 yield progress
             finally:
@@ -120,21 +112,26 @@ class Console:
     @contextlib.contextmanager
     def waiting(self, description: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
         """Show for how long something has been going on that does not say how far it is."""
-        description = printable(description)
-        bar = _Watch(self._rich, description) if self.is_terminal else None
+        description, column = printable(description), rich.progress.TextColumn
+        live = rich.progress.Progress(
+            rich.progress.SpinnerColumn(), column("{task.description}", markup=False),
+            rich.progress.TimeElapsedColumn(),
+            column("{task.fields[words]}", markup=False, style="dim"),
+            console=self.rich, transient=True, disable=not self.is_terminal,
+        )  # fmt: skip
+        task = live.add_task(description, total=None, words="")
         start = said = self.clock()
 
         def show(fields: Mapping[str, str]) -> None:
             nonlocal said
             now = self.clock()
             words = " ".join(f"{name} {value}" for name, value in fields.items())
-            if bar is not None:
-                bar.show(words)
+            live.update(task, words=printable(words))
             if now - said >= self.plain_seconds:
                 said = now
-                self.progress_line(f"{description} {_clock_text(now - start)} so far {words}")
+                self.plain_line(f"{description} {_clock_text(now - start)} so far {words}")
 
-        with bar or contextlib.nullcontext():
+        with live:
             yield show
 
     def open_log(self, path: Path) -> None:
@@ -161,22 +158,24 @@ class Console:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def progress_line(self, line: str) -> None:
-        """Log how far it is, and print it where no bar says it."""
-        line = printable(line)
-        if not self.is_terminal:
-            self._print(Text(line))
-        self._write_log(line)
+    def plain_line(self, line: str) -> None:
+        """Log a line, and print it where nothing livelier is drawn."""
+        self._say(Text(printable(line)), printed=not self.is_terminal)
+
+    def _say(self, what: Text, printed: bool = True) -> None:
+        if printed:
+            self._print(what)
+        self._write_log(what.plain)
 
     def _print(self, what: Text | Table) -> None:
         try:
             # Soft wrapping leaves long paths in one piece for copying and parsing.
-            self._rich.print(what, soft_wrap=isinstance(what, Text))
+            self.rich.print(what, soft_wrap=isinstance(what, Text))
         except BrokenPipeError:
             raise
         except OSError as error:
             # A full disk under the redirected output is no reason to end a run: its files count.
-            self._rich.quiet = True
+            self.rich.quiet = True
             discard(self._stream)
             message = f"the output is not continued: {error.strerror or error}"
             complain(f"warning: {message}")
@@ -211,7 +210,7 @@ class _Terminal(rich.console.Console):
 class Progress:
     """Progress of one loop; ``Console.progress`` makes it."""
 
-    def __init__(self, console: Console, description: str, last: int, bar: _Bar | None) -> None:
+    def __init__(self, console: Console, description: str, last: int, bar: _Bar) -> None:
         self._console, self._description, self._last, self._bar = console, description, last, bar
         self._marks: deque[tuple[float, int]] = deque()
         self._line_time = self._bar_time = -math.inf
@@ -226,18 +225,14 @@ class Progress:
         now = self._console.clock()
         return self._line_is_due(now) or self._bar_is_due(now)
 
-    def update(
-        self, iteration: int, rate: float | None = None, fields: Mapping[str, str] | None = None
-    ) -> None:
+    def update(self, iteration: int, fields: Mapping[str, str] | None = None) -> None:
         """Report that an iteration is done; cheap enough to be called every time.
 
         Args:
-            rate: Iterations per second; measured here if None.
             fields: Short texts to show beside; None keeps those of the last call.
         """
         now = self._console.clock()
-        measured = self._measured_rate(iteration, now)
-        rate = measured if rate is None else rate
+        rate = self._measured_rate(iteration, now)
         self._iteration, self._is_printed = iteration, False
         if rate is not None:
             speed = f"{rate:.1f} it/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/it"
@@ -253,7 +248,7 @@ class Progress:
 
     def finish(self) -> None:
         """Show the last state if it was not shown yet."""
-        if self._bar is not None and self._iteration is not None:
+        if self._iteration is not None:
             self._bar.show(self._iteration, self._timing, self._fields)
         if not self._is_printed:
             self._print_line(self._console.clock())
@@ -269,31 +264,27 @@ class Progress:
         return now - self._line_time >= self._console.plain_seconds
 
     def _bar_is_due(self, now: float) -> bool:
-        return self._bar is not None and now - self._bar_time >= _REDRAW_SECONDS
+        return not self._bar.disable and now - self._bar_time >= _REDRAW_SECONDS
 
     def _print_line(self, now: float) -> None:
         self._line_time, self._is_printed = now, True
         fields = (f"{name} {value}" for name, value in self._fields.items())
         count = f"{self._description} {self._iteration}/{self._last}"
-        self._console.progress_line(" ".join([count, *self._timing, *fields]))
+        self._console.plain_line(" ".join([count, *self._timing, *fields]))
 
 
 class _Bar(rich.progress.Progress):
     """The live bar and, below it, one line of fields cut to the width of the terminal."""
 
-    def __init__(
-        self, console: rich.console.Console, description: str, first: int, last: int
-    ) -> None:
+    def __init__(self, console: Console, description: str, first: int, last: int) -> None:
         self._fields_text, self._first, self._last = Text(), first, last
         column = rich.progress.TextColumn
         super().__init__(
-            column("{task.description}", markup=False),
-            rich.progress.BarColumn(bar_width=None),
+            column("{task.description}", markup=False), rich.progress.BarColumn(bar_width=None),
             column("{task.fields[count]}", markup=False),
             column("{task.fields[timing]}", markup=False),
-            console=console,
-            expand=True,
-        )
+            console=console.rich, expand=True, disable=not console.is_terminal,
+        )  # fmt: skip
         total = max(1, last - first + 1)
         self._task = self.add_task(description, total=total, count="", timing="")
 
@@ -309,25 +300,6 @@ class _Bar(rich.progress.Progress):
             self._task, completed=iteration - self._first + 1, count=f"{iteration}/{self._last}",
             timing=" ".join(timing),
         )  # fmt: skip
-
-
-class _Watch(rich.progress.Progress):
-    """A live line of what goes on and since when."""
-
-    def __init__(self, console: rich.console.Console, description: str) -> None:
-        column = rich.progress.TextColumn
-        super().__init__(
-            rich.progress.SpinnerColumn(),
-            column("{task.description}", markup=False),
-            rich.progress.TimeElapsedColumn(),
-            column("{task.fields[words]}", markup=False, style="dim"),
-            console=console,
-            transient=True,
-        )
-        self._task = self.add_task(description, total=None, words="")
-
-    def show(self, words: str) -> None:
-        self.update(self._task, words=printable(words))
 
 
 def _clock_text(seconds: float) -> str:

@@ -64,17 +64,13 @@ class DeviceChoice:
 def cuda_facts() -> CudaFacts:
     """Ask the system, torch and Warp (which ``warp_launch`` has started)."""
     available = torch.version.cuda is not None and torch.cuda.is_available()
-    gpus = []
-    for index in range(torch.cuda.device_count() if available else 0):
-        properties = torch.cuda.get_device_properties(index)
-        gpus.append(
-            Gpu(properties.name, (properties.major, properties.minor), properties.total_memory)
-        )
+    count = torch.cuda.device_count() if available else 0
+    found = [torch.cuda.get_device_properties(index) for index in range(count)]
     return CudaFacts(
         driver=_driver_library() is not None,
         torch_cuda=torch.version.cuda,
         architectures=tuple(torch.cuda.get_arch_list()) if available else (),
-        gpus=tuple(gpus),
+        gpus=tuple(Gpu(one.name, (one.major, one.minor), one.total_memory) for one in found),
         warp_gpus=warp_launch.wp.get_cuda_device_count() if available else 0,
     )
 
@@ -88,18 +84,16 @@ def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) ->
     if gpu is not None and facts.gpus and not 0 <= gpu < len(facts.gpus):
         named = ", ".join(f"{i}: {g.name}" for i, g in enumerate(facts.gpus))
         raise UserError(f"--gpu {gpu}: there is no such CUDA device; choose from {named}")
-    obstacle = _obstacle_to_all(facts)
-    if obstacle is None:
-        candidates = range(len(facts.gpus)) if gpu is None else [gpu]
-        obstacles = {index: _obstacle_to(index, facts) for index in candidates}
-        usable = next((index for index, found in obstacles.items() if found is None), None)
-        if usable is not None:
-            chosen = facts.gpus[usable]
-            return DeviceChoice(
-                torch.device("cuda", usable),
-                f"computing on cuda:{usable}: {chosen.name}, compute capability {chosen.version}",
-            )
-        obstacle = next(iter(obstacles.values()))
+    candidates = range(max(1, len(facts.gpus))) if gpu is None else [gpu]
+    obstacles = {index: _obstacle_to(index, facts) for index in candidates}
+    usable = next((index for index, found in obstacles.items() if found is None), None)
+    if usable is not None:
+        chosen = facts.gpus[usable]
+        return DeviceChoice(
+            torch.device("cuda", usable),
+            f"computing on cuda:{usable}: {chosen.name}, compute capability {chosen.version}",
+        )
+    obstacle = next(iter(obstacles.values()))
     if kind == "cuda":
         raise UserError(f"--device cuda: {obstacle}; or pass --device cpu")
     idle = "" if gpu is None else f"--gpu {gpu} has no effect; "
@@ -118,6 +112,7 @@ def make_current(device: torch.device) -> None:
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Send a host tensor to a device; to a GPU through pinned memory, without waiting."""
     if device.type == "cuda" and tensor.device.type == "cpu":
+        # torch reuses a pinned block only after the copies out of it have ended.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
@@ -162,8 +157,8 @@ def _driver_library() -> ctypes.CDLL | None:
         return None
 
 
-def _obstacle_to_all(facts: CudaFacts) -> str | None:
-    """Why no GPU can be used, and how to fix it; None if nothing stands in the way."""
+def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
+    """Why one GPU, or any at all, cannot be used, and how to fix it."""
     if not facts.driver:
         return f"no NVIDIA driver was found; with an NVIDIA GPU, {INSTALL_DRIVER}"
     if facts.torch_cuda is None:
@@ -175,11 +170,6 @@ def _obstacle_to_all(facts: CudaFacts) -> str | None:
             f"torch finds no GPU that works with CUDA {facts.torch_cuda}, so the driver is too "
             f"old or has to be restarted; {INSTALL_DRIVER}"
         )
-    return None
-
-
-def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
-    """Why one GPU cannot be used, and how to fix it."""
     gpu = facts.gpus[index]
     if gpu.capability < MIN_CAPABILITY:
         oldest = ".".join(map(str, MIN_CAPABILITY))

@@ -40,8 +40,8 @@ _KINDS = {
 }  # fmt: skip
 
 
-def _cause(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+def _cause(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
@@ -56,10 +56,8 @@ def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = Fal
         if missing_ok:
             return path
         raise UserError(f"{path}: no such file; check the path") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a zero byte in the name
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
-    except ValueError as error:  # a zero byte in the name
-        raise UserError(f"cannot read {path}: {error}; check the path") from error
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "no plain file")
         raise UserError(f"{path} is {kind}, where a file is needed; check the path")

@@ -33,7 +33,6 @@ _WIDTH, _HEIGHT = 520, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 12, 46
 _MARKED = 12
 _FEW_DECADES = 2.4
-
 Point = tuple[float, float]
 
 

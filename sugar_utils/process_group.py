@@ -22,12 +22,9 @@ from sugar_utils.memory import out_of_memory
 from sugar_utils.torchrun import Launch
 
 TIMEOUT = timedelta(days=7)  # for the others: the first one may extract a mesh meanwhile
-
 _START_TIMEOUT = timedelta(minutes=10)
-
 _FAILURE = "first failure"
 _BITS = {2: torch.int16, 4: torch.int32}
-
 T = TypeVar("T")
 
 

@@ -13,18 +13,12 @@ def rotation_matrices(quats: Tensor) -> Tensor:
     The gradient is that of the polynomial; normalisation removes the part along the quaternion.
     """
     w, x, y, z = quats.unbind(-1)
-    rows = (
-        1 - 2 * (y * y + z * z),
-        2 * (x * y - w * z),
-        2 * (x * z + w * y),
-        2 * (x * y + w * z),
-        1 - 2 * (x * x + z * z),
-        2 * (y * z - w * x),
-        2 * (x * z - w * y),
-        2 * (y * z + w * x),
-        1 - 2 * (x * x + y * y),
-    )
-    return torch.stack(rows, dim=-1).reshape(*quats.shape[:-1], 3, 3)
+    entries = (
+        1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
+        2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
+        2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y),
+    )  # fmt: skip
+    return torch.stack(entries, dim=-1).reshape(*quats.shape[:-1], 3, 3)
 
 
 def quaternions_of(matrices: Tensor) -> Tensor:
@@ -37,15 +31,13 @@ def quaternions_of(matrices: Tensor) -> Tensor:
     yz, syz = m[..., 2, 1] - m[..., 1, 2], m[..., 2, 1] + m[..., 1, 2]
     zx, szx = m[..., 0, 2] - m[..., 2, 0], m[..., 0, 2] + m[..., 2, 0]
     xy, sxy = m[..., 1, 0] - m[..., 0, 1], m[..., 1, 0] + m[..., 0, 1]
-    candidates = torch.stack(
-        [
-            torch.stack([1 + a + b + c, yz, zx, xy], dim=-1),
-            torch.stack([yz, 1 + a - b - c, sxy, szx], dim=-1),
-            torch.stack([zx, sxy, 1 - a + b - c, syz], dim=-1),
-            torch.stack([xy, szx, syz, 1 - a - b + c], dim=-1),
-        ],
-        dim=-2,
+    formulas = (
+        (1 + a + b + c, yz, zx, xy),
+        (yz, 1 + a - b - c, sxy, szx),
+        (zx, sxy, 1 - a + b - c, syz),
+        (xy, szx, syz, 1 - a - b + c),
     )
+    candidates = torch.stack([torch.stack(parts, dim=-1) for parts in formulas], dim=-2)
     pivot = torch.diagonal(candidates, dim1=-2, dim2=-1).argmax(dim=-1)
     chosen = torch.take_along_dim(candidates, pivot[..., None, None], dim=-2).squeeze(-2)
     unit = torch.nn.functional.normalize(chosen, dim=-1)

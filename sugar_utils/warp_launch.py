@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launching Warp kernels on torch tensors, on every core of the CPU or on the tensor's GPU.
 
-Kernels launched here take the index of their first work item as first argument. On the CPU the
-items are cut into ranges that a thread pool works through (a Warp launch releases the GIL and
-itself runs on one core); on a GPU one launch covers them all, on torch's current stream. No
-kernel of ours lets two work items write one address, so the bits do not depend on the cutting.
+Kernels take the index of their first work item as first argument. On the CPU the items are cut into
+ranges for a thread pool (a Warp launch releases the GIL); on a GPU one launch covers them all, on
+torch's current stream. No two work items write one address, so bits do not depend on the cutting.
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ def _start_warp() -> None:
 _start_warp()
 
 RANGES_PER_THREAD = 8  # enough for an even load where tiles differ, few enough to stay cheap
-
 WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
-
 HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
 
 # CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
@@ -90,10 +87,7 @@ NATIVE_OPTIONS = {
 }
 # What native bodies begin with: eight floats in one vector register.
 SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
-
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
-
-
 _PREPARED = threading.local()  # the launches that a thread has prepared
 
 

@@ -132,7 +132,6 @@ def add_to_column(m: wp.mat33, j: int, x: wp.vec3) -> wp.mat33:
 
 
 WARP_LANES = 32
-
 SUM_COLUMNS = 16  # how many columns :func:`sum_columns` adds up at once
 Columns = wp.types.vector(length=SUM_COLUMNS, dtype=wp.float32)
 

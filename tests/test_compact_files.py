@@ -77,10 +77,10 @@ def test_what_is_read_is_what_was_written(
 ):
     cloud = random_cloud()
     order = WRITERS[name](tmp_path / name, cloud)
-    assert sorted(order.tolist()) == list(range(len(cloud)))
+    assert order is None or sorted(order.tolist()) == list(range(len(cloud)))
     assert has_gaussians(tmp_path / name)
     found = read_any_gaussians(tmp_path / name, lambda _: None)
-    written = cloud.select(torch.from_numpy(order))
+    written = cloud if order is None else cloud.select(torch.from_numpy(order))
     # SPZ and GLB have other axes than a capture, and are turned when they are read.
     y_up = name.endswith((".spz", ".glb"))
     errors = fidelity(moved_cloud(written, GLB_AXES) if y_up else written, found)
@@ -223,7 +223,7 @@ def test_another_reader_finds_in_an_spz_what_was_written(tmp_path):
     cloud = random_cloud()
     # It leaves them in the axes of the format: x right, y up, z back.
     turned = moved_cloud(cloud, GLB_AXES)
-    order = write_spz(tmp_path / "a.spz", turned)
+    write_spz(tmp_path / "a.spz", turned)
     found = gsply.read_spz(tmp_path / "a.spz")
     read = GaussianCloud(
         means=torch.tensor(found.means),
@@ -233,7 +233,7 @@ def test_another_reader_finds_in_an_spz_what_was_written(tmp_path):
         log_scales=torch.tensor(found.scales),
         quats=torch.tensor(found.quats),
     )
-    errors = fidelity(turned.select(torch.from_numpy(order)), read)
+    errors = fidelity(turned, read)
     assert errors.position < 2e-6
     assert errors.scale < 0.033
     assert errors.rotation < 0.3

@@ -171,7 +171,9 @@ def test_slow_loops_and_long_waits_are_readable():
     stream, clock = io.StringIO(), Clock()
     console = Console(stream=stream, clock=clock, plain_seconds=0)
     with console.progress("refine", 1, 2001) as progress:
-        progress.update(1, rate=0.25)
+        progress.update(0)
+        clock.now += 4.0
+        progress.update(1)
     assert "refine 1/2001 4.0 s/it eta 2:13:20" in stream.getvalue()
 
 

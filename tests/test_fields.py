@@ -12,7 +12,6 @@ from sugar_scene import field_device, field_kernels
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import (
     FieldSamples,
-    density_at,
     neighbor_opacities,
     sample_points,
     sdf_from_density,
@@ -143,7 +142,8 @@ def test_opacities_of_neighbours_are_golden(golden_fields):
 def test_density_with_neighbours_searched_at_the_point_is_golden(golden_fields):
     _, g, fields = golden_run(golden_fields, evaluate_fields, 1.0)
     rows = nearest_neighbors_of(fields.points, g.means, 16).indices
-    density = density_at(fields.points, rows, g.means, g.quats, g.scales, g.opacities)
+    gaussians = g.means, g.quats, g.scales, g.opacities
+    density = neighbor_opacities(fields.points, rows, *gaussians).sum(dim=-1)
     expected = golden_fields["out_compute_density_16nn_at_samples"]
     assert_close_to_largest(density, expected, 2e-5)
 
@@ -353,11 +353,6 @@ def test_sdf_is_zero_from_density_one_on_and_beta_at_one_deviation():
     sdf = sdf_from_density(density, torch.full((5,), 0.1))
     expected = 0.1 * torch.tensor([0.0, 0.0, 1.0, 2.0, math.sqrt(-2 * math.log(1e-16))])
     torch.testing.assert_close(sdf, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_sdf_of_another_level_is_zero_on_it():
-    sdf = sdf_from_density(torch.tensor([0.3]), torch.tensor([0.5]), threshold=0.3)
-    assert sdf.item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_sdf_gradient_is_finite_where_the_square_root_is_singular():

@@ -179,12 +179,11 @@ _ROTATION_STEPS = 511
 _XYZW = [1, 2, 3, 0]
 
 
-def write_spz(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write an SPZ file, complete or not at all; rows of the cloud in the file's order. (N,)"""
+def write_spz(path: Path, cloud: GaussianCloud) -> None:
+    """Write an SPZ file, complete or not at all."""
     with atomic_path(path) as temporary:
         # Without the time of day, the same Gaussians give the same bytes.
         temporary.write_bytes(gzip.compress(_spz_content(cloud), mtime=0))
-    return np.arange(len(cloud))
 
 
 def _spz_content(cloud: GaussianCloud) -> bytes:
@@ -278,8 +277,8 @@ _MAGIC = b"glTF"
 _WRONG = "damaged, or another kind of glTF; export it again"
 
 
-def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write a binary glTF, complete or not at all; rows of the cloud in the file's order. (N,)"""
+def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
+    """Write a binary glTF, complete or not at all."""
     attributes = _attributes(cloud)
     views, accessors, start = [], [], 0
     for number, (name, values) in enumerate(attributes.items()):
@@ -322,7 +321,6 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> np.ndarray:
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         file.write(head)
         file.writelines(values.tobytes() for values in attributes.values())
-    return np.arange(len(cloud))
 
 
 def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:

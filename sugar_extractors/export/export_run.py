@@ -50,7 +50,6 @@ from sugar_utils.settings import add_flags, flag, parser_of
 PRINTED = ("stl", "3mf")
 GAUSSIANS = ("spz", "splat", "ply", "gltf")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
-
 _flag = partial(flag, group="export")
 # What flags of the texture stage mean here, where they are not about a copy beside the mesh.
 _PLACEMENT = {
@@ -170,12 +169,8 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     suffix = path.suffix.lower()
     if suffix == ".ply":
         return read_gaussian_ply(path, notify)
-    if suffix == ".glb":
-        return compact_files.read_gltf_gaussians(path)
-    if suffix in (".spz", ".splat"):
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; check the path")
-        return compact_files.read_spz(path) if suffix == ".spz" else compact_files.read_splat(path)
+    if suffix in _READERS:
+        return _READERS[suffix](path)
     if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
         return load_reference_checkpoint(path, None, notify).read_cloud(notify)
 
@@ -203,11 +198,17 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
     return read_state(model_file(path, "the path"), bound_cloud_from_state)
 
 
+# Writers say in which order they wrote the Gaussians, None for their own.
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
     "spz": compact_files.write_spz,
     "splat": compact_files.write_splat,
     "ply": write_gaussian_ply,
     "gltf": compact_files.write_gltf_gaussians,
+}
+_READERS: dict[str, Callable[[Path], GaussianCloud]] = {
+    ".spz": compact_files.read_spz,
+    ".splat": compact_files.read_splat,
+    ".glb": compact_files.read_gltf_gaussians,
 }
 
 

@@ -23,7 +23,7 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.view import View, make_view
+from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_scene.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
 from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
@@ -40,7 +40,6 @@ DIAMOND_EXTENT = 2.0
 RAY_SAMPLES = 21
 RAY_REACH = 3.0
 N_NEIGHBORS = 16
-
 _MIN_ITEMS = 512
 _NEGLIGIBLE_SQUARE = 80.0
 
@@ -298,16 +297,9 @@ def collect_surface_samples(
         hits = diamond_hits(model, camera)
         pixels = hits.covered.flatten().nonzero()[:, 0]
         pixels = _random_rows(pixels, candidates_per_point * per_view, seed, "pixels", view)
-        found = march_rays(
-            model,
-            camera,
-            pixel_centers(pixels, camera.width),
-            hits.depth.flatten()[pixels],
-            hits.face.flatten()[pixels] // 2,
-            levels,
-            n_samples=n_samples,
-            reach=reach,
-        )
+        centers, depths = pixel_centers(pixels, camera.width), hits.depth.flatten()[pixels]
+        rays = centers, depths, hits.face.flatten()[pixels] // 2
+        found = march_rays(model, camera, *rays, levels, n_samples=n_samples, reach=reach)
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
         colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
         for index, (level, store) in enumerate(zip(levels, stores, strict=True)):

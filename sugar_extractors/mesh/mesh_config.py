@@ -44,17 +44,13 @@ from sugar_utils.settings import flag, from_args, parser_of
 # How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
 # the original only.
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
-
 COARSE_FLAG, OUTPUT_FLAG = "--coarse_model_path", "--mesh_output_dir"
 EXTRACTORS = ("poisson", "tsdf")
 ABLATIONS = ("use_centers_to_extract_mesh", "use_marching_cubes")
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
-
 MOST_POINTS = 10_000_000
 POINTS_PER_TRIANGLE = 10
-
-
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
 

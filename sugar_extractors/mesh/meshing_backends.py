@@ -52,13 +52,9 @@ from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
 
 BACKENDS = ("auto", "open3d", "pycolmap")
-
 POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter of pycolmap's
-
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
-
-
 _POISSON_ONLY = "with --mesh_extractor tsdf"
 _flag = partial(flag, group="surface", no_effect_when=_POISSON_ONLY)
 _open3d = partial(flag, group="surface", no_effect_when=f"{_POISSON_ONLY}; without Open3D")
@@ -277,7 +273,6 @@ def _read_result(path: Path) -> TriangleMesh:
 MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
 _QUERY_CHUNK = 1 << 20
 _SAMPLED_POINTS = 10_000
-
 LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
 USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
 _SOLVER = (poisson_process.__name__,)

@@ -25,7 +25,7 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.view import View, make_view
+from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.mesh import level_sets
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel
 from sugar_scene import reprojection, triangle_mesh
@@ -44,14 +44,9 @@ _N_FOOTPRINT_VIEWS = 8
 _COARSER = 1.25
 _EMPTY = TriangleMesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8))
 _MIN_ITEMS = 4096
-
-
 DEPTHS = ("blended", "level_set", "plane")  # where depth comes from
-
-
 PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
 PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
-
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
 
@@ -163,9 +158,8 @@ def level_set_view(
     pixels = hits.covered.flatten().nonzero()[:, 0]
     centers = level_sets.pixel_centers(pixels, camera.width)
     rows = hits.face.flatten()[pixels] // 2
-    found = level_sets.march_rays(
-        model, camera, centers, hits.depth.flatten()[pixels], rows, [level]
-    )
+    depths = hits.depth.flatten()[pixels]
+    found = level_sets.march_rays(model, camera, centers, depths, rows, [level])
     depth = torch.zeros_like(hits.depth).flatten()
     depth[pixels] = torch.where(found.valid[0], to_camera(found.points[0], camera)[:, 2], 0.0)
     image = rasterize(gaussians, camera, sh_degree=0).image.clamp(0, 1)
@@ -475,7 +469,6 @@ def observed_region(
 MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
 _MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
 MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
-
 MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
 _KEPT_BYTES = 2**30
 

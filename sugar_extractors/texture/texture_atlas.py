@@ -2,12 +2,9 @@
 """Where the triangles of a mesh lie in its texture.
 
 ``squares`` is the layout of SuGaR (Guédon & Lepetit, CVPR 2024): every pair of triangles fills
-a square of texels. It needs no unwrapping, works for any mesh and gives all triangles the same
-number of texels. ``xatlas`` unfolds connected parts of the surface with the library of that name,
-so a texel covers the same area everywhere and the picture can be painted on.
-
-Texel (x, y) is the square from (x, y) to (x + 1, y + 1) with its centre at (x + 0.5, y + 0.5); x
-runs along u and y along v.
+a square of texels, for any mesh. ``xatlas`` unfolds connected parts of the surface, so a texel
+covers the same area everywhere and the picture can be painted on. Texel (x, y) has its centre at
+(x + 0.5, y + 0.5); x runs along u and y along v.
 """
 
 from __future__ import annotations
@@ -106,8 +103,6 @@ class Atlas:
 
 def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> Atlas:
     """Lay out the faces of a mesh in a texture. vertices: (V, 3); faces: (F, 3), F > 0"""
-    if kind not in ATLASES:
-        raise UserError(f"--texture_atlas {kind} is unknown; choose from {', '.join(ATLASES)}")
     check_square_size(square_size)
     per_axis = squares_per_axis(faces.shape[0])
     if per_axis * square_size > MAX_SIDE:

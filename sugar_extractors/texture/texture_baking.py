@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The colours of a texture, gathered from pictures of the mesh.
 
-Every texel is a point of the surface. It is projected into each view and takes the colour there
-by bilinear interpolation, but only from pixels that show its own surface: the plane of its
-triangle at the pixel has to agree with the depth of the first hit. Texels larger than a pixel
-average several points. A texel outside of its triangle, which bilinear filtering of the texture
-reads at the edges, is a point of the triangle's plane: neighbours then meet at their edge.
-
-One work item owns a texel, so there are no atomics and the bits depend on nothing but the input.
-Most faces are hidden in most views; their texels are passed over.
+Every texel is a point of the surface. It takes the colour of each view by bilinear interpolation,
+but only from pixels that show its own surface: the plane of its triangle at the pixel has to agree
+with the depth of the first hit. Texels larger than a pixel average several points. A texel beside
+its triangle, which bilinear filtering reads at the edges, is a point of the triangle's plane:
+neighbours then meet at their edge. One work item owns a texel, so there are no atomics.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.rasterization.view import View, make_view
+from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles, to_camera
 from sugar_utils.warp_launch import as_array, launch
@@ -37,7 +34,6 @@ BUDGET_BYTES = 5 << 28  # of rows worked on at once: a texture of 8008 x 8008 te
 # Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
 # and samples of a texel lie within half of one.
 REACH = 1.5
-
 MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown without a search
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096

@@ -31,7 +31,6 @@ _PNG_LEVEL = 4
 _FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
-
 _JPEG = b"\xff\xd8\xff"
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
 

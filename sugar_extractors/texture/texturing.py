@@ -52,7 +52,7 @@ from sugar_extractors.texture.texture_baking import (
     count_bands,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
-from sugar_scene.geometry import density_at
+from sugar_scene.geometry import neighbor_opacities
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_scene.triangle_mesh import edge_keys
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
@@ -70,7 +70,6 @@ DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
 N_NEIGHBORS = 16
 _CHUNK = 1 << 16
-
 FaceDensity = Callable[[Tensor], Tensor]  # density at centres of faces, by row: (P,) -> (P,)
 
 
@@ -113,7 +112,7 @@ def face_density(cloud: BoundCloud) -> FaceDensity:
             points = cloud.vertices[cloud.faces[chunk]].mean(dim=1)
             k = min(N_NEIGHBORS, len(gaussians))
             found = nearest_neighbors_of(points.contiguous(), gaussians.means.contiguous(), k)
-            parts.append(density_at(points, found.indices, *shape))
+            parts.append(neighbor_opacities(points, found.indices, *shape).sum(dim=-1))
         return torch.cat(parts)
 
     return density
@@ -171,10 +170,6 @@ class TextureOptions(CaptureOptions):
     overwrite: bool = _alone(False, "replace a mesh that was made with other settings")
 
     def __post_init__(self) -> None:
-        if self.texture_source not in SOURCES:
-            raise UserError(
-                f"--texture_source {self.texture_source}: choose from {', '.join(SOURCES)}"
-            )
         check_square_size(self.square_size)
 
     @property
