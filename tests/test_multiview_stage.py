@@ -35,8 +35,7 @@ from sugar_trainers.stage_config import (
     MultiviewSchedule,
     RefineConfig,
 )
-from sugar_trainers.terms import gray_of, spread_pixels
-from sugar_trainers.view_comparison import ViewComparer
+from sugar_trainers.view_comparison import ViewComparer, gray_of, spread_pixels
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,
